@@ -147,7 +147,7 @@ def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
 
 def _tune_templates(*request: Any) -> Any:
     """Return the stored or measured choice among the templates of an op that run only in compiled code. ``op.tune``
-    calls this hook with ``request``, the arguments of ``tune_templates``.
+    calls this hook with ``request``, the arguments of ``shiplap.inductor.tune_templates.tune_templates``.
     """
     from shiplap.inductor.tune_templates import tune_templates
 

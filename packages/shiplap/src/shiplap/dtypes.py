@@ -26,11 +26,11 @@ class Dtype:
         name: torch's name of it.
         number: torch's ScalarType, which the stable ABI fixes.
         dlpack: DLPack's type code, bits and lanes.
-        kind: what its values are.
-        short: what command lines and tables of results call it, empty for no short name.
-        aten: the name in ATen's C++, after ``at::``, of those that the wrappers of a backend may mention.
+        kind: the kind of its values, such as ``"signed"`` for signed integers.
+        short: the name in command lines and tables of results, or an empty string.
+        aten: the name in ATen's C++ after ``at::``. It is empty if C++ wrappers of a new backend may not use it.
         native: whether torch's stable ABI names it from torch 2.11 on, so that generated C++ may allocate it.
-        sampled: how early samples of an op of several dtypes use it, 0 for not at all.
+        sampled: rank among the dtypes of sample arguments, from 1 for the preferred one. It is 0 if no sample has it.
     """
 
     name: str
@@ -101,8 +101,8 @@ _BY_TORCH = {row.torch: row for row in DTYPES.values()}
 
 
 def of(dtype: torch.dtype, where: str) -> Dtype:
-    """Return the entry of the table of dtypes for a torch dtype. Raise ``SL214``, with ``where`` as the place, if the
-    table lacks it, such as for a quantised dtype.
+    """Return the row of the table of dtypes for ``dtype``. Raise ``SL214``, with ``where`` as the place, if the table
+    has no such row, as for a quantised dtype.
     """
     # A dtype that is not in the table must not be passed to the C ABI as another one.
     row = _BY_TORCH.get(dtype)
@@ -112,8 +112,8 @@ def of(dtype: torch.dtype, where: str) -> Dtype:
 
 
 def in_aten() -> dict[str, Dtype]:
-    """Return the dtypes that C++ wrappers generated for a new backend may mention, by short name. They are in the order
-    in which generated sample arguments prefer them.
+    """Return the dtypes that C++ wrappers generated for a new backend may mention, as a mapping from short name. They
+    are in the order in which generated sample arguments prefer them.
     """
     rows = sorted(DTYPES.values(), key=lambda row: row.sampled or len(DTYPES))
     return {row.short: row for row in rows if row.aten}
@@ -132,8 +132,8 @@ def floating(*, widest: int = 64) -> tuple[str, ...]:
 
 
 def rows(names: Iterable[str]) -> tuple[Dtype, ...]:
-    """Return the entries of the table of dtypes for ``names``, torch names, in their order. Names that the table lacks
-    are left out.
+    """Return the rows of the table of dtypes for ``names``, torch names, in their order. Names that the table lacks are
+    left out.
     """
     return tuple(DTYPES[name] for name in names if name in DTYPES)
 

@@ -18,7 +18,9 @@ def _user_cache() -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of Shiplap. A default is the value of a setting whose environment variable is unset."""
+    """All settings of Shiplap. A field is the value of the environment variable ``SHIPLAP_<FIELD>``, or the default if
+    the variable is unset. ``shiplap env`` prints what each of them means.
+    """
 
     library_path: str = ""
     strict: bool = False
@@ -60,15 +62,15 @@ def settings() -> Settings:
 
 
 def is_strict() -> bool:
-    """Return whether the environment variable ``SHIPLAP_STRICT`` is set. Each call of a reference reads it, so it is
-    read without the other settings.
+    """Return whether the environment variable ``SHIPLAP_STRICT`` is set to a value other than 0 and ``false``. Each
+    call of a reference reads it, so it is read without the other settings.
     """
     return bool(_read(_STRICT))
 
 
 def _read(setting: Field[Any]) -> Any:
-    """Return the value of a setting from its environment variable, as a bool or a text. Return None if the variable is
-    unset, or if a text is empty.
+    """Return the value of a setting from its environment variable, as a bool or a string. Return None if the variable
+    is unset, or if the value of a setting that is no bool is empty.
     """
     raw = os.environ.get(Settings.variable(setting.name))
     if raw is None:
@@ -83,6 +85,6 @@ _STRICT = next(each for each in fields(Settings) if each.name == "strict")
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """Return ``(environment variable, its current value as text, its meaning)`` for each setting, in declared order."""
+    """Return ``(environment variable, current value as a string, meaning)`` for each setting, in declared order."""
     current = settings()
     return [(Settings.variable(f.name), str(getattr(current, f.name)), _MEANING[f.name]) for f in fields(Settings)]

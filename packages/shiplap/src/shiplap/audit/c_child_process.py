@@ -44,7 +44,7 @@ class DLTensorStruct(ctypes.Structure):
 
 
 class CContext(ctypes.Structure):
-    """The C struct ``sl_context``, which each C ABI kernel gets."""
+    """The C struct ``sl_context``, which each C ABI kernel gets as its first argument."""
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32),
@@ -60,7 +60,7 @@ class CContext(ctypes.Structure):
 
 
 class HeapInfo(ctypes.Structure):
-    """The C struct ``mallinfo2`` of glibc 2.33 and later, with the figures of the heap."""
+    """The C struct ``mallinfo2`` of glibc 2.33 and later, with the sizes and counts of the heap's blocks."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -80,11 +80,11 @@ class HeapInfo(ctypes.Structure):
 
 
 class CFunctionCall:
-    """A call of a C function with its memory. All buffers live as long as this object."""
+    """A call of a C function that can be repeated. The object owns the memory of all arguments."""
 
     def __init__(self, function: Any, spec: dict[str, Any]) -> None:
-        """Prepare a call of the C ``function`` with the arguments, the workspace (scratch memory) and the config that
-        ``spec`` describes. This object keeps all their memory.
+        """Prepare a call of the C ``function`` with the arguments, the workspace (scratch memory) and the config
+        (values of tuning parameters) that ``spec`` describes.
         """
         self.function = function
         self.kept: list[Any] = []
@@ -100,7 +100,7 @@ class CFunctionCall:
         self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *arguments)
 
     def buffer(self, content: bytes) -> int:
-        """Return the address of a copy of ``content`` in new, aligned memory. The memory is kept as long as the call.
+        """Return the address of a copy of ``content`` in new, aligned memory, which lives as long as this object.
 
         Unused bytes on both sides absorb small overruns.
         """
@@ -112,7 +112,7 @@ class CFunctionCall:
 
     def value(self, v: dict[str, Any]) -> Any:
         """Return the argument that ``v`` describes, converted for a call by ``ctypes``. ``v["kind"]`` says whether it
-        is null, a tensor, a number, a text or a list of numbers.
+        is null, a tensor, a number, a string or a list of numbers.
         """
         kind = v["kind"]
         if kind == "null":
@@ -151,8 +151,8 @@ class CFunctionCall:
 
 
 def make_heap_counter() -> Callable[[], int]:
-    """Return a function that returns the number of bytes that malloc has handed out. The function always returns 0 if
-    the C library does not report this number.
+    """Return a function that returns the number of bytes that malloc has handed out. The returned function always
+    returns 0 if the C library does not report this number.
     """
     try:
         info = ctypes.CDLL(None).mallinfo2
@@ -180,7 +180,7 @@ def count_resident_bytes() -> int:
 
 
 def count_open_files() -> int:
-    """Return the number of open files of this process, or 0 if the system does not report it."""
+    """Return the number of open files of this process, or 0 if the operating system does not report it."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -188,11 +188,12 @@ def count_open_files() -> int:
 
 
 def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
-    """Return a dict with the ``status`` and ``message`` of the call, the number of ``calls`` in a round, and what one
-    call leaves behind. The latter are the ``heap`` bytes, the ``resident`` bytes and the open ``files``.
+    """Return what one call leaves behind, as a dict.
 
-    Two rounds of calls are made, each of about ``seconds`` seconds. The smaller growth of the two counts, since a cache
-    fills only once. ``used`` returns the heap bytes. If the call is too slow to be repeated, the growth is 0.
+    ``status`` and ``message`` are the results of the first call, and ``calls`` is the number of calls in a round.
+    ``heap``, ``resident`` and ``files`` are the bytes and open files that one call leaves behind on average. They come
+    from two rounds of about ``seconds`` seconds. The smaller growth is taken, since a cache fills only once. ``used``
+    returns the heap bytes. If the call is too slow to be repeated, the three numbers are 0.
     """
     status = call()
     message = call.error.value.decode(errors="replace")
@@ -222,8 +223,8 @@ def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) 
 
 
 def run_task() -> None:
-    """Read a task as JSON from stdin, and make its calls of one C function. Write a line of JSON before and after each
-    call, so that a crash is attributed to its call.
+    """Read a task as JSON from stdin, and make its calls of one C function. Write a line of JSON to stdout before and
+    after each call, so that the parent process knows which call a crash belongs to.
     """
     task = json.load(sys.stdin)
     # RTLD_NOW: a symbol that is missing fails here, and not in the middle of a call.
@@ -231,7 +232,7 @@ def run_task() -> None:
     function.restype, used = ctypes.c_int, make_heap_counter()
 
     def say(**what: Any) -> None:
-        """Write the keywords as one line of JSON to stdout and flush it."""
+        """Write the keyword arguments as one JSON object in one line to stdout, and flush it."""
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
 

@@ -40,7 +40,7 @@ MOST_POISONED_BYTES = 1 << 30  # bytes; a process that has more lying free is no
 
 
 class CaptureError(Exception):
-    """A failed capture. Its text is the error of the call or of CUDA."""
+    """The error that a capture into a CUDA graph failed. Its message is the error of the call or of CUDA."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class CopyNode:
 class GraphRecording:
     """A call that was captured in the CUDA graph ``graph`` on ``stream``. ``args`` are the arguments that each replay
     reads, and ``outs`` the results that it writes. ``nodes`` counts the nodes of the graph by kind, and ``copies``
-    lists those that copy memory. ``allocations`` is the number of allocations from the graph's memory pool.
+    lists those that copy memory. ``allocations`` is the number of allocations from the graph's memory pool during the
+    capture.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -70,8 +71,8 @@ class GraphRecording:
     allocations: int
 
     def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
-        """Replay the CUDA graph and return its results, which are the same tensors each time. If ``args`` is given, its
-        values are first copied into the argument tensors that the graph reads.
+        """Replay the CUDA graph and return its results, which are the same tensors each time. If ``args`` is given, the
+        values of its tensors are first copied into the tensors that the graph reads.
         """
         with on_stream(self.stream):
             if args is not None:
@@ -81,8 +82,8 @@ class GraphRecording:
 
 
 def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-    """Copy the values of the tensors in ``args`` into the tensors at the same positions in ``buffers``. Each pair must
-    have one shape.
+    """Copy the values of the tensors in ``args`` into the tensors at the same positions in ``buffers``. The tensors of
+    each pair must have the same shape.
     """
     for buffer, value in zip(tensors_among(buffers), tensors_among(args), strict=True):
         buffer.copy_(value)
@@ -90,8 +91,8 @@ def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Return a context in which ``stream`` is the current CUDA stream. The device is synchronised before and after
-    it.
+    """Return a context manager in whose body ``stream`` is the current CUDA stream. The device is synchronised before
+    and after the body.
     """
     torch.cuda.synchronize(stream.device)
     try:
@@ -103,7 +104,9 @@ def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """Return a context in which torch raises an error for each operation that synchronises the host with the device."""
+    """Return a context manager in whose body torch raises an error for each operation that synchronises the host with
+    the device.
+    """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -119,10 +122,11 @@ def record_cuda_graph(
     pool: Any = None,
     mode: str = "global",
 ) -> GraphRecording:
-    """Return a CUDA graph of ``call`` on copies of ``args``, captured on ``stream``. The memory pool is ``pool``, or a
-    new one if it is None. Raise ``CaptureError`` with the reason if the capture fails.
+    """Capture ``call`` on copies of ``args`` into a CUDA graph on ``stream``, and return the recording. Raise
+    ``CaptureError`` with the reason if the capture fails.
 
-    **Warning**: replay only a graph captured in ``mode="global"``. Other modes accept calls that can crash a replay.
+    The memory pool is ``pool``, or a new one if it is None. ``mode`` is CUDA's capture mode. A graph that was not
+    captured in the mode ``"global"`` must not be replayed, since other modes accept calls that can crash a replay.
     """
     with on_stream(stream):
         static = tree_map(clone_exactly, args)
@@ -131,9 +135,7 @@ def record_cuda_graph(
     before = 0
 
     def count_and_call() -> tuple[Tensor, ...]:
-        """Store the number of allocations that were made so far. Then return the results of the captured call on its
-        static arguments.
-        """
+        """Store the number of allocations so far in ``before``, and return the results of ``call`` on ``static``."""
         nonlocal before
         before = _count_allocations(stream)
         return call(static)
@@ -155,8 +157,8 @@ def _count_allocations(stream: torch.cuda.Stream) -> int:
 
 
 def _nodes_and_copies(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[CopyNode, ...]]:
-    """Return how many nodes of each kind a CUDA graph has, and its memcpy nodes. Both are empty if the CUDA runtime
-    library is not found by its usual name.
+    """Return the number of nodes of each kind in a CUDA graph, and the nodes that copy memory. Both are empty if the
+    CUDA runtime library is not found by its usual name.
     """
     kinds: Counter[str] = Counter()
     copies = []
@@ -183,7 +185,7 @@ def _nodes_and_copies(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[
 
 
 class _MemcpyParams(ctypes.Structure):
-    """The CUDA struct ``cudaMemcpy3DParms``, with its nested structs written out."""
+    """The CUDA struct ``cudaMemcpy3DParms``, with the members of its nested structs in one array each."""
 
     _fields_ = (
         ("source_array", ctypes.c_void_p),
@@ -212,16 +214,16 @@ def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
 
 
 class Canaries:
-    """The free memory of torch's caches, allocated and filled with a pattern. It shows whether memory is used after it
-    was freed.
+    """Free memory of torch's caches, allocated and filled with a pattern. A write to freed memory then changes the
+    pattern, and a read of freed memory returns it.
 
-    It consists of device memory of every stream and of page-locked host memory up to 64 KiB. It is freed with this
-    object.
+    It consists of device memory of every stream and of page-locked host memory in blocks of up to 64 KiB. The memory is
+    freed with this object.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Fill the free blocks of torch's allocator on ``device``, and page-locked host memory, with a pattern. They
-        stay allocated.
+        """Allocate the free blocks of torch's allocator on ``device``, and blocks of page-locked host memory, and fill
+        them with a pattern.
         """
         torch.cuda.synchronize(device)
         self.held = [_poison_block(size, stream, device) for size, stream in _free_blocks(device)]
@@ -231,25 +233,25 @@ class Canaries:
         torch.cuda.synchronize(device)
 
     def damaged(self) -> int:
-        """Return the number of bytes of the kept device memory that no longer have the poison value. These bytes were
-        written after they had been freed.
+        """Return the number of bytes of the filled device memory that no longer have the pattern. They were written
+        although they had been freed.
 
-        The memory is compared in parts, since torch needs eight bytes of memory for each byte that it compares.
+        The memory is compared in parts, since a comparison takes several bytes of temporary memory for each byte.
         """
         return sum(int((part != POISON_BYTE).sum()) for t in self.held for part in t.split(COMPARED_BYTES))
 
 
 def _poison_block(size: int, stream: int, device: torch.device) -> Tensor:
-    """Return a new block of ``size`` bytes of device memory with every byte set to the poison value. It comes from the
-    allocator of ``stream``, a raw CUDA stream.
+    """Return a new tensor of ``size`` bytes of device memory with every byte set to ``POISON_BYTE``. It is allocated on
+    ``stream``, a raw CUDA stream.
     """
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
         return torch.full((size,), POISON_BYTE, dtype=torch.uint8, device=device)
 
 
 def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
-    """Return ``(bytes, stream)`` of the free blocks of torch's caching allocator that belong to no CUDA graph pool, the
-    largest first. The largest ones are left out if the sum would exceed ``MOST_POISONED_BYTES``.
+    """Return pairs ``(bytes, stream)`` of the free blocks of torch's caching allocator that belong to no CUDA graph
+    pool, the largest first. The largest ones are left out if the sum would exceed ``MOST_POISONED_BYTES``.
 
     Torch serves requests of up to 1 MiB from small segments. A larger free block of such a segment is returned as
     several blocks, since no single request can get it.
@@ -273,9 +275,10 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
 
 
 def delay_stream(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Put work of some milliseconds on a CUDA stream, and return the event that marks its end.
+    """Queue work of some milliseconds on a CUDA stream, and return the event that marks its end.
 
-    Work that waits for the event runs late. Work that does not wait runs early, and its wrong results show.
+    Work that waits for the event runs late. Work that should wait but does not runs too early, and its results are
+    wrong.
     """
     with torch.cuda.stream(stream):
         a, b = (torch.ones(4096, 4096, device=stream.device) for _ in range(2))

@@ -44,8 +44,8 @@ EMPTY = "empty"
 
 
 def environment_fault(text: str) -> str:
-    """Return advice that names what is missing on the machine, such as a compiler, if the error text shows such a
-    fault. Return an empty text for a fault of the op.
+    """Return advice that names what the machine lacks, such as a compiler, if the error text ``text`` shows such a
+    fault. Return an empty string if it does not.
     """
     for pattern, advice in ENVIRONMENT_FAULTS.items():
         if match := re.search(pattern, text):
@@ -54,11 +54,11 @@ def environment_fault(text: str) -> str:
 
 
 def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str, ...]:
-    """Return the axes, such as ``layout``, in which all failing samples differ from the base sample (small sizes,
-    default scalars).
+    """Return the names of the properties, such as ``layout``, in which all failing samples differ from the base sample
+    (small sizes, default scalars).
 
-    ``failed`` has each failing sample with the axes in which it differs. ``"empty"`` comes first if no sample has an
-    element.
+    ``failed`` has pairs of a failing sample and the properties in which it differs. ``"empty"`` comes first if no
+    sample has an element.
     """
     common = set.intersection(*(set(axes) for _, axes in failed))
     axes = tuple(axis for axis in (*AXIS_FIXES, "value") if axis in common)
@@ -66,11 +66,12 @@ def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str
 
 
 def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[str]) -> str:
-    """Return the advice how to repair a fault.
+    """Return advice on how to repair a fault that the check named ``check`` has found.
 
-    ``varied`` are the axes, such as ``layout``, in which all failing samples differ from the base sample. If there is
-    advice for one of these axes, it is returned, otherwise ``usual``, the advice of the check. ``case`` is the failing
-    sample.
+    ``varied`` names the properties, such as ``layout``, in which all failing samples differ from the base sample. If
+    there is advice for one of these, it is returned. Otherwise ``usual``, the advice of the check, is returned. If a
+    scalar value makes the reference return infinity or NaN on the failing sample ``case``, the advice is to exclude
+    that value.
     """
     if "scalar" in varied and not _reference_is_finite(op, case):
         return REQUIRES_FIX
@@ -84,7 +85,7 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
 
 def _reference_is_finite(op: Op, case: SampleCase) -> bool:
     """Return whether all results of the op's reference on the sample ``case`` are finite. Return True if the reference
-    raises, since another finding reports that.
+    raises an exception, since another finding reports that.
     """
     try:
         results = reference_effects(op, case.args)
@@ -94,11 +95,11 @@ def _reference_is_finite(op: Op, case: SampleCase) -> bool:
 
 
 def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
-    """Return the failed findings in groups that have one cause. The most harmful group comes first, and so does the
-    most harmful finding of each group.
+    """Return the failed findings in groups, where the findings of a group probably have one cause. The most harmful
+    group comes first, and in each group the most harmful finding.
 
-    Two findings have one cause if all their failing samples differ from the base sample in the same axes, such as
-    ``layout``. Findings without such an axis are grouped by check.
+    Two findings have one cause if their failing samples differ from the base sample in the same properties, such as
+    ``layout``. Findings without such a property are grouped by check.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in (f for f in findings if f.verdict == "fail"):
@@ -110,8 +111,8 @@ def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ..
 def _rank_of_harm(finding: Finding) -> tuple[bool, int, bool]:
     """Return the sort key of a failed finding, by which the most harmful finding comes first.
 
-    Findings that fail on empty tensors only come last. The others are sorted by their checks, in the order ``HARM``. Of
-    one check, findings whose failing samples share no axis come first.
+    Findings that fail only on tensors without elements come last. The others are sorted by their checks, in the order
+    of ``HARM``. Of one check, findings whose failing samples have no varied property in common come first.
     """
     rank = HARM.index(finding.check) if finding.check in HARM else len(HARM)
     return finding.varied.startswith(EMPTY), rank, bool(finding.varied)

@@ -26,14 +26,15 @@ SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up 
 
 @dataclass(frozen=True)
 class Observation:
-    """The result for one sample. It has a ``problem``, a reason to ``skip`` the sample, or neither.
+    """What a check has observed on one sample. It has a ``problem``, a reason to ``skip`` the sample, a reason why it
+    was ``missed``, or none of these.
 
     A skipped sample is no evidence about the op. If ``limited`` is true, it was skipped for a limit of the audit, such
-    as the time of an interpreter, and the cells of the ledger that it would cover stay untouched. ``missed`` is the
-    reason why a sample that would be evidence could not be examined. ``error`` is the largest error in units of the
-    tolerance, and ``note`` is a detail for the report.
-    ``axes`` are axes of the ledger that the observation itself varied. ``declined`` are (obligation, reason) for those
-    obligations of the check that do not apply to the sample.
+    as the time of an interpreter, and the cells of the ledger that it would cover stay untouched. A missed sample would
+    be evidence, but could not be examined. ``error`` is the largest error as a multiple of the tolerance. ``note`` is a
+    detail for the report, and ``fix`` a repair that replaces the usual one. ``axes`` names properties, such as
+    ``alignment``, that the observation itself varied. ``declined`` has pairs of an obligation of the check, such as
+    ``gradient``, that does not apply to the sample, and the reason.
     """
 
     problem: str = ""
@@ -49,9 +50,12 @@ class Observation:
 
 @dataclass
 class AuditSubject:
-    """The op under audit with its samples, and the results of the audit so far. ``failed`` has the names of the failed
-    checks, and ``deadline`` is the time by ``time.monotonic`` after which no sample begins. ``begins`` is called before
-    a sample is observed, and ``looked`` after it.
+    """The op under audit with its samples, and the results of the audit so far.
+
+    ``failed`` has the names of the failed checks, and ``deadline`` is the time by ``time.monotonic`` after which no
+    sample begins. ``raised`` maps errors to the check that reports them, and ``lethal`` labels of samples to the check
+    in which they ended the process. ``begins`` is called before a sample is observed, and ``looked`` after it.
+    ``ledger`` counts the samples, and ``failing`` is the label of the last sample that a finding shows as failing.
     """
 
     op: Op
@@ -67,13 +71,15 @@ class AuditSubject:
 
     @cached_property
     def first(self) -> SampleCase:
-        """The base sample of the op, with small distinct sizes, default scalars and float32. The other samples differ
-        from it in some axis, such as layout.
+        """The base sample of the op, with small distinct sizes, default scalars and float32. Each other sample differs
+        from it in some property, such as the layout.
         """
         return self.samples.build(self.samples.base)
 
     def axes_of(self, case: SampleCase) -> tuple[str, ...]:
-        """Return the axes, such as ``layout`` or ``dtype``, in which a sample differs from the base sample."""
+        """Return the names of the properties, such as ``layout`` or ``dtype``, in which a sample differs from the base
+        sample.
+        """
         return varied_axes(case, self.first)
 
     @property
@@ -83,15 +89,15 @@ class AuditSubject:
 
 
 def _never_skip(op: Op) -> str:
-    """Return an empty text, which stands for no reason to skip a check. It is the default of checks that apply to every
-    op.
+    """Return an empty string, which means that a check is not skipped. Checks that apply to every op use this
+    function.
     """
     return ""
 
 
 def why_random(op: Op) -> str:
-    """Return why a check that repeats calls does not apply to an op that draws random numbers. Return an empty text for
-    other ops.
+    """Return why a check that repeats calls does not apply to an op that draws random numbers. Return an empty string
+    for an op that draws none.
     """
     return "each call draws other numbers" if op.spec.draws else ""
 
@@ -102,22 +108,22 @@ class Check:
 
     Attributes:
         name: the id of the check, which is the name of its module.
-        observes: the comparison in one line.
+        observes: one line of text that says what the check compares.
         observe: the function that observes one sample. An exception in it counts as a problem.
-        cases: the function that yields the samples, plain ones first.
-        fix: the usual repair.
+        cases: the function that yields the samples, the simplest ones first.
+        fix: advice on how an op that fails is usually repaired.
         order: the rank of the check in an audit, which runs its checks by ascending rank. It is 0 for a check that runs
             on request only.
-        skips: a function that returns the reason why the check cannot apply to an op, or an empty text.
-        needs: the checks that must succeed before this one runs. If one of them fails, this check would find nothing
-            new or could end the process.
-        sequence: a function that observes all samples together, after the single ones, or None.
-        error: the format of the largest ``Observation.error``.
-        symbol: the variable that holds the check in its module.
+        skips: a function that returns the reason why the check cannot apply to an op, or an empty string.
+        needs: the names of the checks that must succeed before this one runs. If one of them fails, this check would
+            find nothing new or could end the process.
+        sequence: a function that observes all samples together, after each was observed alone, or None.
+        error: the format string for the largest ``Observation.error``.
+        symbol: the name of the variable that holds the check in its module.
         patience: the seconds of processor time after which a sample counts as hanging, if more than usual.
-        obligations: the obligations of the ledger that the check observes on each sample.
-        varies: the axes of the ledger that the check itself varies on each sample.
-        alone: whether no other sample may run on the device meanwhile, such as those of an audit of another op.
+        obligations: what the check observes on each sample, such as ``value`` or ``gradient``.
+        varies: the properties, such as ``thread``, that the check itself varies on each sample.
+        alone: whether samples of other audits must not run on the device while a sample of this check runs.
         quiet: the seconds without any work after which a deadlock is supposed, if more than usual. Compilers may wait
             that long for the compilations of other processes.
     """
@@ -141,15 +147,15 @@ class Check:
 
     @property
     def own_limits(self) -> dict[str, float]:
-        """Return the time limits ``patience`` and ``quiet``, in seconds, that this check sets for the child process. A
-        limit that the check does not set is left out.
+        """The time limits ``patience`` and ``quiet``, in seconds, that this check sets for the child process, as a dict
+        by name. A limit that the check does not set is left out.
         """
         limits = {"patience": self.patience, "quiet": self.quiet}
         return {name: seconds for name, seconds in limits.items() if seconds}
 
     def run(self, subject: AuditSubject) -> Finding:
         """Run the check on its samples of the op and return the finding. If samples fail, the finding shows the
-        smallest one.
+        smallest one. If a check that this one needs has failed, nothing runs and the finding is incomplete.
         """
         # A check that builds on a failed one would report the same fault in other words.
         broken = [name for name in self.needs if name in subject.failed]
@@ -180,11 +186,11 @@ class Check:
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
-        """Return the observation of one sample, with any exception turned into its problem.
+        """Return the observation of one sample. An exception becomes its problem, except in the following cases.
 
-        In three cases an exception is no problem. If an earlier check has reported it, or if torch lacks a kernel for
-        the dtype, the observation is ``missed``. If the reference refuses generated arguments, or a launch takes too
-        long, the observation is a ``skip``.
+        If an earlier check has reported the same error, or torch lacks a kernel for the dtype, the observation is
+        ``missed``. If the reference refuses generated arguments, or a launch takes too long, the observation is a
+        ``skip``.
         """
         try:
             return self.observe(subject.op, case)
@@ -206,18 +212,18 @@ class Check:
             return Observation(f"raised {error_line(e)}")
 
     def _varies_dtype_alone(self, subject: AuditSubject, case: SampleCase) -> bool:
-        """Return whether a sample differs from the base sample in dtypes, and not in layout, rank or absent
-        arguments.
+        """Return whether a sample differs from the base sample in dtypes, and neither in layouts, nor in the number of
+        dims, nor in absent arguments.
         """
         return "dtype" in subject.axes_of(case) and not {"layout", "absence", "rank"} & {*subject.axes_of(case)}
 
     def look(self, op: Op, case: SampleCase) -> Observation:
-        """Return the check's observation of one sample. An exception of the op or of the check becomes the problem."""
+        """Return the check's observation of one sample. An exception of the op or of the check becomes its problem."""
         return _observe_guarded(self.observe, op, case)
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
-        """Return the observation of the sample ``label`` after observing the samples before it, as an audit with this
-        seed does. It shows faults that depend on earlier calls. The samples are made for ``device``.
+        """Return the observation of the sample ``label`` after observing the samples before it, as an audit with
+        ``seed`` on ``device`` does. It shows faults that depend on earlier calls.
         """
         for case in self.cases(Samples(op, seed, device)):
             observation = self.look(op, case)
@@ -226,8 +232,8 @@ class Check:
         return self.look(op, sample(op, label, seed, device))
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """Return the check's observation of its samples as one series, for which it calls its function ``sequence``.
-        The samples are those of an audit with this seed. They are made for ``device``.
+        """Return the observation that the check's function ``sequence`` makes of all samples as one series. The samples
+        are those of an audit with ``seed`` on ``device``, without skipped ones.
         """
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
@@ -235,7 +241,7 @@ class Check:
 
 
 def _why_reference_refuses(op: Op, case: SampleCase) -> str:
-    """Return the error with which the reference refuses a sample, or an empty text if it computes the sample.
+    """Return the error with which the op's reference refuses a sample, or an empty string if it computes the sample.
 
     A generated row number may lie outside of a tensor, which is no fault of the op. The reference runs on the CPU,
     since such a row number would end the process on another device.
@@ -248,15 +254,17 @@ def _why_reference_refuses(op: Op, case: SampleCase) -> str:
 
 
 def _why_unimplemented(e: Exception) -> str:
-    """Return the error text of ``e`` with advice if torch has no kernel for a dtype. Such a sample proves nothing.
-    Return an empty text for other errors.
+    """Return the message of ``e`` with advice if it says that torch has no kernel for a dtype. Return an empty string
+    for other errors.
     """
     text = error_line(e)
     return f"{text}: narrow the declaration's dtypes" if "\" not implemented for '" in text else ""
 
 
 def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Observation:
-    """Return ``observe(*args)``, an observation. An exception of the call becomes the observation's problem."""
+    """Return ``observe(*args)``, an observation. An exception of the call becomes its problem. If a launch takes too
+    long, the observation is a ``skip``, and if the reference is missing, it is ``missed``.
+    """
     try:
         return observe(*args)
     except LaunchTooLong as e:
@@ -269,11 +277,13 @@ def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Obse
 def _shrink_failure(
     check: Check, subject: AuditSubject, case: SampleCase, observation: Observation
 ) -> tuple[SampleCase, Observation]:
-    """Return a smaller sample that fails too, with its observation. Return the given ones if none is found in time."""
+    """Return the smallest sample found within 2 s that fails, too, with its observation. Return ``case`` and
+    ``observation`` themselves if none is found.
+    """
 
     def fails(recipe: SampleRecipe) -> bool:
-        """Return whether the sample of ``recipe`` fails the check as well. If so, it and its observation become the
-        result of the enclosing function.
+        """Return whether the sample of ``recipe`` fails the check as well. If so, store it in ``case`` and its
+        observation in ``observation``.
         """
         nonlocal case, observation
         tried = subject.samples.make(recipe)
@@ -292,10 +302,10 @@ def _shrink_failure(
 
 @dataclass
 class _CheckTally:
-    """The results of one check on the samples so far. ``seen`` are the samples that were examined, ``failed`` the
-    failing samples with their observations, ``skipped`` and ``missed`` the reasons of the others. ``error`` is the
-    largest error in units of the tolerance. ``cut`` is true if the check ended early because its time was over, and
-    ``limited`` if a sample was skipped for another limit of the audit.
+    """The results of one check on the samples so far. ``seen`` has the samples that were examined, and ``failed`` the
+    failing ones with their observations. ``skipped`` and ``missed`` have the reasons why samples were not examined.
+    ``error`` is the largest error as a multiple of the tolerance. ``cut`` is true if the check ended early because its
+    time was over, and ``limited`` if a sample was skipped for another limit of the audit.
     """
 
     check: Check
@@ -310,8 +320,8 @@ class _CheckTally:
     limited: bool = False
 
     def add(self, case: SampleCase | None, observation: Observation) -> None:
-        """Add an observation to those that failed, passed or were skipped. It is the observation of ``case``, or of the
-        whole series if ``case`` is None.
+        """Add the observation of ``case``, or of the whole series if ``case`` is None, to the results. A problem that
+        the machine causes, such as a missing compiler, counts as ``missed``.
         """
         if lacking := environment_fault(observation.problem):
             observation = Observation(missed=lacking)
@@ -336,9 +346,9 @@ class _CheckTally:
         self.error = max(self.error, observation.error)
 
     def _record(self, case: SampleCase, observation: Observation) -> None:
-        """Record in the audit's ledger which obligations (such as value or gradient) the check has observed on the
-        sample. They are recorded under each axis (such as layout) that the sample varies. The reason for each
-        obligation that was left out is recorded, too.
+        """Count the sample in the audit's ledger, a table of properties that samples vary (such as layout) and
+        obligations that checks observe (such as gradient). If the observation declined an obligation, or skipped the
+        sample, record the reason instead.
         """
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)
@@ -352,8 +362,8 @@ class _CheckTally:
             ledger.decline(check.name, axes, (obligation,), reason)
 
     def finding(self) -> Finding:
-        """Return the finding of the check from the observations of all its samples. Its verdict is fail, skip,
-        incomplete or ok, and its evidence is in words.
+        """Return the finding of the check from the observations of all its samples. Its verdict is ``fail``, ``skip``,
+        ``incomplete`` or ``ok``, and its evidence is text.
         """
         check, subject, samples = self.check, self.subject, self.subject.samples
         if self.failed:
@@ -380,8 +390,8 @@ class _CheckTally:
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _failure(self) -> Finding:
-        """Return the failing finding. It shows the smallest failing sample, with a fix and a script that reproduces the
-        failure.
+        """Return the finding of a check that failed. It shows the smallest failing sample, with a fix and a script that
+        reproduces the failure.
         """
         check, subject, samples = self.check, self.subject, self.subject.samples
         # The smallest sample is the easiest to debug, and an empty one says least about the others.

@@ -55,8 +55,8 @@ class ChildLimits:
 
 @dataclass(frozen=True)
 class ChildDeath:
-    """The end of an unfinished child process. It holds how the child ended, in words, and the last line that it wrote
-    to stderr.
+    """The end of a child process that had not finished its work. ``how`` says in words how it ended, and ``output`` is
+    the last line that it wrote to stdout or stderr.
     """
 
     how: str
@@ -76,11 +76,11 @@ class ChildDeath:
 
 
 def can_isolate(device: str = "cpu") -> bool:
-    """Return whether samples can run on ``device`` in a fork of this process. A crash of a kernel in a fork does not
-    end the audit.
+    """Return whether samples can run on ``device`` in a fork of this process, so that a crash of a kernel does not end
+    the audit.
 
-    This holds for the CPU only, and only if this process uses no accelerator. Samples for a GPU always run in this
-    process. If torch was built for CUDA, a fork must also be able to run a backward.
+    They can only on the CPU of a Linux machine, and only if this process has not initialised CUDA. If torch was built
+    for CUDA, a fork must also be able to run a backward.
     """
     # CUDA does not work in a fork of a process that has as much as counted its devices (H100, torch 2.11, 2026-11-22).
     # Autograd of a torch for CUDA does not work in a fork once a compiled function has been differentiated here.
@@ -92,7 +92,7 @@ def can_isolate(device: str = "cpu") -> bool:
 
 
 def _can_differentiate_in_fork() -> bool:
-    """Return whether autograd works in a fork of this process. A fork runs a backward to find out."""
+    """Return whether autograd works in a fork of this process. A fork is started, and runs a backward."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -111,9 +111,11 @@ def _can_differentiate_in_fork() -> bool:
 def stream_events(
     work: Callable[[SendEvent], None], limits: ChildLimits | None = None
 ) -> Iterator[ChildEvent | ChildDeath]:
-    """Yield the events that ``work(send)`` sends from a forked child. An event is a dict of plain data.
+    """Yield the events that ``work(send)`` sends from a forked child. An event is a dict of values that JSON can
+    represent.
 
-    Yield a ``ChildDeath`` at the end if the child cannot be started, ends too early or exceeds one of ``limits``.
+    If the child cannot be started, raises an exception, exceeds one of ``limits`` or ends before ``work`` has returned,
+    a ``ChildDeath`` is yielded last. If ``limits`` is None, they are those of ``ChildLimits()``.
     """
     limits = limits or ChildLimits()
     with contextlib.ExitStack() as stack:
@@ -140,8 +142,9 @@ def stream_events(
 
 
 def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = None) -> Any:
-    """Return the result of ``work(send)`` in a forked child, as plain data. If the child ends too early or exceeds one
-    of ``limits`` (by default those of ``ChildLimits()``), return its ``ChildDeath``.
+    """Return the result of ``work(send)`` in a forked child, after a round trip through JSON. If the child dies, raises
+    an exception or exceeds one of ``limits``, return its ``ChildDeath``. If ``limits`` is None, they are those of
+    ``ChildLimits()``.
     """
     for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits):
         if isinstance(event, ChildDeath):
@@ -152,8 +155,8 @@ def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = 
 
 
 def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes]) -> None:
-    """Run ``work`` in the forked child and end the process. This function never returns. Events are written to the file
-    descriptor ``writing`` of a pipe, and output to the file ``output``.
+    """Run ``work`` in the forked child and end the process, so that this function never returns. Events are written to
+    the file descriptor ``writing`` of a pipe. What the process prints is written to the file ``output``.
     """
     status = 1
     try:
@@ -172,7 +175,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
         lock = threading.Lock()
 
         def send(event: ChildEvent) -> None:
-            """Write one event as a line of JSON to the pipe of the parent."""
+            """Write one event as a line of JSON to the pipe that the parent process reads."""
             line = json.dumps(event).encode() + b"\n"
             # Threads of the work may send at the same time.
             with lock:
@@ -181,7 +184,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
                     line = line[os.write(writing, line) :]
 
         def run() -> None:
-            """Run the work of the child. At its end, send an event that says that it is done or what it raised."""
+            """Run ``work``. At its end, send an event that says that it is done or which exception it raised."""
             nonlocal status
             try:
                 work(send)
@@ -201,7 +204,9 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
 
 
 class _ChildWatch:
-    """The parent's view of a child process, with its events, its processor time and its memory."""
+    """The parent's view of a child process. It reads the events of the child, and measures its processor time and its
+    memory.
+    """
 
     def __init__(self, child: int, reading: int, limits: ChildLimits, output: IO[bytes]) -> None:
         """Start to watch the process ``child``, whose events come through the pipe ``reading`` and whose output is in
@@ -215,8 +220,8 @@ class _ChildWatch:
         self.began = self.used = 0.0
 
     def events(self) -> Iterator[ChildEvent | ChildDeath]:
-        """Yield the events of the child as they arrive. Yield its ``ChildDeath`` at the end if it exceeds a limit,
-        raises, or exits before it is done.
+        """Yield the events of the child as they arrive. If it exceeds a limit, raises an exception or exits before it
+        is done, a ``ChildDeath`` is yielded last.
         """
         while True:
             ready, _, _ = select.select([self.reading], [], [], POLL_SECONDS)
@@ -242,20 +247,22 @@ class _ChildWatch:
                 self.since = self.moved = time.monotonic()  # what the reader did meanwhile is not the child's time
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """Return the complete lines among all bytes that have arrived. An incomplete line is kept for the next call."""
+        """Return the complete lines among the bytes that have arrived, of which ``chunk`` are the latest. An incomplete
+        line is kept for the next call.
+        """
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         return lines
 
     def _apply_event_limits(self, event: ChildEvent) -> None:
-        """Apply the time limits that an event of the child sets (``patience`` and ``quiet``, in seconds). The
-        measurement of processor time starts again.
+        """Set the time limits for the next event to those in ``event`` (``patience`` and ``quiet``, in seconds), or to
+        the usual ones. The measurement of processor time starts again.
         """
         self.busy_s = float(event.get("patience", self.limits.busy_s))
         self.idle_s = float(event.get("quiet", self.limits.idle_s))
         self.began = self.used = _processor_seconds(self.child)
 
     def _exceeded_limit(self) -> str:
-        """Return a text that names the limit of memory or time that the child has exceeded, or an empty text."""
+        """Return a message that names the limit of memory or time that the child has exceeded, or an empty string."""
         # The child shares the parent's pages, so only its growth counts.
         if resident_bytes(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
@@ -274,7 +281,9 @@ class _ChildWatch:
         return ""
 
     def _describe_end(self) -> str:
-        """Return a text that names the signal or the exit status with which the child ended."""
+        """Wait for the end of the child. Return a message that names the signal or the exit status with which
+        it ended.
+        """
         _, status = os.waitpid(self.child, 0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
@@ -282,7 +291,9 @@ class _ChildWatch:
         return f"the process exited with status {os.WEXITSTATUS(status)}"
 
     def _last_output_line(self) -> str:
-        """Return the last line of the child's output, cut to 200 characters. It is empty if there is no output."""
+        """Return the last non-empty line of the child's output, cut after 200 characters. Return an empty string if
+        there is no output.
+        """
         size = self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, size - 2000))
         lines = [x.strip() for x in self.output.read().decode(errors="replace").splitlines() if x.strip()]
@@ -290,7 +301,7 @@ class _ChildWatch:
 
 
 def _kill_child(child: int) -> None:
-    """Kill the child and its process group, and wait for its end."""
+    """Kill the child and its process group, and wait until the child has ended."""
     # The group first. The child alone is left if it died before it could make a session of its own.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -306,8 +317,8 @@ def _processor_seconds(pid: int | str) -> float:
 
 
 def _session_seconds(leader: int) -> float:
-    """Return the processor seconds of the child's session and of all its descendants. Descendants such as compilers
-    have sessions of their own.
+    """Return the processor time in seconds of the processes in the session of ``leader`` and of all their descendants.
+    Descendants such as compilers may have sessions of their own.
     """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = {pid for pid, stat in fields.items() if pid == leader or int(stat[3]) == leader}

@@ -35,8 +35,8 @@ CHAIN, GRAPHED = 9, 20
 
 @dataclass(frozen=True)
 class CostCard:
-    """The nanoseconds per call, each the median of seven rounds. A time is None if it cannot be measured, and ``notes``
-    has the reason.
+    """The costs of one call of an op. Each time is in nanoseconds, and is the median of seven rounds. A time is None if
+    it cannot be measured, and ``notes`` has the reason.
 
     Attributes:
         binding: the implementation of an eager call. It is ``"native"`` or ``"python"`` for a C ABI kernel, otherwise
@@ -55,11 +55,11 @@ class CostCard:
 
 
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
-    """Return the cost card of the op, which has the time of one call on its smallest sample without gradients. The
+    """Return the cost card of the op, which has the times of one call on its smallest sample without gradients. The
     sample is made on ``device`` with ``seed``.
 
-    The card has the times of its C function alone, of an eager call, of a compiled call and of a call in a CUDA graph.
-    The measurement takes some seconds and resets Dynamo.
+    The times are those of its C function alone, of an eager call, of a call in compiled code and of a call in a CUDA
+    graph. The measurement takes some seconds and resets Dynamo.
     """
     notes: list[str] = []
     with suppress_warnings(), torch.no_grad():
@@ -78,8 +78,8 @@ def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
 
 
 def _nanoseconds_per_call(run: Callable[[], Any], device: str) -> float:
-    """Return the median time of a call of ``run`` in nanoseconds, over several rounds. The device's own work is
-    included.
+    """Return the median time of one call of ``run`` in nanoseconds, over seven rounds. Work that the call leaves to the
+    device is included.
     """
     # Kernels run asynchronously; without the wait only their launches would be timed.
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
@@ -93,8 +93,8 @@ def _nanoseconds_per_call(run: Callable[[], Any], device: str) -> float:
 
 
 def _time_repeats(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> float:
-    """Return the seconds that ``repeats`` calls of ``run`` take. ``wait`` waits for the device. It is called before and
-    after.
+    """Return the seconds that ``repeats`` calls of ``run`` take. ``wait`` is called before and after them, and waits
+    for the device.
     """
     wait()
     began = time.perf_counter()
@@ -105,8 +105,8 @@ def _time_repeats(run: Callable[[], Any], repeats: int, wait: Callable[[], None]
 
 
 def _measure_or_note(what: str, measure: Callable[[], float], notes: list[str]) -> float | None:
-    """Return the result of ``measure()``. If it raises, append a note to ``notes`` and return None. ``what`` names the
-    measurement in the note.
+    """Return the result of ``measure()``. If it raises an exception, append a note to ``notes`` and return None.
+    ``what`` names the measurement in the note.
     """
     try:
         return measure()
@@ -116,14 +116,15 @@ def _measure_or_note(what: str, measure: Callable[[], float], notes: list[str]) 
 
 
 class _NotMeasurable(Exception):
-    """An error that says why there is nothing to measure."""
+    """The error that there is nothing to measure. Its message is the reason."""
 
 
 def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
-    """Return a word that names the implementation that the timed calls run.
+    """Return the name of the implementation that the timed calls run.
 
-    It is ``native``, ``python``, a kernel's name, ``reference``, or ``adopted`` for another library's op. Native code
-    is built first. The reason why it is not used is appended to ``notes``.
+    It is ``native`` or ``python`` for a C ABI kernel, and otherwise the name of the kernel, ``reference``, or
+    ``adopted`` for another library's op. The native binding is built first. If it is not used, the reason is appended
+    to ``notes``.
     """
     kernels = op.eager_kernels(device)
     if not kernels:
@@ -141,8 +142,9 @@ def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
 
 
 def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
-    """Return the nanoseconds of a bare call of the op's C function. If the op has none, append the reason to ``notes``
-    and return None. The function is timed inside a call of the kernel, because its C arguments exist only there.
+    """Return the nanoseconds of one call of the op's C function alone. If the op has none, append the reason to
+    ``notes`` and return None. The function is timed inside a call of the kernel, because its C arguments exist only
+    there.
     """
     device = torch.device(case.device).type
     kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
@@ -153,8 +155,8 @@ def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
 
 
 def _chainable_pair(op: Op) -> tuple[int, int] | None:
-    """Return ``(argument number, output number)`` of an argument and an output of one declared type, or None if there
-    is no such pair. Calls can be chained by passing this output as this argument of the next call.
+    """Return ``(argument index, output index)`` of the first argument and output that are declared with one type, or
+    None if there are none. Calls can be chained by passing this output as this argument of the next call.
     """
     for i, arg in enumerate(op.spec.args):
         for j, out in enumerate(op.spec.outputs):
@@ -164,14 +166,14 @@ def _chainable_pair(op: Op) -> tuple[int, int] | None:
 
 
 def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
-    """Return a function that calls the op ``length`` times. Each call takes a result of the one before, if possible, so
-    that a compiler does not merge the calls.
+    """Return a function that calls the op ``length`` times on the arguments it gets. If possible, each call takes a
+    result of the previous one, so that a compiler does not merge the calls.
     """
     link = _chainable_pair(op)
 
     def program(groups: list[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of the calls. ``groups`` has the arguments of each call. If each call takes a result of
-        the one before, only the results of the last call are returned.
+        """Return the results of the calls in a list. ``groups`` has the arguments of each call. If each call takes a
+        result of the previous one, the list has only the results of the last call.
         """
         results, previous = [], None
         for group in groups[:length]:
@@ -187,16 +189,16 @@ def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[A
 
 
 def _arguments_of_chain(op: Op, case: SampleCase, length: int) -> list[tuple[Any, ...]]:
-    """Return the arguments of each of ``length`` calls. If each call takes a result of the one before, all calls share
-    one copy of the sample's arguments.
+    """Return a list of the arguments of ``length`` calls. If each call takes a result of the previous one, all calls
+    get one copy of the sample's arguments. Otherwise each call gets a copy of its own.
     """
     shared = case.fresh()
     return [shared if _chainable_pair(op) else case.fresh() for _ in range(length)]
 
 
 def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
-    """Return the nanoseconds of one call inside a compiled function. They are computed from the difference between a
-    long chain of calls and a single call.
+    """Return the nanoseconds of one call in compiled code. They are computed from the difference between a chain of
+    nine calls and a single call. A note is appended to ``notes`` if the calls cannot be chained.
     """
     took = []
     with torch_private.data_dependent_sizes():
@@ -225,7 +227,7 @@ def _measure_captured(op: Op, case: SampleCase) -> float:
     )
 
     def run(_: Any) -> tuple[Tensor, ...]:
-        """Return the results of all calls in one tuple of tensors."""
+        """Return the results of all calls of the chain as one tuple of tensors. The argument is not used."""
         return tuple(t for outs in program(groups) for t in outs)
 
     with on_stream(stream):

@@ -25,8 +25,8 @@ _opening = threading.RLock()  # held by a sample that is alone, and by a thread 
 
 
 def lock_folder() -> Path:
-    """Create and return the folder of the lock files in the temporary directory. Raise ``PermissionError`` if the
-    folder belongs to another user.
+    """Create the folder of the lock files in the temporary directory if it does not exist, and return its path. Raise
+    ``PermissionError`` if the folder belongs to another user.
     """
     folder = Path(tempfile.gettempdir()) / f"shiplap-turns-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -38,8 +38,9 @@ def lock_folder() -> Path:
 
 @contextmanager
 def device_turn(device: str, *, alone: bool) -> Iterator[None]:
-    """Return a context in which one sample of an audit runs on ``device``. If ``alone`` is true, samples of other
-    audits wait meanwhile. Otherwise samples of other audits that are not alone may run at the same time.
+    """Return a context manager in whose body one sample of an audit runs on ``device``. If ``alone`` is true, samples
+    of all other audits wait meanwhile. If it is false, samples of other audits for which it is false, too, may run at
+    the same time.
 
     On the CPU the context does nothing, since each audit has processes of its own.
     """
@@ -52,11 +53,11 @@ def device_turn(device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
-    """Return a context that holds the file lock of ``device`` in ``folder``. The lock is exclusive if ``alone`` is
-    true, and otherwise shared.
+    """Return a context manager that holds the file lock of ``device`` in ``folder``. The lock is exclusive if ``alone``
+    is true, and otherwise shared.
 
-    A second lock, the gate, keeps new samples from starting while a sample waits to be alone. No file is opened or
-    closed in this process while a sample is alone, since a check may count open files.
+    A second lock, called the gate, keeps new samples from starting while a sample waits for the exclusive lock. While
+    the exclusive lock is held, no other thread of this process opens a lock file, since a check may count open files.
     """
     name = re.sub(r"\W", "-", device)
     operation = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
@@ -73,8 +74,8 @@ def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def _lock_file(file: Path, operation: int) -> Iterator[FileIO]:
-    """Return a context that holds a lock (flock) on ``file``. ``operation`` is ``fcntl.LOCK_SH`` for a shared lock and
-    ``fcntl.LOCK_EX`` for an exclusive one.
+    """Return a context manager that holds a lock (flock) on ``file``. Its value is the open file. ``operation`` is
+    ``fcntl.LOCK_SH`` for a shared lock and ``fcntl.LOCK_EX`` for an exclusive one.
 
     At the end the file is closed, which releases the lock.
     """

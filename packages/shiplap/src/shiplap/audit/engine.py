@@ -74,7 +74,7 @@ def audit(
         budget: the time, in seconds or as text such as ``"5m"``. Checks that are not finished by then are
             *incomplete*.
         progress: called with each finding as soon as it is there.
-        examined: called with the name of a check and the samples that it examined.
+        examined: called with the name of a check and the description of a sample, for each sample that was examined.
         isolate: whether the samples run in a separate process. By default they do if this process can be forked.
         limits: the limits of that process, which are the seconds for one sample and the memory.
 
@@ -111,7 +111,9 @@ def audit(
 
 
 class _AuditRun:
-    """An audit in progress, with its findings so far and the check and sample that the child process runs."""
+    """An audit in progress. It holds the findings so far, the plan of the remaining checks, and the check and sample
+    that run now.
+    """
 
     def __init__(
         self,
@@ -121,9 +123,8 @@ class _AuditRun:
         examined: ExaminedCallback | None,
         limits: ChildLimits,
     ) -> None:
-        """Prepare a run of the checks in ``plan`` on the op, without any finding yet. ``progress`` is called with each
-        finding and ``examined`` with each examined sample, unless they are None. ``limits`` are those of a child
-        process.
+        """Prepare a run of the checks in ``plan`` on the op. ``progress`` is called with each finding and ``examined``
+        with each examined sample, unless they are None. ``limits`` are those of a child process.
         """
         self.op, self.plan, self.limits = op, plan, limits
         self.progress, self.examined = progress, examined
@@ -134,7 +135,7 @@ class _AuditRun:
         self.isolates = False  # whether samples run in processes of their own
 
     def run_in_children(self) -> None:
-        """Run the checks in child processes until every check has a finding. If one child dies, another continues."""
+        """Run the checks in child processes until every check has a finding. If a child dies, another one continues."""
         self.isolates = True
         reference_mark.share()
         while self.plan.checks:
@@ -150,8 +151,8 @@ class _AuditRun:
             self._record_death(death)
 
     def handle_event(self, event: dict[str, Any]) -> None:
-        """Process one event of the child process. According to its kind, store which check and sample run, add a
-        finding, or raise the error that the child sent.
+        """Handle one event of the process that runs the checks. Depending on its kind, store which check and sample
+        run, store the counts of samples, pass on an examined sample, add a finding, or raise the error that it holds.
         """
         kind = event["kind"]
         if kind == "error":
@@ -172,7 +173,7 @@ class _AuditRun:
 
     def note_absent_kernels(self) -> None:
         """Add an incomplete finding if an adopted op has no kernel on the device. An adopted op belongs to another
-        library and is only declared here. If it has no kernel, the checks compare the reference with itself.
+        library and is only declared here. Without a kernel, only its reference ran.
         """
         kind = self.plan.device.partition(":")[0]
         if self.op.adoption is not None and not self.op.kernels.get(kind):
@@ -181,7 +182,7 @@ class _AuditRun:
             self._add(Finding("samples", "incomplete", self.op.spec.name, text))
 
     def _add(self, finding: Finding) -> None:
-        """Add a finding, pass it to ``progress``, and remove its check from the plan."""
+        """Add a finding, pass it to ``progress``, and remove its check from the plan if that check was next."""
         self.findings.append(finding)
         failed = self.plan.failed | ({self.plan.checks[0]} if finding.verdict == "fail" else set())
         # A check with several tools, such as sanitizer:memcheck, has findings under the name before the colon.
@@ -194,9 +195,9 @@ class _AuditRun:
         """Return a failed finding with a script that shows the fault in a new process. Other findings are returned
         unchanged.
 
-        ``label`` is the sample of the finding, or None for a series of samples. If the sample alone does not show the
-        fault, the script repeats the samples before it. If the fault still does not show, the evidence of the finding
-        says so.
+        ``label`` is that of the finding's sample, or None for a series of samples. If the sample alone does not show
+        the fault, the script repeats the samples before it. If the fault does not show then either, the evidence of the
+        finding says so.
         """
         # A process of its own is needed to show that the sample alone suffices.
         if finding.verdict != "fail" or not label or not self.isolates or self.plan.checks[0] != finding.check:
@@ -211,20 +212,21 @@ class _AuditRun:
         return replace(finding, evidence=what)
 
     def _sample_shows_fault(self, check: str, label: str, *, history: bool) -> bool:
-        """Return whether the sample ``label`` shows a fault in a new process. With ``history``, the samples before it
-        are repeated first.
+        """Return whether the sample ``label`` shows a fault in a new process. If ``history`` is true, the samples of
+        the check before it are repeated first.
         """
 
         def work(send: SendEvent) -> str:
-            """Return the problem of the sample ``label`` in this process as text. The text is empty if it has none."""
+            """Return the problem of the sample ``label`` in this process as text, or an empty string if it has none."""
             send({"kind": "case", **load_check(check).own_limits})
             return repeat_sample(self.op, self.plan, check, label, history=history).problem
 
         return bool(run_isolated(work, self.limits))
 
     def _record_death(self, death: ChildDeath) -> None:
-        """Record a finding for the check whose child process died. The sample that ran is repeated alone, and a smaller
-        one that also ends the process is searched for.
+        """Add a finding for the check whose child process died. The sample that ran is repeated alone, and the finding
+        shows the smallest sample that ends a process. A sample that was merely slow makes the finding incomplete, and
+        otherwise it is a failure.
         """
         self.deaths += 1
         if death.how.startswith(NOT_STARTED):
@@ -269,7 +271,7 @@ class _AuditRun:
 
     def _smallest(self, check: str, label: str) -> str:
         """Return the label of the smallest sample that was found to end a process when it runs alone. The search starts
-        from ``label``. Return an empty text if ``label`` itself does not end a process.
+        from ``label``. Return an empty string if that sample itself does not end a process.
         """
         if not self._sample_ends_process(check, label):
             return ""
@@ -280,7 +282,7 @@ class _AuditRun:
         return str(smallest)
 
     def _sample_ends_process(self, check: str, label: str) -> bool:
-        """Return whether a process that runs the sample ``label`` alone ends by a crash or a limit."""
+        """Return whether a process that runs the sample ``label`` alone crashes or exceeds a limit."""
         end = run_isolated(lambda send: repeat_sample(self.op, self.plan, check, label).problem, RETRY_LIMITS)
         return isinstance(end, ChildDeath) and not end.how.startswith("raised")
 
@@ -292,7 +294,7 @@ def _has_interpreted_kernel(op: Op) -> bool:
 
 
 def _fix_for_death(death: ChildDeath) -> str:
-    """Return the fix for a child process that ended too early. It depends on how the process ended."""
+    """Return the advice for an op that ended a child process. It depends on how the process ended."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
     if death.how.startswith(("hangs", "deadlock")):
@@ -306,8 +308,8 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
     """Return the costs of one call of the op, measured by ``measure(op, device=...)`` in a process of its own if
     possible.
 
-    If a process of its own is not possible on ``device``, measure in this process. Return the reason as a string if the
-    costs cannot be measured.
+    If this process cannot be forked for ``device``, the costs are measured in this process. If they cannot be measured,
+    return the reason as a string.
     """
     if not can_isolate(device):
         try:
@@ -317,7 +319,7 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
             return error_line(e)
 
     def work(send: SendEvent) -> dict[str, Any]:
-        """Return the measured costs of the op as a dict, computed in the child process."""
+        """Return the measured costs of the op as a dict, in the child process."""
         # A compilation takes longer than the usual limit for a sample.
         send({"kind": "case", "patience": 300})
         return asdict(measure(op, device=device))

@@ -15,8 +15,8 @@ MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked 
 
 
 def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
-    """Return plain data about a sample of ``op``. It holds its label, sizes, dtypes, kinds of values and layouts, and
-    the optional arguments that are absent.
+    """Return a description of a sample of ``op`` as a dict of values that JSON can represent. It has the label, sizes,
+    dtypes, kinds of values and layouts, and the optional arguments that are absent.
     """
     values = tensors_among(case.args)
     return {
@@ -31,7 +31,7 @@ def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
 
 def _facts_of_values(t: Tensor) -> list[str]:
     """Return facts about the values of a tensor on which a kernel may depend, such as ``NaN`` or ``negative``. The list
-    is empty for very large tensors and for some dtypes.
+    is empty for complex, float8 and bool tensors and for more than 2^20 elements. It is ``["none"]`` for no elements.
     """
     if t.numel() == 0:
         return ["none"]
@@ -60,7 +60,9 @@ def _facts_of_values(t: Tensor) -> list[str]:
 
 
 def _layout_name(t: Tensor) -> str:
-    """Return the name of a tensor's layout: contiguous, offset, expanded, padded rows, strided or permuted."""
+    """Return the name of a tensor's memory layout, which is ``contiguous``, ``offset``, ``expanded``, ``padded rows``,
+    ``strided`` or ``permuted``.
+    """
     if t.is_contiguous():
         return "offset" if t.storage_offset() else "contiguous"
     if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):

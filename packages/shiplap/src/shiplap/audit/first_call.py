@@ -26,11 +26,11 @@ CHANGED_BY_LOADING = (
 
 @dataclass(frozen=True)
 class FirstCall:
-    """The first call of an op in a process. It has the sample, the effects, and the changes to the state of the process
-    as ``(name, value before, value after)``.
+    """The first call of an op in a process. It holds the sample, the results, and the changes to the state of the
+    process as tuples ``(name, value before, value after)``.
 
-    ``loaded`` are changes that a loaded library may make as well. They are a fault only if a later call makes them
-    again.
+    ``changed`` are changes that only the op can have made. ``loaded`` are changes that a library may make when it is
+    loaded. They are a fault only if a later call makes them again.
     """
 
     case: SampleCase
@@ -44,9 +44,11 @@ _FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 
 
 def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]]) -> FirstCall:
-    """Return the first call of ``op`` in this process, with the changes of the state that ``state()`` returns.
+    """Return the record of the first call of ``op`` in this process, with the changes of the state that ``state()``
+    returns.
 
-    The op is called with ``case``. If an earlier check has made the first call, return the record of that call instead.
+    The op is called with ``case``. If an earlier check has made the first call, nothing is called and the record of
+    that call is returned.
     """
     if (known := _FIRST_CALLS.get(op)) is not None:
         return known
@@ -61,8 +63,8 @@ def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]
 
 
 def why_first_call_was_wrong(op: Op) -> str:
-    """Return a text that says how the result of the op's first call in this process was wrong. Return an empty text if
-    it was right, or if the same call is still wrong.
+    """Return a message that says how the result of the op's first call in this process was wrong. Return an empty
+    string if it was right, if a later call on the same sample is wrong, too, or if no first call was recorded.
     """
     first = _FIRST_CALLS.get(op)
     if first is None:

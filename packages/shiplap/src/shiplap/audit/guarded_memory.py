@@ -13,10 +13,10 @@ NONE, PAGE = 0, mmap.PAGESIZE
 
 
 def copy_beside_guard(t: Tensor, *, after: bool) -> Tensor:
-    """Return a contiguous copy of ``t`` that ends directly before a page of memory which cannot be accessed. If
-    ``after`` is false, the copy begins directly behind such a page.
+    """Return a contiguous copy of ``t`` next to a page of memory that cannot be accessed. If ``after`` is true, the
+    copy ends directly before the page, and otherwise it begins directly behind it.
 
-    Return ``t`` itself if it has no elements or is not on the CPU.
+    Return ``t`` itself if it has no elements, is not on the CPU, or the page cannot be protected.
     """
     size = t.numel() * t.itemsize
     if t.device.type != "cpu" or not size:

@@ -26,10 +26,10 @@ class Report(ResultWithVerdict):
         subject: the name of the op.
         findings: one finding for each check, in the order of the checks.
         required: the names of the checks on which the verdict rests.
-        ledger: the cells that these checks have covered. A cell is a combination of an axis (what samples vary) and an
-            obligation (what a check observes). It is empty if nothing was recorded.
-        verdict: ``"failed"`` if a check failed. ``"incomplete"`` if none failed, but a required check did not examine
-            all its samples, or a required cell of the ledger has no sample. Otherwise ``"proven"``.
+        ledger: the cells that these checks have covered. A cell is a combination of a property that samples vary (such
+            as ``size``) and of what a check observes (such as ``gradient``). There are none if nothing was recorded.
+        verdict: ``"failed"`` if a check failed. Otherwise it is ``"incomplete"`` if a required check did not examine
+            all its samples, or a required cell of the ledger has no sample. It is ``"proven"`` in all other cases.
     """
 
     subject: str
@@ -40,20 +40,20 @@ class Report(ResultWithVerdict):
 
     @cached_property
     def failed(self) -> tuple[str, ...]:
-        """The names of the checks that failed, without repetitions."""
+        """The names of the checks that failed, in order and without repetitions."""
         return tuple(dict.fromkeys(f.check for f in self.findings if f.verdict == "fail"))
 
     @cached_property
     def causes(self) -> tuple[tuple[Finding, ...], ...]:
-        """The failed findings in groups with one cause, the most harmful group first. The first finding of a group
-        shows its cause.
+        """The failed findings in groups with one cause each, the most harmful group first. The first finding of a group
+        is the most harmful one.
         """
         return group_by_cause(self.findings)
 
     @cached_property
     def missing(self) -> tuple[tuple[str, str], ...]:
-        """The required checks without a full result, as ``(check, reason)``. Such a check was not run, was not
-        completed, or has examined no sample of a required kind.
+        """The checks without a full result, as pairs of the check's name and the reason. Such a check was required and
+        not run, was not completed, or has examined no sample of a required kind.
         """
         ran = {f.check for f in self.findings}
         missing = [(f.check, f.evidence) for f in self.findings if f.verdict == "incomplete"]
@@ -68,13 +68,15 @@ class Report(ResultWithVerdict):
     @property
     def untouched(self) -> tuple[Cell, ...]:
         """The required cells of the ledger that apply to the op but that no sample covered. A cell is a combination of
-        an axis that samples vary (such as size) and an observed property (such as the gradient).
+        a property that samples vary (such as ``size``) and of what is observed (such as ``gradient``).
         """
         return tuple(c for c in self.ledger if c.required and c.state == "untouched")
 
     @property
     def verdict(self) -> ReportVerdict:
-        """The verdict on the op: ``failed``, ``incomplete`` or ``proven``."""
+        """The verdict on the op. It is ``failed`` if a check failed, ``incomplete`` if none failed and one lacks a full
+        result, and ``proven`` otherwise.
+        """
         return "failed" if self.failed else "incomplete" if self.missing else "proven"
 
     @property
@@ -84,8 +86,8 @@ class Report(ResultWithVerdict):
 
     @property
     def headline(self) -> str:
-        """Return the op's name and the verdict on one line. The causes, the missing checks, or the number of checks
-        that passed follow.
+        """One line of text with the op's name and the verdict. The causes of failures, the missing checks, or the
+        checks that passed follow.
         """
         reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
         for check, reason in self.missing:
@@ -100,7 +102,7 @@ class Report(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The findings as table rows. Each has the check, the verdict, the evidence and lines of detail."""
+        """The findings as rows of a table. Each row has the check, the verdict, the evidence and lines of detail."""
         return tuple(Row(f.check, f.verdict, f.evidence, _details(f)) for f in self.findings)
 
     def __iter__(self) -> Iterator[Finding]:
@@ -113,8 +115,8 @@ class Report(ResultWithVerdict):
 
 
 def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
-    """Return the names of the checks that show the ``causes``, in one text. A name is followed by the number of other
-    checks that fail for the same reason.
+    """Return the names of the checks that show the ``causes`` of failures, in one string. A name is followed by the
+    number of other checks that fail for the same reason, if there are any.
     """
     shown = []
     for first, *others in causes:
@@ -125,7 +127,7 @@ def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
 
 
 def _details(finding: Finding) -> tuple[str, ...]:
-    """Return the lines that name the input of a failed finding and its fix. Return an empty tuple for other
+    """Return one line each for the input of a failed finding and for its fix. Return an empty tuple for other
     verdicts.
     """
     shown = {"input": finding.input, "fix": finding.fix} if finding.verdict == "fail" else {}
@@ -134,7 +136,7 @@ def _details(finding: Finding) -> tuple[str, ...]:
 
 def make_report(subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger) -> Report:
     """Return the report on ``subject``, the name of an op, from its findings and the names of the required checks.
-    ``ledger`` holds the number of samples for each axis and observed property.
+    ``ledger`` holds the number of samples for each property that samples vary and each thing that is observed.
     """
     worst = sorted(findings, key=lambda f: ("fail", "incomplete", "ok", "skip").index(f.verdict), reverse=True)
     verdicts = {f.check: (f.verdict, f.evidence) for f in worst}

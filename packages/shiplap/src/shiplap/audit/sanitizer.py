@@ -31,8 +31,8 @@ UNUSABLE_LINE = re.compile(
 
 @dataclass
 class SanitizerFault:
-    """One fault in a report of compute-sanitizer. It has the first line of the report on it, the details without stack
-    frames of the host, and the sample that ran.
+    """One fault in a report of compute-sanitizer. It holds the first line of the report about it, the further lines
+    without stack frames, and the label of the sample that ran.
     """
 
     title: str
@@ -46,15 +46,15 @@ class SanitizerFault:
 
 @dataclass(frozen=True)
 class SanitizerReport:
-    """The result of a run under a tool of compute-sanitizer.
+    """The result of running a command under a tool of compute-sanitizer.
 
     Attributes:
         faults: the tool's records in order. The tool prints the first ones only.
         errors: the number of records that the tool counted.
         samples: the number of samples that the script began.
         finished: whether the script came to its end.
-        problem: the reason why there is no verdict, such as a missing tool, a missing device or a timeout. Empty if
-            there is a verdict.
+        problem: the reason why there is no verdict, such as a missing tool, a missing device or a timeout. It is
+            empty if there is a verdict.
         last_line: the last line on stderr.
     """
 
@@ -67,8 +67,8 @@ class SanitizerReport:
 
 
 def find_sanitizer() -> str | None:
-    """Return the path of compute-sanitizer, or None if it is not found. It is searched for on ``PATH``, below
-    ``CUDA_HOME`` and beside ``nvcc``.
+    """Return the path of compute-sanitizer, or None if it is not found. It is searched for on ``PATH``, then in the
+    folder ``bin`` of ``CUDA_HOME`` and ``CUDA_PATH``, and then beside ``nvcc``.
     """
     nvcc = shutil.which("nvcc")
     folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
@@ -79,7 +79,7 @@ def find_sanitizer() -> str | None:
 
 
 def sanitizer_version() -> str:
-    """Return the version of compute-sanitizer, such as ``2025.3.1.0``, or an empty text if it is not there."""
+    """Return the version of compute-sanitizer, such as ``2025.3.1.0``, or an empty string if it is not found."""
     path = find_sanitizer()
     if path is None:
         return ""
@@ -94,10 +94,10 @@ def sanitizer_version() -> str:
 def run_under_sanitizer(
     script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None
 ) -> SanitizerReport:
-    """Return the report of ``tool`` of compute-sanitizer on the command ``script``.
+    """Run the command ``script`` under the tool ``tool`` of compute-sanitizer, and return the report.
 
-    The environment variables in ``env`` are added. The command and all its processes are killed after ``timeout_s``
-    seconds.
+    The environment variables in ``env`` are added to those of this process. The command and all its processes are
+    killed after ``timeout_s`` seconds.
     """
     path = find_sanitizer()
     if path is None:
@@ -126,8 +126,8 @@ def run_under_sanitizer(
 def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> SanitizerReport:
     """Return the report that the output ``out`` of compute-sanitizer and of the script contains.
 
-    ``err`` is the output on stderr and ``status`` the exit status. ``late`` is the problem of a run that was killed,
-    empty otherwise.
+    ``err`` is the output on stderr and ``status`` the exit status. ``late`` says that the run was killed after a time
+    limit, and is empty otherwise.
     """
     faults: list[SanitizerFault] = []
     sample, samples, finished, counted, unusable = "", 0, False, None, ""
@@ -156,8 +156,8 @@ def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> Sa
 
 
 def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> None:
-    """Add one line of compute-sanitizer's report to ``faults``. A title without indentation begins a fault, and the
-    indented lines after it belong to that fault.
+    """Add one line of compute-sanitizer's report to ``faults``. A line that begins with the title of a fault adds a
+    fault, with ``sample`` as the sample that ran. The indented lines after it are details of that fault.
     """
     if FAULT_TITLE.match(text):
         faults.append(SanitizerFault(text.strip(), sample=sample))
@@ -169,8 +169,8 @@ def make_script(home: str, name: str, labels: list[str], seed: int, device: str,
     """Return a Python program that calls the op on the samples with these labels, and prints each label before the
     call.
 
-    The program finds the op ``name`` in the module or file ``home``. ``root`` is a folder to add to ``sys.path``, or
-    None.
+    The program finds the op ``name`` in the module or file ``home``. If ``root`` is not None, the program appends this
+    folder to ``sys.path``.
     """
     path = f"sys.path.append({str(root)!r})\n" if root else ""
     return (

@@ -39,11 +39,11 @@ SendSessionEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The part of an audit that is left to do. ``checks`` are the checks without a verdict, and ``failed``, ``raised``
-    and ``lethal`` are results of those that ran. ``builder`` makes the arguments of samples, or is None.
+    """The part of an audit that is left to do. ``checks`` are the checks without a finding. ``failed``, ``raised`` and
+    ``lethal`` are results of those that ran. ``builder`` makes the arguments of samples, or is None.
 
     Attributes:
-        lethal: the check in which a sample ended a process, by the label of the sample.
+        lethal: a mapping from labels of samples that ended a process to the name of the check in which they did.
         tried: whether the base sample has been called already.
     """
 
@@ -60,8 +60,8 @@ class AuditPlan:
 
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
-    """Run the checks of ``plan`` on the op in the child process of an audit. Send findings, errors and examined samples
-    as events through ``send``.
+    """Run the checks of ``plan`` on the op, usually in a child process. Call ``send`` with an event for each check,
+    sample and finding, and for an error of the base sample, which ends the run.
     """
     with _audited(op, plan):
         subject = _make_subject(op, plan, send)
@@ -92,8 +92,8 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
 
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
-    """Return the observation of one sample by one check. If ``history`` is true, the samples before it are observed
-    first. Otherwise only this sample is observed.
+    """Return the observation that the check ``check`` makes of the sample ``label``. If ``history`` is true, the
+    samples of the check before it are observed first. If it is false, only this sample is observed.
     """
     with _audited(op, plan):
         if history:
@@ -102,19 +102,19 @@ def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: b
 
 
 def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
-    """Return the state of an audit in this process. It has the op, its samples, and the results of earlier child
-    processes from ``plan``. For each sample it sends an event through ``send``.
+    """Return the op under audit with its samples and with the results of earlier processes, which ``plan`` holds. For
+    each sample that is begun or examined, it calls ``send`` with an event.
     """
 
     def begins(check: Check, case: SampleCase | None) -> None:
-        """Send an event that ``check`` begins the sample ``case``, with the check's time limits. If ``case`` is None,
-        the event says that no sample runs.
+        """Send an event that says that ``check`` begins the sample ``case``, with the check's time limits. If ``case``
+        is None, the event says that no sample runs.
         """
         label = case.label if case else ""
         send({"kind": "case", "check": check.name, "label": label, **check.own_limits})
 
     def looked(check: str, case: SampleCase) -> None:
-        """Send a description of a sample that a check has examined."""
+        """Send an event that describes the sample ``case``, which the check named ``check`` has examined."""
         send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
 
     subject = AuditSubject(op, Samples(op, plan.seed, plan.device))
@@ -126,8 +126,8 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
 
 def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None:
-    """Call the reference and the op on the base sample (small sizes, default scalars). Raise ``SL502`` if the reference
-    fails, since every check would fail alike.
+    """Call the reference and the op on the base sample (small sizes, default scalars), and record the op's first call.
+    Raise ``SL502`` if the reference raises an error, since every check would then fail in the same way.
     """
     case = samples.build(samples.base)
     send({"kind": "case", "check": "samples", "label": case.label})
@@ -160,8 +160,8 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
 
 
 def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
-    """Return the finding of one check. It is a failure if the check raises an exception. It is incomplete if the time
-    is over or if the reference is not written yet.
+    """Run one check and return its finding. The finding is a failure if the check itself raises an exception. It is
+    incomplete if the time is over or if the reference is not written yet.
     """
     if time.monotonic() > subject.deadline:
         return Finding(check.name, "incomplete", subject.name, f"out of budget={plan.budget:g}")
@@ -189,8 +189,8 @@ def _with_gradients() -> Iterator[None]:
 
 @contextmanager
 def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
-    """Return a context in which checks run on the op. If the plan has a sample builder, it replaces the op's own.
-    Launches in Triton's interpreter have a time limit.
+    """Return a context manager in whose body checks run on the op. If the plan has a builder of samples, it replaces
+    the op's own meanwhile. Launches in Triton's interpreter have a time limit.
     """
     before = op.sampler
     op.sampler = plan.builder or before

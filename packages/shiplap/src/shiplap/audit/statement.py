@@ -29,8 +29,8 @@ PACKAGES_IN_FACTS = ("shiplap", "torch")  # their versions are among the facts
 
 class ExaminedSamples(msgspec.Struct, frozen=True):
     """A summary of the samples that one check examined. ``samples`` is their number. The other fields list what
-    occurred among the arguments that the op received, namely dtypes, sizes by name of the dim, kinds of values, memory
-    layouts, and arguments that were None.
+    occurred among the arguments that the op received: dtypes, sizes by name of the dim, kinds of values, memory
+    layouts, and names of arguments that were None.
     """
 
     samples: int
@@ -42,30 +42,30 @@ class ExaminedSamples(msgspec.Struct, frozen=True):
 
 
 class SampleCollector:
-    """A collector of the samples that checks examine. It is passed to ``audit`` as ``examined``."""
+    """A collector of descriptions of the samples that checks examine. It can be passed to ``audit`` as ``examined``."""
 
     def __init__(self) -> None:
-        """Start without any samples."""
+        """Start without any descriptions."""
         self.seen: dict[str, list[dict[str, Any]]] = {}
 
     def __call__(self, check: str, seen: dict[str, Any]) -> None:
-        """Add a description of a sample that ``check`` has examined. An audit calls the collector for each sample."""
+        """Add ``seen``, the description of a sample that the check named ``check`` has examined."""
         self.seen.setdefault(check, []).append(seen)
 
     def rows(self) -> dict[str, ExaminedSamples]:
-        """Return the samples that each check has examined, by name of the check. Each value has the number of samples,
-        and their sizes, dtypes, values and layouts, sorted and without repetitions.
+        """Return a dict from the name of each check to a summary of the samples that it has examined. The names are
+        sorted.
         """
         return {check: _unite_samples(seen) for check, seen in sorted(self.seen.items())}
 
 
 def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
-    """Return the number of the samples in ``seen``, which one check examined, and the union of their sizes, dtypes,
-    values and layouts.
+    """Return a summary of ``seen``, descriptions of the samples that one check examined. It has their number and the
+    union of their sizes, dtypes, values, layouts and absent arguments.
     """
 
     def union(name: str) -> list[str]:
-        """Return the values under the key ``name`` in all samples of the check, sorted and without repetitions."""
+        """Return the values under the key ``name`` in all descriptions in ``seen``, sorted and without repetitions."""
         return sorted({value for s in seen for value in s[name]})
 
     names = sorted({name for s in seen for name in s["sizes"]})
@@ -81,7 +81,7 @@ def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
 
 
 def _sort_key_numbers_first(value: str) -> tuple[bool, int, str]:
-    """Return a sort key that puts numbers first, in ascending order, then other texts."""
+    """Return a sort key by which numbers come first, in ascending order, and other strings follow."""
     return not value.isdigit(), int(value) if value.isdigit() else 0, value
 
 
@@ -97,8 +97,8 @@ def write_audit_statement(
     """Write the statement of an audit of ``ops`` to ``path``. It is a JSON record of code digests, samples, findings
     and costs. Raise ``SL602`` if it cannot be written.
 
-    A subject is an op, or the file of a C library that one of its kernels calls. The statement holds no path and no
-    reproducer.
+    It is about each op, and about the file of each C library that a kernel calls. It holds no path of this machine and
+    no script that reproduces a finding. ``about`` are further facts, such as the seed.
     """
     parts = {op.spec.name: part_digests(op) for op in ops}
     files = {file.name: file for op in ops for file in find_libraries(op)[0]}
@@ -126,13 +126,15 @@ def write_audit_statement(
 
 
 def op_digest(parts: Mapping[str, str]) -> str:
-    """Return the SHA-256 digest of an op, computed from the sorted JSON of its part digests."""
+    """Return the SHA-256 digest of an op. It is computed from ``parts``, the digests that :func:`part_digests` returns,
+    and does not depend on their order.
+    """
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def part_digests(op: Op) -> dict[str, str]:
-    """Return the digests, by name, of everything on which the results of an audit of ``op`` depend. They cover code,
-    kernels, packages and libraries.
+    """Return a dict from names to digests of everything on which the results of an audit of ``op`` depend. They cover
+    code, kernels, packages and libraries, and are sorted by name.
     """
     by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": code_digest(op.reference)}
     if op.gradient is not None:

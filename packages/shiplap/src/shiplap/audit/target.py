@@ -17,8 +17,8 @@ from shiplap.safe_io.module_path import append_module_folder
 
 
 def find(home: str, name: str) -> Op:
-    """Return the op ``namespace::name`` that the module or file ``home`` declares or adopts. ``home`` is imported
-    first. Raise ``SL501`` if there is no such op.
+    """Import the module or file ``home``, and return the op named ``name`` (``namespace::name``) that it declares or
+    adopts. Raise ``SL501`` if there is no such op.
     """
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
     # The module's own ops first: another module may register the same name later.
@@ -36,7 +36,7 @@ def find(home: str, name: str) -> Op:
 
 
 def _ops_among(values: Iterable[Any]) -> Iterator[Op]:
-    """Yield the ops among ``values``, the values of a module, and in the lists, tuples and dicts among them."""
+    """Yield the ops among ``values``, and those in the lists, tuples and dicts among them."""
     for value in list(values):
         if isinstance(value, Op):
             yield value
@@ -47,8 +47,8 @@ def _ops_among(values: Iterable[Any]) -> Iterator[Op]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Return the module made by running the file ``path``, whose folder is put on ``sys.path``. Its name is not
-    ``__main__``. A file that is already loaded is not run again.
+    """Run the file ``path`` under a module name other than ``__main__``, append its folder to ``sys.path``, and return
+    the module. A file that is already loaded is not run again. Raise ``SL501`` if there is no such file.
     """
     for module in list(sys.modules.values()):  # running a file twice would declare its ops twice (SL108)
         if getattr(module, "__file__", None) == str(path):
@@ -89,11 +89,11 @@ found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 def write_reproducer(
     op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK", *, history: bool = False
 ) -> str:
-    """Return a complete script that runs ``check`` on the sample ``label`` again, or on its series of samples if
+    """Return a complete Python script that runs ``check`` on the sample ``label`` again, or on its series of samples if
     ``label`` is None.
 
-    ``symbol`` is the variable of the check's module that holds the check. If ``history`` is true, the script repeats
-    the samples before ``label``, too. Otherwise it repeats this sample only.
+    ``symbol`` is the name of the variable that holds the check in its module. If ``history`` is true, the script
+    repeats the samples before ``label``, too. If it is false, it runs this sample only.
     """
     home, root = address_of_op(op)
     imports = f"import sys\n\nsys.path.append({str(root)!r})\n\n" if root else ""
@@ -107,7 +107,9 @@ def write_reproducer(
 
 
 def address_of_op(op: Op) -> tuple[str, Path | None]:
-    """Return ``(module or file, folder to add to sys.path or None)``, by which another process can import the op."""
+    """Return ``(module or file, folder)``, by which another process can import the op. The folder is to be added to
+    ``sys.path``, and is None if that is not necessary.
+    """
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)
     if file is None:

@@ -34,8 +34,8 @@ REPORTED_KINDS = ("raw allocation", "synchronisation", "host callback", "module 
 
 @dataclass(frozen=True)
 class CudaCallCounts:
-    """The number of CUDA calls by kind (see ``PATTERNS_BY_KIND``) and the streams of the kernels. ``reason`` says why
-    nothing was counted, and is empty if the calls were counted.
+    """The number of CUDA calls by kind (see ``PATTERNS_BY_KIND``) and the ids of the streams on which kernels ran.
+    ``reason`` says why nothing was counted, and is empty if the calls were counted.
     """
 
     calls: Counter[str]
@@ -43,8 +43,8 @@ class CudaCallCounts:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return a text with the numbers of launches, streams and other CUDA calls, or with the reason why they were
-        not counted.
+        """Return a message with the numbers of launches, streams and other CUDA calls, or with the reason why nothing
+        was counted.
         """
         if self.reason:
             return f"not counted ({self.reason})"
@@ -53,8 +53,8 @@ class CudaCallCounts:
 
 
 def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
-    """Return the numbers of CUDA runtime calls that ``run()`` makes, counted by torch's profiler. The calls of the
-    profiler itself are left out.
+    """Run ``run()`` under torch's profiler, and return the numbers of CUDA calls that it makes. The calls of the
+    profiler itself are left out. If they cannot be counted, the result has a ``reason``.
     """
     activity = torch.profiler.ProfilerActivity
     if activity.CUDA not in torch.profiler.supported_activities():
@@ -74,8 +74,9 @@ def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
 
 
 def parse_chrome_trace(trace: dict[str, Any]) -> CudaCallCounts:
-    """Return the numbers of CUDA calls, and the streams of the kernels launched, in a profiler's Chrome trace. Only the
-    range that :func:`count_cuda_calls` marks is read.
+    """Return the numbers of CUDA calls, and the streams of the kernels that they launched, in a profiler's Chrome
+    trace. Only calls in the range that :func:`count_cuda_calls` marks are counted. If they cannot be counted, the
+    result has a ``reason``.
     """
     events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
     mark = next((e for e in events if e.get("name") == PROFILER_MARK and "gpu" not in e.get("cat", "")), None)

@@ -29,13 +29,13 @@ USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the c
 
 
 class VerbGroup(TyperGroup):
-    """The group of verbs (subcommands). If a verb fails, a text is printed on stderr and, with ``--json``, one value on
-    stdout. With ``--traceback`` the exception is raised instead.
+    """The group of all verbs (subcommands). If a verb fails, a text is printed on stderr and, with ``--json``, a JSON
+    value on stdout. With ``--traceback`` the exception is raised instead.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb (subcommand) that ``args`` begin with, as click expects it. Raise ``SL614`` for an unknown
-        verb. The error names the nearest verb and all verbs.
+        """Return click's tuple (name, command, remaining arguments) for the verb (subcommand) with which ``args``
+        begin. Raise ``SL614`` for an unknown verb. The error names the nearest verb and all verbs.
         """
         # The option is searched for in the raw arguments, since a verb whose arguments are wrong never gets its parsed
         # ones.
@@ -49,8 +49,9 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb (subcommand) and return its result. If it raises an exception, print it, with ``--json`` as JSON,
-        and exit with a status. Errors of usage are left to click.
+        """Run a verb (subcommand) and return its result. If it raises an exception, print a text about it, with
+        ``--json`` also JSON, and exit with status 2. With ``--traceback`` the exception is raised. Errors of usage are
+        left to click.
         """
         console.begin_verb()
         try:
@@ -118,7 +119,7 @@ def _global_options(
 
 
 def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
-    """Yield ``(name, module)`` of the modules in this folder that define a verb (subcommand)."""
+    """Import the modules in this folder and yield ``(name, module)`` of those that define a verb (subcommand)."""
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if file.name not in ("__main__", "app"):
             module = import_module(f"shiplap.cli.{file.name}")

@@ -130,9 +130,9 @@ Required = Annotated[
 
 @dataclass
 class _AuditResults:
-    """The results of an audit of some ops. ``costs`` are the measured costs, and ``unmeasured`` the reasons why costs
-    of others are missing. ``samples`` and ``ledgers`` hold the examined samples and the ledger (the table of these
-    samples) by name.
+    """The results of an audit of some ops. ``costs`` are the measured costs of calls, and ``unmeasured`` the reasons
+    why costs of other ops are missing. ``samples`` has the examined samples by the name of the op. ``ledgers`` has the
+    table of what was examined by the name of the op. ``reports`` has one report on each op.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -151,8 +151,8 @@ class _AuditResults:
         self.ledgers |= part.ledgers
 
     def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """Append one report on each op to ``reports``. It is made from the findings of all runs on the op and the names
-        of the ``required`` checks.
+        """Append one report on each of ``ops`` to ``reports``. It is made from the findings of all runs on the op and
+        the names of the ``required`` checks.
         """
         from shiplap.audit import Report
 
@@ -246,8 +246,8 @@ def command(
 @dataclass(frozen=True)
 class _AuditRequest:
     """The options of an audit, which are the same for each op. ``checks`` are the names of the checks, or None for all.
-    ``tools`` are those of compute-sanitizer to run. ``budget`` is the seconds for one op. If ``measured`` is true,
-    costs are measured.
+    ``tools`` are those of compute-sanitizer to run. ``seed`` determines the samples, and ``device`` is where they lie.
+    ``budget`` is the seconds for one op. If ``measured`` is true, costs are measured.
     """
 
     checks: list[str] | None
@@ -259,8 +259,8 @@ class _AuditRequest:
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
-        """Yield ``(checks, budget in seconds)`` of each run on one op. The first run is that of the chosen checks, with
-        None for ``checks`` if all of them are chosen.
+        """The ``(checks, budget in seconds)`` of each run on one op, in order. The first run is that of the chosen
+        checks, with None for ``checks`` if all of them are chosen.
 
         A run of each tool of compute-sanitizer follows. Each tool has its own budget, since it takes minutes.
         """
@@ -288,7 +288,9 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
         done = count(1)
 
         def advance(finding: Finding) -> None:
-            """Report ``finding`` to the progress bar, since one more check of an op is finished."""
+            """Report to the progress bar that the check with the result ``finding`` is finished. ``report``, ``done``
+            and ``total`` are those of the enclosing function.
+            """
             report(f"{finding.subject} {finding.check}", next(done), total)
 
         for part in (
@@ -302,6 +304,7 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
 
 def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:
     """Return all results of one op. They are the findings of its runs and, if requested, its measured costs.
+    ``advance`` is called with each finding.
 
     If no sample arguments can be made (``SL502``), that error becomes a finding.
     """
@@ -335,8 +338,8 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
 
 
 def _measure_cost(op: Op, device: str, results: _AuditResults) -> None:
-    """Measure the time of a call of the op (its cost card) and add it to ``results``. If it cannot be measured, add the
-    reason.
+    """Measure the time of a call of the op (its cost card) on ``device``, and append it to the costs in ``results``. If
+    it cannot be measured, append the reason to ``results.unmeasured``.
     """
     from shiplap.audit import measure_cost, measure_cost_isolated
 
@@ -357,8 +360,8 @@ def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
 def _show_results(
     results: _AuditResults, json: bool, html: Path | None, about: dict[str, str], *, measured: bool
 ) -> None:
-    """Print findings and costs, as text or, if ``json`` is true, as JSON. If ``html`` is given, also write them there
-    as a page with the facts ``about`` the run. ``measured`` says whether costs were requested.
+    """Print findings and costs, as text or, if ``json`` is true, as JSON. If ``html`` is not None, also write an HTML
+    page with the facts ``about`` the run to that file. ``measured`` says whether costs were requested.
     """
     from shiplap.render import findings_html, findings_json, print_costs, print_findings
 

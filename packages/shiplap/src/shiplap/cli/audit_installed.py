@@ -24,10 +24,11 @@ PAGE = "index.html"
 
 @dataclass(frozen=True)
 class InstalledOptions:
-    """The options of ``--installed``. ``namespaces`` limits the audit to ops of these namespaces. ``arguments`` are
-    those of the script ``record``, whose calls are recorded. ``baseline`` is the file of known findings, which is
-    written anew if ``update_baseline`` is true. ``folder`` is that of the results, and ``seconds`` limits the search
-    for calls of one op.
+    """The options of ``--installed``. ``package`` is the audited package. If ``namespaces`` is not empty, the ops of
+    these namespaces are audited in place of the package's. ``arguments`` are those of the script ``record``, whose
+    calls are recorded. ``baseline`` is the file of known findings, which is written anew if ``update_baseline`` is
+    true. ``folder`` is that of the results. ``seed`` determines the samples, ``seconds`` limits the search for calls of
+    one op, and ``jobs`` is the number of ops that are audited at once.
     """
 
     package: str
@@ -76,8 +77,8 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
 
 
 def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
-    """Return the audit results of all ops of the package, in order. Results of an earlier run in the folder of
-    ``--out`` are used, and their ops are not audited again. If ``quiet`` is true, no progress is shown.
+    """Return the audit results of all ops of the package, in order. Results that an earlier run has stored in the
+    folder of ``--out`` are used, and their ops are not audited again. If ``quiet`` is true, no progress is shown.
     """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
     from shiplap.scaffold.calls import DispatchRecorder
@@ -101,7 +102,9 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     with tuning_progress(False if quiet else None) as advance:
 
         def keep(result: InstalledOp) -> None:
-            """Append the result of one op to the file of the run at once, so that an interrupted run loses none."""
+            """Append ``result``, the result of one op, to the results file of the enclosing function at once, so that
+            an interrupted run loses none.
+            """
             advance(result.op, next(done), len(open_ops))
             if file is not None:
                 safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
@@ -113,8 +116,9 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:
-    """Return the texts that identify the findings in the baseline, which is a file of known findings. Return an empty
-    set if the options name no such file. Raise ``SL602`` if the file cannot be read.
+    """Return the strings that identify the findings in the baseline, which is a file of known findings. Return an empty
+    set if the options name no such file, or if it is missing and will be written. Raise ``SL602`` if the file cannot be
+    read.
     """
     # The first run with --update-baseline creates the file.
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):

@@ -89,8 +89,8 @@ Result = tuple[Any, list[str], int]
 
 
 def _stale_fields(entry: StoredEntry) -> list[str]:
-    """Return the reasons why a stored choice cannot be used here. A reason is a text such as ``device: no CUDA device
-    here``, or a version with the old and the new value. The list is empty if the choice can be used.
+    """Return the reasons why a stored choice cannot be used on this machine. A reason is a text such as ``device: no
+    CUDA device here``, or a version with the old and the new value. The list is empty if the choice can be used.
     """
     import torch
 
@@ -112,14 +112,14 @@ def _stale_fields(entry: StoredEntry) -> list[str]:
 
 
 def _entry_json(entry: StoredEntry) -> dict[str, Any]:
-    """Return a stored choice as plain values for JSON, with the reasons why it cannot be used here."""
+    """Return a stored choice as a dict that JSON can hold, with the reasons why it cannot be used on this machine."""
     key = entry.key.as_dict() if entry.key else {}
     return {"file": str(entry.path), "key": key, "value": dict(entry.value or {}), "differs": _stale_fields(entry)}
 
 
 def _entry_line(entry: StoredEntry) -> str:
-    """Return the line that shows a stored choice. It states whether the choice can be used here, its op, bucket (the
-    sizes for which it holds), dtypes, kernel and config.
+    """Return the line of text that shows a stored choice. It says whether the choice can be used on this machine. It
+    also has the op, the bucket (the sizes for which the choice holds), the dtypes, the kernel and the config.
     """
     if entry.key is None or entry.value is None:
         return f"damaged  {entry.path.name}: {entry.problem}"
@@ -131,10 +131,11 @@ def _entry_line(entry: StoredEntry) -> str:
 
 
 def _list_entries(store: ChoiceStore, what: str) -> Result:
-    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache ls``. They list the stored choices, compiled
-    bindings and proofs.
+    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache ls``. The value and the lines list the stored
+    choices, compiled bindings and proofs.
 
-    ``what`` is an op, to which the list is limited. It is empty for all, or ``proofs`` for proofs alone.
+    If ``what`` is an op, only its choices are listed. If it is ``proofs``, only proofs are. If it is empty, everything
+    is.
     """
     if what == PROOFS:
         return _list_proofs()
@@ -158,7 +159,7 @@ def _list_entries(store: ChoiceStore, what: str) -> Result:
 
 def _list_proofs() -> Result:
     """Return ``(JSON value, lines, exit status)`` for the stored proofs of rewrites and templates. If a proof cannot be
-    used here, the reason is included.
+    used on this machine, the reason is included. The status is 0.
     """
     from shiplap.tuning.proof_cache import kept_proofs
 
@@ -172,9 +173,9 @@ def _list_proofs() -> Result:
 
 def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
     """Remove stored proofs, the results of tests that a rewrite or template is right. Return how many were removed, and
-    the files that could not be removed.
+    the paths of those that could not be removed.
 
-    If ``stale`` is true, only proofs that cannot be used here are removed. Otherwise all are removed.
+    If ``stale`` is true, only proofs that cannot be used on this machine are removed. Otherwise all are removed.
     """
     from shiplap.tuning.proof_cache import kept_proofs, remove_proof
 
@@ -184,8 +185,8 @@ def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
 
 
 def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
-    """Return the file, the size in bytes and the problem of each compiled native binding. The problem is empty if the
-    binding can be loaded. The bindings lie beside ``store``, the folder of tuned choices.
+    """Return a dict for each compiled native binding, with its file, its bytes and its problem. The problem is empty if
+    the binding can be loaded. The bindings lie in the folder ``native`` beside that of ``store``.
     """
     from shiplap.kernels.native import cache
 
@@ -195,7 +196,7 @@ def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
 
 def _name_of_target(what: str) -> str:
     """Return the name of the op that the command line argument ``what`` names. A module in the argument is imported, so
-    that the op's kernels can be compared. For an empty text return an empty text.
+    that the op's kernels can be compared. For an empty string, return an empty string.
     """
     from shiplap.cli.target import resolve_targets, split_target
 
@@ -206,8 +207,9 @@ def _name_of_target(what: str) -> str:
 
 
 def _explain_misses(store: ChoiceStore, what: str) -> Result:
-    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache why``. They say which fields of an op's stored
-    choices, such as versions and device, differ from those of this process. ``what`` names the op.
+    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache why``. The value and the lines say which fields of
+    an op's stored choices, such as versions and device, differ from those of this process. ``what`` names the op. The
+    status is 0 if a choice can be used, and otherwise 1.
     """
     name = _name_of_target(what)
     entries = list(store.entries(name))
@@ -222,7 +224,7 @@ def _explain_misses(store: ChoiceStore, what: str) -> Result:
 
 
 def _export_entries(store: ChoiceStore, what: str) -> Result:
-    """Write all stored choices to the file ``what``, a frozen table from which programs read choices instead of
+    """Write all stored choices to the file ``what``, a frozen table. Programs read choices from such a table instead of
     measuring. Return ``(JSON value, lines, exit status)``.
     """
     from shiplap.tuning.frozen_table import dump_table
@@ -264,7 +266,7 @@ def _remove_entries(store: ChoiceStore, what: str) -> Result:
 
 def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
     """Return ``done``, the result of removing choices, with the result of removing proofs added to it. ``gone`` is the
-    number of removed proofs, and ``stuck`` holds the files that could not be removed.
+    number of removed proofs, and ``stuck`` has the paths of the proofs that could not be removed.
     """
     result, lines, status = done
     lines = [*lines, *([f"removed {gone} proofs"] if gone else []), *(f"cannot remove {path}" for path in stuck)]
@@ -272,10 +274,10 @@ def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
 
 
 def _collect_garbage(store: ChoiceStore, what: str) -> Result:
-    """Remove choices that cannot be used here, damaged native bindings and temporary files of killed processes. Return
-    ``(JSON value, lines, exit status)``.
+    """Remove choices that cannot be used on this machine, damaged native bindings, temporary files of killed processes,
+    and proofs that cannot be used. Return ``(JSON value, lines, exit status)``.
 
-    If ``what`` names an op, only its choices are removed.
+    If ``what`` names an op, only its unusable choices and half-written files of the store are removed.
     """
     from shiplap.kernels.native import cache
 
@@ -298,8 +300,8 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
 
 
 def _remove_files(store: ChoiceStore, paths: list[Path]) -> Result:
-    """Remove the files ``paths`` of the store. Return ``(JSON value, lines, exit status)``, with the number of removed
-    files and the files that could not be removed.
+    """Remove the files ``paths`` of the store. Return ``(JSON value, lines, exit status)``. The value has the number of
+    removed files and the paths that could not be removed. The status is 1 if there are any such paths.
     """
     stuck = [str(p) for p in paths if not store.remove(p)]
     lines = [f"removed {len(paths) - len(stuck)} files from {store.root}", *(f"cannot remove {p}" for p in stuck)]

@@ -39,7 +39,9 @@ def err() -> Console:
 
 
 def echo(text: str, *, end: str = "\n") -> None:
-    """Write ``text``, a result that is not JSON, and ``end`` to stdout. Control characters are replaced."""
+    """Write ``text``, a result that is not JSON, and then ``end`` to stdout. Control characters in ``text`` are
+    replaced.
+    """
     sys.stdout.write(replace_controls(text) + end)
     sys.stdout.flush()
 
@@ -50,7 +52,7 @@ def note(message: str) -> None:
 
 
 def nobody_reads() -> bool:
-    """Return whether stdout or stderr is a pipe whose reader has ended."""
+    """Return whether stdout or stderr is a pipe whose reading process has closed it."""
     # Polling reports an ended reader without a write, which would raise the same error again.
     poll = select.poll()
     for stream in (STDOUT, STDERR):
@@ -70,8 +72,8 @@ def begin_verb() -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Print ``value`` on stdout as the one JSON value of a verb (subcommand) with ``--json``. Infinities and NaN become
-    null.
+    """Print ``value`` on stdout as the one JSON value of a verb (subcommand) with ``--json``. Infinity and NaN become
+    null, and objects that JSON does not have become strings.
     """
     global _answered
     _answered = True
@@ -83,7 +85,7 @@ def emit_json(value: Any) -> None:
 
 def show(value: Any, lines: Iterable[str | Line | TextTable], *, as_json: bool) -> None:
     """Print the result of a verb (subcommand) on stdout. It is ``value`` as JSON if ``as_json`` is true, and otherwise
-    ``lines``. The lines are not wrapped, and markup in them is printed as it is.
+    ``lines``. The lines are not wrapped, and markup in strings is printed as it is.
     """
     from shiplap.render.lines import line, print_lines
 
@@ -94,7 +96,9 @@ def show(value: Any, lines: Iterable[str | Line | TextTable], *, as_json: bool) 
 
 
 def _without_infinities(value: Any) -> Any:
-    """Return ``value`` with None in place of infinities and NaN in nested dicts and lists. JSON has no such numbers."""
+    """Return a copy of ``value`` with None in place of infinity and NaN in nested dicts, lists and tuples. Tuples
+    become lists. JSON has no such numbers.
+    """
     if isinstance(value, dict):
         return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -104,8 +108,8 @@ def _without_infinities(value: Any) -> Any:
 
 @contextlib.contextmanager
 def own_stdout(active: bool = True) -> Iterator[None]:
-    """Enter a context in which prints to stdout go to stderr. Stdout then has only the result of the verb (subcommand).
-    If ``active`` is false, nothing changes.
+    """Return a context in which prints to stdout go to stderr. Stdout then has only the result of the verb
+    (subcommand). If ``active`` is false, the context changes nothing.
     """
     with contextlib.redirect_stdout(sys.stderr) if active else contextlib.nullcontext():
         yield
@@ -114,16 +118,16 @@ def own_stdout(active: bool = True) -> Iterator[None]:
 def emit_failure(
     *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
 ) -> None:
-    """Print the JSON value of a verb (subcommand) that failed. Its fields are the arguments, which are those of an
-    error of Shiplap. Do nothing if the verb has already printed a value.
+    """Print the JSON value of a verb (subcommand) that failed. It is an object ``error`` with the arguments as fields,
+    which are those of an error of Shiplap. Do nothing if the verb has already printed a value.
     """
     if not _answered:
         emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})
 
 
 def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
-    """Print a catalogue error on stderr, one field per line. If ``as_json`` is true, also print it as JSON on stdout.
-    Otherwise print nothing there.
+    """Print an error of Shiplap's catalogue on stderr, with its id and each of its fields on a line. If ``as_json`` is
+    true, also print the error as JSON on stdout.
     """
     from rich.text import Text
 
@@ -141,8 +145,8 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:
-    """Print an unexpected exception on stderr in one line, with the advice to use ``--traceback``. If ``as_json`` is
-    true, also print it as JSON on stdout.
+    """Print an unexpected exception and the advice to use ``--traceback`` on stderr. If ``as_json`` is true, also print
+    both as JSON on stdout.
     """
     what, fix = f"unexpected {type(failure).__name__}: {failure}", "run again as 'shiplap --traceback ...' to see where"
     note(f"{what}\n  {fix}")
@@ -157,8 +161,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], **values: Any) -> None:
-    """Write the HTML report of a verb (subcommand) to ``path``, and print that it was written. The report is rendered
-    from ``template``, a template of ``shiplap.render``, with ``facts`` about the run and ``values``.
+    """Write the HTML report of a verb (subcommand) to the file ``path``, and print on stderr that it was written.
+
+    ``template`` is the name of a template of ``shiplap.render``. ``title`` is the title of the page, ``facts`` are
+    facts about the run, and ``values`` are further variables of the template.
     """
     from shiplap.render import render_html
 
@@ -167,15 +173,17 @@ def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], 
 
 
 def require_file(path: Path) -> None:
-    """Raise ``SL602``, before the work begins, if the file ``path`` cannot be written. An existing file keeps its
-    content. A missing file is created.
+    """Raise ``SL602`` if the file ``path`` cannot be written. This is called before the work begins. An existing file
+    keeps its content, and a missing file is created.
     """
     with writing(path, "the file", WRITABLE_PATH):
         os.close(safe_io.open_for_writing(path, append=True))
 
 
 def require_directory(path: Path) -> None:
-    """Create the directory ``path``. Raise ``SL602``, before any other work, if it cannot be created or written."""
+    """Create the directory ``path`` if it is missing. Raise ``SL602`` if it cannot be created, or if no file can be
+    created in it. This is called before the work begins.
+    """
     with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
         # A directory that exists need not be writable, and its mode does not decide that for every file system.

@@ -82,8 +82,9 @@ def command(
 
 
 def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
-    """Run the program with remedies in a copy, and print those that helped. If ``apply`` is true, also write them into
-    the program's files. Otherwise leave these unchanged.
+    """Run the command ``program`` with remedies in a copy of its files, and print those that helped. If ``apply`` is
+    true, also write them into the program's files. Otherwise leave these unchanged. ``json`` chooses JSON in place of
+    text, and ``html`` is the file for a report of the unchanged program.
 
     Exit with status 1 if the program failed. If ``fail_on_break`` is true, exit with status 1 also if graph breaks are
     left.
@@ -119,6 +120,6 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
 
 
 def _write_page(diagnosis: Diagnosis, html: Path | None, about: dict[str, str]) -> None:
-    """Write the HTML report of a diagnosis to ``html``, unless it is None. ``about`` holds the facts about the run."""
+    """Write an HTML report of ``diagnosis`` to ``html``, unless it is None. ``about`` has facts about the run."""
     if html is not None:
         console.write_page(html, "diagnosis.html.jinja", "shiplap doctor", about, found=diagnosis)

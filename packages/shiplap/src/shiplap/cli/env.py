@@ -55,8 +55,8 @@ def command(
 
 
 def environment_report() -> dict[str, Any]:
-    """Return the report on the environment as plain values, which both the text and the JSON output print. It covers
-    versions, devices, the uses of private torch, settings, kernel libraries and native bindings.
+    """Return the report on the environment as a dict that JSON can hold, which both the text and the JSON output print.
+    It covers versions, devices, the uses of private torch, settings, kernel libraries and native bindings.
     """
     from shiplap import torch_private
     from shiplap.settings import describe
@@ -81,8 +81,8 @@ def environment_report() -> dict[str, Any]:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Return the versions of packages, Python, the platform and the C++ compiler by name. The version of a missing one
-    is None. Nothing is imported.
+    """Return a dict from the names of packages, Python, the platform and the C++ compiler to their versions. The
+    version of a missing package or compiler is None. Nothing is imported.
     """
     from shiplap import __version__
 
@@ -97,8 +97,8 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def _compiler_version() -> str | None:
-    """Return the first line that ``$CXX --version`` (or ``c++ --version``) prints. Return the path if it prints none,
-    and None if there is no compiler.
+    """Return the first line that ``$CXX --version`` (or ``c++ --version``) prints. Return the path of the compiler if
+    it prints none, and None if there is no compiler.
     """
     path = shutil.which(os.environ.get("CXX") or "c++")
     if path is None:
@@ -112,8 +112,8 @@ def _compiler_version() -> str | None:
 
 
 def list_devices() -> list[dict[str, Any]]:
-    """Return the CPU and each accelerator that torch finds, as dicts with name and properties such as memory and
-    runtime.
+    """Return the CPU and each accelerator that torch finds. Each is a dict with its name and properties such as memory
+    and runtime.
     """
     import torch
 
@@ -138,15 +138,15 @@ def list_devices() -> list[dict[str, Any]]:
 
 
 def kernel_libraries() -> list[dict[str, Any]]:
-    """Return a row for each C library of the ops of all installed families (packages of ops). A row holds the path, the
-    problem if the library cannot be loaded, and how many of its symbols agree with the declarations.
+    """Return a dict for each C library of the ops of all installed families (packages of ops). The dict has the
+    library's path, the problem if it cannot be loaded, and how many of its symbols agree with the declarations.
     """
     return [entry for family in families() for entry in _libraries_of(family.module)]
 
 
 def _libraries_of(family: str) -> list[dict[str, Any]]:
-    """Return a row for each C library of the ops of one family, a package of ops. A row holds the path, the problem,
-    and how many symbols load.
+    """Return a dict, as in ``kernel_libraries``, for each C library of the ops of ``family``, a package of ops. If the
+    package cannot be imported, return one dict with this problem.
     """
     try:
         ops = ops_of(importlib.import_module(family))
@@ -163,8 +163,8 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
 
 
 def op_bindings() -> list[dict[str, str]]:
-    """Return a row for each op of the installed families (packages of ops). It states whether a native C++ or a Python
-    binding calls the op's C kernel here, and the reason.
+    """Return a dict for each op of the installed families (packages of ops). It says whether a native C++ or a Python
+    binding calls the op's C kernel on this machine, and why. Families that cannot be imported are left out.
     """
     from shiplap.kernels.native import binding
 
@@ -181,12 +181,16 @@ def op_bindings() -> list[dict[str, str]]:
 
 
 def _library_entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
-    """Return the row of a library for the report, with its path or its problem. No symbols are counted yet."""
+    """Return the dict of a library of the package ``family`` for the report, with its path and its problem, or None for
+    no problem. No symbols are counted yet.
+    """
     return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
 
 
 def _locate_library(family: str, library: Any) -> dict[str, Any]:
-    """Return the row of a library for the report. It holds the path, or the problem if the library cannot be found."""
+    """Return the dict of a library of the package ``family`` for the report. It has the path of the library, or the
+    problem if it cannot be found.
+    """
     from shiplap.kernels.c.library import locate_library
 
     try:
@@ -196,7 +200,7 @@ def _locate_library(family: str, library: Any) -> dict[str, Any]:
 
 
 def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
-    """Load the C function of ``form`` from its library and count it in ``entry``, the library's row in the report. The
+    """Load the C function of ``form`` from its library and count it in ``entry``, the library's dict in the report. The
     first problem is stored there.
     """
     from shiplap.kernels.c.library import load_symbol
@@ -212,7 +216,7 @@ def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
 
 
 def _print_report(environment: dict[str, Any]) -> None:
-    """Print the sections of the environment, in columns."""
+    """Print the report on the environment on stdout as text, with a section in columns for each key."""
     screen, versions_of = console.out(), environment["versions"]
     sections: tuple[tuple[str, list[tuple[str, ...]]], ...] = (
         ("versions", [(name, value or ABSENT.get(name, "not installed")) for name, value in versions_of.items()]),
@@ -238,13 +242,13 @@ def _pad_cells(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
 
 
 def _describe_device(device: dict[str, Any]) -> str:
-    """Return the name and the properties of a device in one line."""
+    """Return the name and the properties of a device as one line of text."""
     return ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in device.items() if k != "device")
 
 
 def _describe_capability(capability: dict[str, Any]) -> str:
-    """Return a text about a capability (a use of private torch). It states whether this version of torch is known to
-    have it, and what replaces it otherwise.
+    """Return a text about a capability, a use of private torch. The text says whether this version of torch is known to
+    have the capability, and what replaces it otherwise.
     """
     if capability["known"]:
         return "known"

@@ -82,8 +82,8 @@ def command(
 
 
 def _catalogue_entry(id: str) -> Entry:
-    """Return the catalogue entry of an error id such as ``SL202``. If it is not known yet, the installed families
-    (packages of ops) are imported. Raise ``SL613`` if there is none.
+    """Return the entry of the error catalogue for an id such as ``SL202``. If the id is not known yet, the installed
+    families (packages of ops) are imported, since they register errors. Raise ``SL613`` if there is no such error.
     """
     # Families register errors of their own when they are imported, which takes time that most ids do not need.
     if id not in CATALOGUE:
@@ -95,8 +95,8 @@ def _catalogue_entry(id: str) -> Entry:
 
 
 def _show_error(entry: Entry, json: bool) -> None:
-    """Print an entry of the error catalogue as text, or as JSON if ``json`` is true. It shows title, class, cause, fix
-    and page.
+    """Print ``entry``, an entry of the error catalogue, as text, or as JSON if ``json`` is true. The output has the
+    error's title, class, cause and fix, and the page about it.
     """
     # Each class of errors also derives from a builtin exception.
     builtin = next(base.__name__ for base in entry.kind.__mro__ if base.__module__ == "builtins")

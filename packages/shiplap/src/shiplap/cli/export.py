@@ -68,8 +68,9 @@ def command(
 
 
 def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic: bool) -> Any:
-    """Return the program that ``torch.export`` makes of a model or function. If ``dynamic`` is true, sizes of the
-    inputs may vary. Raise ``SL321``, with torch's reason, if the export fails.
+    """Return the program that ``torch.export`` makes of ``called``, a model or function, for the arguments ``args``. If
+    ``dynamic`` is true, sizes of the inputs may vary. Otherwise they are fixed. Raise ``SL321``, with torch's reason,
+    if the export fails.
     """
     import torch
     from torch.export import Dim, export
@@ -103,10 +104,10 @@ def _as_module(called: Any) -> Any:
     import torch
 
     class Wrapped(torch.nn.Module):
-        """A module that calls the function ``called`` (argument of ``_as_module``)."""
+        """A module that calls the function ``called``, the argument of the enclosing function ``_as_module``."""
 
         def forward(self, *args: Any) -> Any:
-            """Return the result of the wrapped function for ``args``."""
+            """Return the result of ``called`` for ``args``."""
             return called(*args)
 
     return Wrapped()
@@ -115,8 +116,8 @@ def _as_module(called: Any) -> Any:
 def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
     """Write the exported program to ``file`` and return the names of its declared ops.
 
-    The format follows from the suffix of ``file``. It is ONNX (with operators of version ``opset``) or a ``.pt2``
-    package. If ``checks`` is false, tests of data and sizes are left out.
+    The suffix of ``file`` is ``.onnx`` or ``.pt2``, and determines the format. ``opset`` is the version of ONNX's
+    operators, or None for torch's default. If ``checks`` is false, tests of data and sizes are left out of the file.
     """
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx

@@ -43,7 +43,7 @@ class Family:
 
 
 def families() -> tuple[Family, ...]:
-    """Return the installed families (distributions of ops), sorted by name."""
+    """Return the installed families (distributions of ops) as a tuple sorted by name. None is imported."""
     return tuple(Family(e.name, e.value) for e in _installed_entry_points("shiplap.families"))
 
 
@@ -54,15 +54,15 @@ def load_families() -> None:
 
 
 def installed_verbs() -> list[tuple[str, ModuleType]]:
-    """Return ``(name, module)`` of the verbs (subcommands) that installed distributions add to the command line. A
-    module has ``command`` or ``group``.
+    """Import the verbs (subcommands) that installed distributions add to the command line, and return them as ``(name,
+    module)``. A module has the attribute ``command`` or ``group``.
     """
     return [(e.name, importlib.import_module(e.value)) for e in _installed_entry_points("shiplap.verbs")]
 
 
 def _installed_entry_points(group: str) -> Sequence[EntryPoint]:
-    """Return the entry points of ``group`` sorted by name, one for each name. An editable install may be listed beside
-    the wheel that it replaced, so a name can occur twice.
+    """Return the entry points in the group ``group``, sorted by name, one for each name. An editable install may be
+    listed beside the wheel that it replaced, so a name can occur twice among the installed ones.
     """
     installed = {e.name: e for e in entry_points(group=group)}
     return [installed[name] for name in sorted(installed)]

@@ -73,8 +73,9 @@ HeaderJob = tuple[str, str, Path | None]
 
 
 def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJob]:
-    """Return ``(target, header text, file)`` for each header to write or compare. Raise a usage error for options that
-    do not fit together.
+    """Return ``(target, header text, file)`` for each header to write or compare. The file is None for a header to
+    print. If ``check`` is true, the headers are to be compared, so ``output`` is required with ``target``. Raise an
+    error of usage for options that do not fit together.
     """
     if target:
         # Without a target, the headers of the families are found by their location.
@@ -88,7 +89,9 @@ def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJo
 
 
 def generate_header(target: str, ops: Sequence[Op]) -> str:
-    """Return the text of the C header of the C kernels bound to ``ops``. Raise ``SL501`` if there are none."""
+    """Return the text of the C header of the C kernels that are bound to ``ops``, the ops of ``target``. Raise
+    ``SL501`` if no C kernel is bound.
+    """
     from shiplap.kernels.c.header import bound_symbols, config_names_by_symbol, header_text
 
     symbols = bound_symbols(ops)
@@ -106,15 +109,17 @@ def generate_header(target: str, ops: Sequence[Op]) -> str:
 
 
 def _write_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
-    """Write the header of ``target`` to ``path`` unless it is None. Return target, text and path as a dict for JSON."""
+    """Write ``text``, the header of ``target``, to the file ``path`` unless it is None. Return target, text and path as
+    a dict for JSON.
+    """
     if path is not None:
         console.write_text(path, text)
     return {"target": target, "path": path and str(path), "ok": True, "header": text}
 
 
 def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
-    """Return whether the file ``path`` equals the header ``text``, with their difference, as a dict for JSON. Raise
-    ``SL602`` if the file cannot be read.
+    """Compare the file ``path`` with ``text``, the header of ``target``. Return a dict for JSON, whose key ``ok`` says
+    whether they are equal and ``diff`` has their difference. Raise ``SL602`` if the file cannot be read.
     """
     assert path is not None
     try:
@@ -135,7 +140,7 @@ def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]
 
 
 def _print_headers(results: list[dict[str, Any]]) -> None:
-    """Print headers and differences on stdout. On stderr, print which files agree or were written."""
+    """Print the headers or differences in ``results`` on stdout. Print on stderr which files agree or were written."""
     for result in results:
         if "diff" in result:
             console.echo(result["diff"], end="")

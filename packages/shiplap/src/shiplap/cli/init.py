@@ -103,8 +103,8 @@ def command(
 
 
 def _check_options(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
-    """Raise ``SL501`` if options contradict each other or leave open what to draft. Raise ``SL602`` if the script does
-    not exist.
+    """Raise ``SL501`` if the options contradict each other or do not say what to draft. Raise ``SL602`` if the script
+    ``record`` does not exist.
     """
     got = ""
     if bool(source) == bool(package):
@@ -128,8 +128,8 @@ def _check_options(source: str, package: str, record: Path | None, namespaces: l
 
 
 def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> None:
-    """Write the drafted module to ``file``, or to stdout if it is ``-``, and print a summary. If ``json`` is true, the
-    summary is JSON.
+    """Write the drafted module to ``file``, or to stdout if that is ``-``. Then print notes on stderr. If ``json`` is
+    true, print a JSON object on stdout, which contains the module if it is not written to a file.
     """
     to_stdout = str(file) == "-"
     if not to_stdout:
@@ -144,15 +144,17 @@ def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> Non
 
 
 def _note_open_lines(file: Path, fills: list[dict[str, object]]) -> None:
-    """Print the lines of the draft ``file`` that the user has to complete, which are listed in ``fills``."""
+    """Print on stderr the lines of the draft ``file`` that the user has to complete. ``fills`` has their numbers and
+    contents.
+    """
     console.note(f"{file}: {len(fills)} lines to fill in")
     for fill in fills:
         console.note(f"  {file}:{fill['line']}: {fill['fill']}")
 
 
 def draft_declaration(source: str) -> Draft:
-    """Return the draft of a declaration for ``source``, a function or a registered op, made from its signature. Raise
-    ``SL501`` if there is no such function or op.
+    """Return the draft of a declaration for ``source``, made from its signature. The source is ``module:function`` or a
+    registered op such as ``torchvision::nms``. Raise ``SL501`` if there is no such function or op.
     """
     home, name = split_target(source)
     if home and not name:
@@ -176,7 +178,8 @@ def draft_declaration(source: str) -> Draft:
 
 def _draft_registered_op(name: str, module: Any) -> Draft:
     """Return the draft of a declaration for the torch op ``name``, made from its schema. ``module`` registers the op.
-    If it is None, the package named like the op's namespace is imported.
+    If it is None, the package named like the op's namespace is imported. Raise ``SL501`` if there is no such op, and
+    ``SL604`` if it has no default overload.
     """
     import torch
 

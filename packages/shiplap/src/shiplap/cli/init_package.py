@@ -19,9 +19,9 @@ from shiplap.tuning.engine import tuning_progress
 
 @dataclass
 class PackageDraft:
-    """The draft of a module that declares a package's ops. ``text`` is its source, and ``calls`` has the calls of each
-    op that the script ``script`` made. ``failure`` states how the recorded script failed. It is empty if the script ran
-    through.
+    """The draft of a module that declares a package's ops. ``text`` is its source code. ``calls`` has the calls of each
+    op that the script ``script`` made, and ``counts`` their numbers. ``failure`` says how that script failed. It is
+    empty if the script ran through.
     """
 
     package: str
@@ -33,7 +33,7 @@ class PackageDraft:
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """Return the drafted ops, those left out and the lines to fill in, as plain values for ``--json``."""
+        """Return the drafted ops, the ops left out and the lines to fill in, as a dict that JSON can hold."""
         ops = [
             {
                 "op": e.form.name,
@@ -53,8 +53,8 @@ class PackageDraft:
         }
 
     def notes(self, file: str) -> Iterator[str]:
-        """Yield the lines that describe the draft ``file`` to the user. They state how many ops were inferred, called
-        and left out, and what is to be filled in.
+        """Yield the lines of text that describe the draft in the file ``file`` to the user. They state how many ops
+        were inferred, called and left out, and how many lines are to be filled in.
         """
         if self.failure:
             yield f"{self.script} failed: {self.failure}"
@@ -72,9 +72,7 @@ class PackageDraft:
 
 
 def _not_inferred(where: str) -> bool:
-    """Return whether a size or type was not inferred. ``where`` is the text that names the source from which it was
-    inferred.
-    """
+    """Return whether a size or type was not inferred. ``where`` says from which source it was inferred."""
     return not where or where.startswith("not inferred")
 
 
@@ -85,10 +83,12 @@ def draft_package(
     arguments: Sequence[str],
     keep: Callable[[str], None] = lambda text: None,
 ) -> PackageDraft:
-    """Return drafts of declarations of all ops of ``package``. Sizes and types are inferred from the calls that
-    ``script`` makes.
+    """Return drafts of declarations of all ops of ``package``. If ``namespaces`` is not empty, the ops of these
+    namespaces are drafted instead. Sizes and types are inferred from the calls that ``script`` makes with the arguments
+    ``arguments``. If ``script`` is None, no calls are recorded.
 
-    Each op is drafted in a separate process. ``keep`` is called with the text of the module after each op.
+    Each op is drafted in a separate process. ``keep`` is called after each op with the source code of the module so
+    far.
 
     Raises:
         ShiplapError: ``SL501`` if there is no such package or no op in it. ``SL601`` if it cannot be imported.
@@ -100,8 +100,8 @@ def draft_package(
     version = installed_version(package)
 
     def write(drafted: DraftedPackage) -> str:
-        """Return the source of the module of declarations, made from ``drafted``. A comment at its head states how it
-        was made.
+        """Return the source code of the module of declarations, made from ``drafted``. A comment at its head states how
+        it was made.
         """
         head = [
             f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
@@ -122,8 +122,9 @@ def draft_package(
 
 
 def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the plain data that ``work()`` returns in a separate process. If that process dies, return the reason
-    under the key ``left_out``.
+    """Return the dict that ``work()`` returns in a separate process. It must be of data that can be sent between
+    processes. If that process dies, return the reason under the key ``left_out``. If no such process can be made, call
+    ``work`` in this one.
     """
     from shiplap.audit.child_process import ChildDeath, can_isolate, run_isolated
 

@@ -28,12 +28,14 @@ def judge_suite(
     *,
     as_json: bool,
 ) -> int:
-    """Judge the candidate kernels for the problems of a folder, print a line for each, and return the exit status. If
+    """Judge the candidate kernels for the problems in ``folder``, print a line for each, and return the exit status. If
     ``output`` is not None, the verdicts are appended to this file as JSON lines, and problems that it already has are
     not judged again.
 
-    ``jobs`` candidates compile at once, and ``changes`` holds options of the judgement. Raise ``SL613`` if the folder
-    has no problems.
+    ``candidates`` is the folder of the candidates, ``torch.compile``, or an empty string for candidates beside their
+    problems. ``jobs`` candidates compile at once. ``sample`` chooses problems as ``N`` or ``N:SEED``, or all if it is
+    empty. ``changes`` has options of the judgement. If ``as_json`` is true, one JSON list is printed instead of lines.
+    Raise ``SL613`` if a folder is missing or has no problems.
     """
     for place in (folder, *([Path(candidates)] if candidates not in ("", COMPILED) else [])):
         if not place.is_dir():
@@ -67,8 +69,8 @@ def judge_suite(
 
 
 def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem]:
-    """Return randomly chosen problems, in their order. ``sample`` is ``N`` or ``N:SEED``, or empty for all problems.
-    Raise ``SL613`` for another form.
+    """Return randomly chosen ones of ``problems``, in their order. ``sample`` is ``N`` or ``N:SEED`` (seed 0 by
+    default), or empty for all problems. Raise ``SL613`` for another form.
     """
     if not sample:
         return problems
@@ -80,7 +82,7 @@ def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem
 
 
 def _verdict_row(verdict: SuiteVerdict) -> str:
-    """Return the line that shows a verdict. It holds the verdict's word, the speed-up, the lowest speed-up, the
+    """Return the line of text that shows a verdict. It has the verdict's word, the speed-up, the lowest speed-up, the
     seconds, the problem and the reason.
     """
     fast = f"{verdict.speedup:6.2f}x {verdict.min_speedup:6.2f}x" if verdict.speedup else " " * 15

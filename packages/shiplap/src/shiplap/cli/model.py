@@ -12,10 +12,10 @@ DEFAULT = "model"  # the name that is looked for where the target has none
 
 
 def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ...] | dict[str, Any]]:
-    """Return the module of ``target``, the function or model that it names, and the arguments that the module's
-    function ``inputs`` returns.
+    """Return (module, function or model, arguments) for ``target``, which is ``module[:name]`` or
+    ``path/to/file.py[:name]``.
 
-    ``target`` is ``module[:name]`` or ``path/to/file.py[:name]``. The arguments are a dict if they are given by name,
+    The arguments are those that the module's function ``inputs`` returns. They are a dict if they are given by name,
     otherwise a tuple.
 
     Raises:
@@ -28,11 +28,10 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
 
 
 def _find_callable(module: ModuleType, name: str, where: str) -> Any:
-    """Return the function or model ``name`` of a module. If ``name`` is empty, return the one named by the constant
-    ``DEFAULT``.
+    """Return the function or model ``name`` of ``module``. If ``name`` is empty, return the one called ``model``.
 
-    Raise ``SL501``, with the names of the module's functions and models, if there is none. ``where`` is the target, for
-    the error.
+    Raise ``SL501``, with the names of the module's functions and models, if there is none. ``where`` is the target,
+    which the error names.
     """
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
@@ -60,8 +59,8 @@ def _callable_names(module: ModuleType) -> list[str]:
 
 
 def _call_inputs_function(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
-    """Return the arguments that the function ``name`` of the module returns, as a tuple or a dict. Raise ``SL613`` if
-    there is no such function. ``where`` is the target, for the error.
+    """Call the function ``name`` of ``module`` and return the arguments that it returns, as a tuple or a dict. A single
+    value becomes a tuple. Raise ``SL613`` if there is no such function. ``where`` is the target, which the error names.
     """
     made = getattr(module, name, None)
     if not callable(made):

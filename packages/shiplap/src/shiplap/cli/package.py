@@ -79,7 +79,7 @@ def command(
 
 
 def _as_json(packed: PackedWheel) -> dict[str, Any]:
-    """Return a packaged wheel and its contents as plain values for JSON."""
+    """Return a packaged wheel and its contents as a dict that JSON can hold."""
     return {
         "wheel": str(packed.wheel),
         "warning": packed.warning,
@@ -95,8 +95,8 @@ def _as_json(packed: PackedWheel) -> dict[str, Any]:
 
 
 def _packed_lines(packed: PackedWheel) -> Iterator[str]:
-    """Yield lines that list the contents of a packaged wheel. They are libraries, native ops, compiled kernels, tuned
-    choices, and ops that were left out with the reason.
+    """Yield lines of text that list the contents of a packaged wheel. These are its libraries, native ops, compiled
+    kernels and tuned choices, and the ops that were left out with the reason.
     """
     yield str(packed.wheel)
     for each in packed.contents:

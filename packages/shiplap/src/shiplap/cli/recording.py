@@ -13,8 +13,8 @@ from shiplap.scaffold.calls import DispatchRecorder
 
 
 def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:
-    """Run ``script`` as Python would, while ``recorder`` records its calls of ops. Return a text that says how the
-    script failed, or an empty text.
+    """Run ``script`` with ``arguments`` as Python would, while ``recorder`` records its calls of ops. Return a text
+    that says how the script failed, or an empty string if it did not fail.
 
     If ``script`` is not a file, as in ``pytest``, it is the name of a module. The module runs as with ``python -m``.
     """
@@ -42,8 +42,8 @@ def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecor
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Enter a context with ``sys.argv`` as Python sets it for a script. The script's folder is appended to
-    ``sys.path``.
+    """Return a context in which ``sys.argv`` is as Python sets it for ``script`` with ``arguments``. Inside of it, the
+    script's folder is appended to ``sys.path``.
     """
     argv, path = list(sys.argv), list(sys.path)
     # The lists are changed in place, because other modules may hold references to them.

@@ -89,7 +89,7 @@ def command(
 
 def _test_rewrites(targets: list[str], json: bool) -> None:
     """Prove the rewrites that ``targets`` name, and print each check, as JSON if ``json`` is true and otherwise as
-    text. Exit with status 1 if a rewrite is refused. Raise ``SL501`` if there are none.
+    text. Exit with status 1 if the proof of a rewrite fails. Raise ``SL501`` if there are no rewrites.
     """
     from shiplap.rewrite.proof_report import proofs_as_json, prove_each
 
@@ -111,8 +111,9 @@ def _test_rewrites(targets: list[str], json: bool) -> None:
 
 
 def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
-    """Return the rewrites (replacements in traced graphs) that ``targets`` name. Without targets, return the shipped
-    ones and those of the model's module. The latter replace shipped ones of equal name.
+    """Return the rewrites (replacements in traced graphs) that ``targets`` name. Without targets, return those that
+    Shiplap ships and those of ``module``, the model's module. A rewrite of the module replaces a shipped one of equal
+    name.
     """
     if not targets:
         from shiplap.rewrite.shipped import everything

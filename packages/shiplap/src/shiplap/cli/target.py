@@ -33,10 +33,10 @@ _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return ``(home, name)`` of a target, which is a text such as ``module:op``. ``home`` is the module or file, and
-    ``name`` the op in it. Either may be empty.
+    """Return ``(home, name)`` of a target, a string such as ``module:op``. ``home`` is the module or file, and ``name``
+    the op in it. Each of them is empty if the target lacks it.
 
-    Raise ``SL501`` if the text has another form.
+    Raise ``SL501`` if the string has another form.
     """
     if _QUALIFIED.match(target):
         return "", target
@@ -54,7 +54,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def resolve_targets(targets: Iterable[str]) -> list[Op]:
-    """Return the ops that ``targets`` name, in order and without repetitions. Targets are texts such as ``module``,
+    """Return the ops that ``targets`` name, in order and without repetitions. Targets are strings such as ``module``,
     ``file.py:op`` or ``namespace::name``.
 
     Raise ``SL501``, with a suggestion, for a target without an op.
@@ -67,8 +67,8 @@ def resolve_targets(targets: Iterable[str]) -> list[Op]:
 
 
 def _resolve_target(target: str) -> list[Op]:
-    """Return the ops of one target, a text such as ``module`` or ``file.py:op``. They are all ops of the module, or the
-    one that is named. Raise ``SL501`` if there are none.
+    """Return the ops of one target, a string such as ``module`` or ``file.py:op``. They are all ops of the module, or
+    the one op that is named. Raise ``SL501`` if there are none.
     """
     home, name = split_target(target)
     if not home:
@@ -107,8 +107,8 @@ def _find_registered_op(name: str) -> Op:
 
 
 def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
-    """Return the op ``name`` of a module. It is found by the name of its variable, or by its own name among
-    ``declared``. Raise ``SL501``, with the existing names, if there is none.
+    """Return the op ``name`` of ``module``. ``name`` is the name of a variable in it, or the own name of one of the ops
+    ``declared``. Raise ``SL501``, with the existing names, if there is no such op. The error names ``target``.
     """
     from shiplap.dispatch import Op
 
@@ -134,11 +134,11 @@ def _refuse_drafts(values: Iterable[Any]) -> None:
 def unknown_name(
     kind: str, name: str, names: Sequence[str], *, where: str, value: object = None, got: str = "", fix: str = ""
 ) -> ShiplapError:
-    """Return the error ``SL501`` for a name that does not exist, with a suggestion from ``names``, the existing names.
-    ``got`` and ``fix`` replace those of the error if they are not empty.
+    """Return the error ``SL501`` for the name ``name``, which does not exist, with a suggestion from ``names``, the
+    existing names. ``got`` and ``fix`` replace those of the error if they are not empty.
 
-    ``kind`` is what was wanted, with an article, such as ``"an op"``. ``value`` is the object of another kind that has
-    the name, if there is one.
+    ``kind`` is the kind of the wanted object, with an article, such as ``"an op"``. ``where`` is the place where it was
+    searched for. ``value`` is an object of another kind that has the name, or None.
     """
     return error(
         "SL501",
@@ -153,7 +153,7 @@ def unknown_name(
 
 def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
     """Return a phrase with the name among ``names`` that ``wanted`` probably means. If no name is similar, the phrase
-    lists all names. ``kind`` is the kind of the named object, with an article.
+    lists all names. ``kind`` is the kind of the named object, with an article, such as ``"an op"``.
     """
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if close:
@@ -162,8 +162,8 @@ def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
 
 
 def ops_of(module: ModuleType) -> list[Op]:
-    """Return the ops that ``module`` or its imported submodules declare, in order of declaration. Ops imported from
-    elsewhere are left out.
+    """Return the ops that ``module`` or its imported submodules declare, sorted by the module and the line of their
+    declaration. Ops imported from elsewhere are left out.
     """
     from shiplap.dispatch import Op, registry
 
@@ -181,19 +181,21 @@ def ops_of(module: ModuleType) -> list[Op]:
 
 
 def _declaration_position(op: Op) -> tuple[str, int]:
-    """Return the module name and the line of an op's declaration, as a sort key."""
+    """Return the module name and the line of the declaration of ``op``, as a sort key. The line is 0 if it is not
+    known.
+    """
     code = getattr(inspect.unwrap(op.reference), "__code__", None)
     return op.__module__, code.co_firstlineno if code else 0
 
 
 def _is_in_package(name: str, package: str) -> bool:
-    """Return whether the module ``name`` is ``package`` or lies in it."""
+    """Return whether the module ``name`` is the package ``package`` or a module inside of it."""
     return name == package or name.startswith(package + ".")
 
 
 def import_home(home: str) -> ModuleType:
-    """Return the module of a dotted name or of a ``.py`` file, after importing it. Raise ``SL501`` if it does not
-    exist, and ``SL601`` if the import raises.
+    """Import and return the module ``home``, which is a dotted name or the path of a ``.py`` file. Raise ``SL501`` if
+    it does not exist, and ``SL601`` if the import raises.
     """
     if home.endswith(".py"):
         return _import_file(Path(home))
@@ -202,8 +204,8 @@ def import_home(home: str) -> ModuleType:
 
 
 def _find_in_current_folder(name: str) -> None:
-    """Append the current folder to the module search path if the module is found only there. Raise ``SL501`` if other
-    users can write to that folder.
+    """Append the current folder to the module search path if the module ``name`` is found only there. Raise ``SL501``
+    if other users can write to that folder.
     """
     package, here = name.split(".")[0], Path.cwd()
     # find_spec raises ValueError for a loaded module without a spec, such as __main__.
@@ -225,9 +227,7 @@ def _find_in_current_folder(name: str) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Return the module ``name``, after importing it. Raise ``SL501`` if there is none, and ``SL601`` if its import
-    raises.
-    """
+    """Import and return the module ``name``. Raise ``SL501`` if there is none, and ``SL601`` if its import raises."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
@@ -251,8 +251,8 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Return the module of a Python file, after running it. Raise ``SL501`` if the file is missing or other users can
-    write it, and ``SL601`` if running it raises.
+    """Run the Python file ``path`` as a module and return the module. Raise ``SL501`` if the file is missing or other
+    users can write it, and ``SL601`` if running it raises.
     """
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
@@ -284,8 +284,8 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_of(path: Path) -> tuple[str, Any]:
-    """Return ``(name, spec)`` for the import of the file ``path``. If Python finds the file, they are its module name
-    and None. Otherwise they are another name and a spec to import the file with.
+    """Return ``(name, spec)`` for the import of the file ``path``. If an ``import`` statement finds the file, they are
+    its module name and None. Otherwise they are a name with the prefix ``OWN_NAME`` and a spec that loads the file.
     """
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
@@ -311,8 +311,8 @@ def _module_of(path: Path) -> tuple[str, Any]:
 
 
 def _not_imported(where: str, e: BaseException) -> ShiplapError:
-    """Return the error ``SL601`` for an import of ``where`` that failed with ``e``. It names the innermost line of the
-    user's code.
+    """Return the error ``SL601`` for an import of ``where``, a module or file, that failed with ``e``. The error names
+    the innermost line of the user's code.
     """
     frames = _user_frames(e)
     at = f" ({frames[-1]})" if frames else ""
@@ -320,7 +320,9 @@ def _not_imported(where: str, e: BaseException) -> ShiplapError:
 
 
 def _user_frames(e: BaseException) -> list[str]:
-    """Return ``file:line`` of those frames of an exception that are in the user's code, the innermost last."""
+    """Return ``file:line`` of those frames in the traceback of ``e`` that are in the user's code. The innermost frame
+    is the last one.
+    """
     import traceback
 
     # Frames of the import system and of this file say nothing about the user's module.

@@ -105,9 +105,11 @@ def command(
 
 
 def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
-    """Write the entries of the frozen tables ``tables`` to the file ``output``, and print its size and the conflicts.
-    ``others`` are the other options that were given. Raise ``SL613`` if there are any, or if an argument is missing. If
-    ``json`` is true, print JSON, and otherwise text.
+    """Write the entries of the frozen tables (files of tuned choices) ``tables`` to the file ``output``. Print the
+    number of choices and the conflicts, as JSON if ``json`` is true and otherwise as text.
+
+    ``others`` are the other options that were given. Raise ``SL613`` if there are any, or if a table or the output is
+    missing.
     """
     if others or not tables or output is None:
         missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]
@@ -125,8 +127,8 @@ def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[
 
 
 def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int:
-    """Print the kernels that tuning chose and the number of calls that were not reached within ``budget``. Return the
-    exit status. Print JSON if ``json`` is true, and otherwise text.
+    """Print the kernels that tuning chose, as JSON if ``json`` is true and otherwise as text. Then print how many calls
+    were not reached within ``budget``. Return the exit status.
     """
     from shiplap.render import exit_status
 
@@ -153,11 +155,12 @@ def _tune_requests(
     *,
     quiet: bool,
 ) -> TuneResult:
-    """Return the result of tuning the requests (ops with calls) within ``budget``, with a progress bar unless
-    ``quiet``.
+    """Return the result of tuning ``requests`` (ops with calls) within ``budget``. Show a progress bar unless ``quiet``
+    is true.
 
-    If ``isolate`` is true, candidates run in separate processes. If ``compiled`` is true, they are also measured in
-    compiled code.
+    If ``isolate`` is true, candidates run in separate processes, and otherwise in this one. ``compiled`` says whether
+    the templates of an op are also measured in compiled code. If it is None, they are measured there if some of them
+    run only in compiled code.
     """
     from shiplap.tuning.engine import tune_all
 
@@ -166,8 +169,8 @@ def _tune_requests(
 
 
 def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[TuningRequest]:
-    """Return a tuning request (an op with a call) for each text in ``sizes``, such as ``n=4096``. Raise ``SL613``
-    unless ``targets`` name exactly one op.
+    """Return a tuning request (an op with a call) for each of ``sizes``, strings such as ``n=4096,c=64``. The calls
+    have the dtype ``dtype`` and the device ``device``. Raise ``SL613`` unless ``targets`` name exactly one op.
     """
     from shiplap.tuning.engine import recipe_of_sizes
 
@@ -178,8 +181,8 @@ def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str,
 
 
 def values_of(text: str) -> dict[str, Any]:
-    """Return the names and values of a text such as ``n=4096,kernel=[3,3,3]``. Lists become tuples. Raise ``SL613`` if
-    the text has another form.
+    """Return a dict with the names and values in a string such as ``n=4096,kernel=[3,3,3]``. Lists become tuples. Raise
+    ``SL613`` if the string has another form.
     """
     import ast
 
@@ -194,8 +197,9 @@ def values_of(text: str) -> dict[str, Any]:
 
 
 def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | None) -> list[TuningRequest]:
-    """Return the calls recorded in ``profile`` as tuning requests. If there are ``targets``, only their calls are
-    returned. Raise ``SL613`` if none are left. Their device is ``device``, or the recorded one if it is None.
+    """Return the calls recorded in the file ``profile`` as tuning requests. If there are ``targets``, only calls of
+    their ops are returned. Raise ``SL613`` if no call is left. The calls have the device ``device``, or the recorded
+    one if that is None.
     """
     from shiplap.tuning.recorded_calls import read_calls
 
@@ -211,8 +215,8 @@ def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | No
 
 
 def _op_of_call(call: RecordedCall) -> Op:
-    """Return the op of a recorded call, after importing the module or file that declared it. Raise ``SL501`` if it is
-    not declared there.
+    """Return the op of the recorded call ``call``, after importing the module or file that declared it. Raise ``SL501``
+    if the op is not declared there.
     """
     from shiplap.dispatch import registry
 

@@ -12,8 +12,8 @@ from shiplap.declare.spec import OpSpec
 
 
 def config_values(space: Space | None) -> list[int]:
-    """Return the default compile-time values of a kernel (its config) as integers, in the order of their names. Return
-    an empty list if the kernel has no such values, or if its default depends on sizes.
+    """Return the default compile-time values of a kernel as integers, in the order of their names. Return an empty list
+    if the kernel has none, if ``space`` is None, or if the default depends on sizes.
     """
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
@@ -23,9 +23,9 @@ def config_values(space: Space | None) -> list[int]:
 class NativeChoice:
     """One of several kernels of an op on a device. All of them are C functions of one library.
 
-    ``symbol`` is the name of the C function. ``dtypes`` are the dtypes that it accepts, or an empty tuple for all
-    declared ones. ``workspace`` is the size of its scratch memory in bytes, or None. ``space`` holds its configs (sets
-    of compile-time values), or is None if it has none.
+    ``symbol`` is the name of the C function. ``dtypes`` are the names of the dtypes that it accepts, or an empty tuple
+    for all declared ones. ``workspace`` is the size of its scratch memory in bytes, or None if it has none. ``space``
+    holds its configs, that is sets of compile-time values, or is None if it has none.
     """
 
     symbol: str
@@ -35,7 +35,7 @@ class NativeChoice:
 
 
 def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
-    """Return one row of integers for each kernel. A row has the number of the kernel and its default compile-time
+    """Return one row of integers for each kernel. A row has the number of the kernel, then its default compile-time
     values, and is padded with zeros to the length of the longest row.
     """
     values = [config_values(kernel.space) for kernel in kernels]
@@ -45,12 +45,12 @@ def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
 
 
 def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
-    """Return the C++ expressions of the numbers by which a call is looked up in the table of tuned choices. Return an
-    empty list if C++ cannot compute them all, or if ``rule`` is None.
+    """Return C++ expressions of the integers by which a call is looked up in the table of tuned choices, in the order
+    of the table. Return an empty list if C++ cannot compute them all, or if ``rule`` is None.
 
-    ``rule`` sorts calls into classes that share a choice. The numbers are the rounded sizes, the dtypes and the
-    presence of optional tensors. They do not include the memory layout, since the table holds choices for contiguous
-    tensors, and Python handles other calls.
+    ``rule`` sorts calls into classes that share a choice. The integers are the rounded sizes, the dtypes, and for each
+    optional tensor whether it is given. They do not include the memory layout. The table holds choices for contiguous
+    tensors, and Python handles all other calls.
     """
     if rule is None:
         return []
@@ -74,8 +74,9 @@ def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
 def _peek_expressions(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Return three dicts of C++ expressions that read the boxed arguments of a call.
 
-    The first has sizes by dim name, the second scalars by argument name, and the third dtypes by dtype class (an
-    annotation's name such as ``Float``). The expressions read only arguments that are never None.
+    The first dict has sizes by dim name, and the second has int and bool scalars by argument name. The third has dtypes
+    by dtype class, the name in an annotation such as ``Float``. The expressions read only arguments that are never
+    None.
     """
     sizes: dict[str, str] = {}
     scalars: dict[str, str] = {}

@@ -34,8 +34,10 @@ _RESERVED = frozenset((*_WORDS.split(), *_MACROS.split()))
 
 @dataclass(frozen=True)
 class CParameter:
-    """One parameter of a C function. ``ctype`` is its C type, and ``name`` its name in C. ``source`` is the argument,
-    the output or the dim whose value it passes, and ``role`` states which of these.
+    """One parameter of a C function. ``ctype`` is its C type, and ``name`` its name in C.
+
+    ``source`` is the name of the argument, output or dim whose value it passes. ``role`` states what it passes, for
+    example ``"length"`` for the length of a list, or ``"extent"`` for a size that the kernel returns.
     """
 
     ctype: str
@@ -44,16 +46,16 @@ class CParameter:
     source: str
 
     def __str__(self) -> str:
-        """Return the C declaration of the parameter, its type and its name."""
+        """Return the C declaration of the parameter, that is its type and its name."""
         return f"{self.ctype} {self.name}"
 
 
 def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
-    """Return the C parameters of a kernel of ``spec`` after the first one, the context ``ctx``. Raise ``SL404`` if C
+    """Return the C parameters of a kernel of the op ``spec``, after its first parameter ``ctx``. Raise ``SL404`` if C
     cannot express a type.
 
     The parameters are the input tensors, the outputs, the scalars, and pointers through which the kernel returns
-    data-dependent sizes.
+    data-dependent sizes, in this order.
     """
     if spec.traced:
         raise error(
@@ -75,8 +77,8 @@ def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
 
 
 def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
-    """Return ``p`` with underscores appended to its name until the name is not in ``taken``. ``taken`` holds the
-    keywords of C and C++ and the names of earlier parameters. Add the new name to it.
+    """Return ``p`` with underscores appended to its name until the name is not in ``taken``, and add that name to
+    ``taken``. ``taken`` holds the keywords of C and C++ and the names of earlier parameters.
     """
     name = p.name
     while name in taken:
@@ -86,8 +88,8 @@ def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
 
 
 def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
-    """Return ``DLTensor*`` if the kernel writes to the tensor argument, and otherwise ``const DLTensor*``. Raise
-    ``SL404`` for a list of tensors.
+    """Return ``DLTensor*`` if the kernel writes to the tensor argument ``arg``, and otherwise ``const DLTensor*``.
+    Raise ``SL404`` for a list of tensors.
     """
     if arg.many:
         raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got="a list of tensors", expected="a tensor")
@@ -95,8 +97,8 @@ def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
 
 
 def _scalar_parameters(spec: OpSpec, arg: Arg) -> list[CParameter]:
-    """Return the C parameters of a scalar argument. A list has two, a pointer and a length, and any other scalar has
-    one. Raise ``SL404`` for an optional scalar or a type that C does not have.
+    """Return the C parameters of the scalar argument ``arg``. A list has two, a pointer and a length, and any other
+    scalar has one. Raise ``SL404`` for an optional scalar, or for a type that C does not have.
     """
     kind = str(arg.scalar)
     # A C scalar has no value for None, other than a number that a caller might also pass.

@@ -14,15 +14,15 @@ from shiplap_headers import include_dir
 
 
 def dtypes_header() -> str:
-    """Return the text of the C header ``shiplap/dtypes.h``, rendered from the table of dtypes in the order of their
+    """Return the source code of the C header ``shiplap/dtypes.h``. It lists the dtypes in the order of their
     ``ScalarType`` numbers.
     """
     return render_source("dtypes.h.jinja", dtypes=sorted(DTYPES.values(), key=lambda row: row.number))
 
 
 def write_or_compare(arguments: list[str]) -> str:
-    """Write ``shiplap/dtypes.h``. With the arguments ``["--check"]``, only compare the file with the text that would be
-    written.
+    """Write ``shiplap/dtypes.h``. With the arguments ``["--check"]``, leave the file unchanged and compare it with the
+    source code that would be written.
 
     Return a message if the file is out of date or the arguments are wrong, and otherwise an empty string.
     """

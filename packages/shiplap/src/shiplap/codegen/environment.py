@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @cache
 def _jinja_environment(package: str) -> Environment:
-    """Return the Jinja2 environment of the package's ``templates`` folder. An undefined name raises an error, and
-    nothing is escaped.
+    """Return the Jinja2 environment for the folder ``templates`` of the Python package ``package``. An undefined name
+    in a template raises an error, and nothing is escaped. Every call for one package returns the same object.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -29,7 +29,7 @@ def _jinja_environment(package: str) -> Environment:
 
 
 def render_source(template: str, *, package: str = "shiplap.codegen", **context: Any) -> str:
-    """Return the text of the Jinja2 template ``<package>/templates/<template>``, rendered with ``context``. Raise an
-    error if the template uses a name that ``context`` lacks.
+    """Return the Jinja2 template ``<package>/templates/<template>``, rendered with the variables ``context``, as a
+    string. Raise ``jinja2.UndefinedError`` if the template uses a name that ``context`` lacks.
     """
     return _jinja_environment(package).get_template(template).render(**context)

@@ -29,19 +29,20 @@ FACT = re.compile(r"(?:(numel)_(\w+)|(size|stride)_(\w+)_(\d+))")  # of a tensor
 
 @dataclass(frozen=True)
 class KernelParameter:
-    """One parameter of a Triton kernel, and the source of its value.
+    """One parameter of a Triton kernel, and the source of its value in a launch.
 
     Attributes:
         name: the name in the kernel's signature.
-        kind: the kind of its value. ``constant`` is ``value``, which is known when the code is generated. ``config`` is
-            the compile-time value of that name. ``computed`` is the value of ``expr`` at compile time. The others are
-            arguments at run time.
+        kind: the kind of its value. For ``constant``, it is ``value``, which is known when the code is generated. For
+            ``config``, it is the compile-time value called ``name``. For ``computed``, it is the value of ``expr``, for
+            which the kernel is compiled. For ``absent``, it is None. For all other kinds, it is an argument at run
+            time.
         source: the tensor argument or output, or the float scalar, that is passed.
         expr: the integer that is passed, or the offset into the workspace in bytes.
         value: the value of a constant.
         type: the parameter's type in Triton, if the kernel or the declaration fixes it.
-        specialises: whether Triton compiles special forms for some values at all.
-        aligns: whether Triton compiles a special form for multiples of 16.
+        specialises: whether Triton compiles the kernel separately for some values, such as 1.
+        aligns: whether Triton compiles the kernel separately for multiples of 16.
     """
 
     name: str
@@ -56,8 +57,8 @@ class KernelParameter:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """The launch of one kernel, with its parameters in order. ``grid`` has the number of programs along up to three
-    axes. ``when`` is the condition of the launch, or None.
+    """The launch of one kernel. ``parameters`` are those of the kernel in order. ``grid`` has the number of programs
+    along up to three axes. ``when`` is the condition under which it is launched, or None to launch always.
     """
 
     parameters: tuple[KernelParameter, ...]
@@ -67,14 +68,16 @@ class KernelLaunch:
     @property
     def exprs(self) -> tuple[Expr, ...]:
         """The expressions of sizes and scalars that are evaluated before the launch. Those of the grid come first,
-        followed by those of the parameters.
+        followed by those of the parameters. ``when`` is not among them.
         """
         return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
 
 
 @dataclass(frozen=True)
 class WorkspaceFill:
-    """A step that sets ``size`` bytes of the workspace (scratch memory), from ``offset`` on, to the value ``byte``."""
+    """A step that sets ``size`` bytes of the workspace, which is scratch memory, from ``offset`` on to the value
+    ``byte``. ``when`` is the condition of the step, or None to run it always.
+    """
 
     offset: Expr
     size: Expr
@@ -83,18 +86,19 @@ class WorkspaceFill:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """The two expressions that are evaluated before a part of the workspace (scratch memory) is filled. They are
-        the offset and the size in bytes of that part.
+        """The two expressions that are evaluated before the workspace is filled, namely the offset and the size in
+        bytes. ``when`` is not among them.
         """
         return self.offset, self.size
 
 
 @dataclass(frozen=True)
 class WorkspaceSort:
-    """A step in which torch sorts ``count`` integers of ``bits`` bits in ascending order. The sort is stable.
+    """A step in which torch sorts ``count`` integers of ``bits`` bits in ascending order. The sort is stable. ``when``
+    is the condition of the step, or None to run it always.
 
-    ``keys``, ``values`` and ``rows`` are offsets in bytes in the workspace. The integers are read at ``keys``. They are
-    written in order to ``values``, and their original positions, as int64, to ``rows``.
+    ``keys``, ``values`` and ``rows`` are offsets in bytes into the workspace, which is scratch memory. The integers are
+    read at ``keys``. They are written in order to ``values``, and their original positions, as int64, to ``rows``.
     """
 
     bits: Expr
@@ -106,8 +110,8 @@ class WorkspaceSort:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """The expressions that are evaluated before a part of the workspace (scratch memory) is sorted. They are
-        ``bits``, ``count`` and the three offsets.
+        """The expressions that are evaluated before the sort. They are ``bits``, ``count``, ``keys``, ``values`` and
+        ``rows``, in this order. ``when`` is not among them.
         """
         return self.bits, self.count, self.keys, self.values, self.rows
 
@@ -117,7 +121,8 @@ Step: TypeAlias = KernelLaunch | WorkspaceFill | WorkspaceSort
 
 @dataclass(frozen=True)
 class LaunchProgram:
-    """A program of steps that run in order on one stream.
+    """A program of steps that run in order on one CUDA stream. A step launches a kernel, or fills or sorts scratch
+    memory.
 
     Attributes:
         values: integers by name. Each is an expression of earlier ones, of sizes and of scalars.
@@ -138,11 +143,11 @@ class LaunchProgram:
 
 @dataclass(frozen=True)
 class Cubin:
-    """The compiled code of one launch's kernel for one GPU architecture (such as 90).
+    """The compiled code of one launch's kernel for one GPU architecture, which is a number such as 90.
 
-    ``launch`` is the number of the launch in its program. ``key`` holds the properties of the arguments for which the
-    code was compiled. ``image`` is the code, and ``name`` its entry point. ``threads`` is the number of threads of a
-    block, and ``shared`` its bytes of shared memory.
+    ``launch`` is the number of the launch in its program. ``key`` holds integers for the properties of the arguments
+    for which the code was compiled. ``image`` is the code as a cubin file, and ``name`` is the name of the kernel in
+    it. ``threads`` is the number of threads of a block, and ``shared`` its bytes of shared memory.
     """
 
     launch: int
@@ -155,8 +160,9 @@ class Cubin:
 
 
 def parse_fact(name: str) -> tuple[str, str, int] | None:
-    """Return the property of a tensor that a variable name stands for, as ``(kind, tensor, axis)``. For ``stride_x_1``
-    it is ``("stride", "x", 1)``. Return None for other names.
+    """Return the property of a tensor that the variable name ``name`` stands for, as ``(kind, tensor, axis)``. For
+    ``stride_x_1`` it is ``("stride", "x", 1)``, and for ``numel_x`` it is ``("numel", "x", 0)``. Return None for any
+    other name.
     """
     # Only numel_x has no axis, so it has groups of its own in the pattern.
     match = FACT.fullmatch(name)
@@ -168,10 +174,11 @@ def parse_fact(name: str) -> tuple[str, str, int] | None:
 def launcher_source(
     spec: OpSpec, symbol: str, program: LaunchProgram, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
 ) -> str:
-    """Return the C++ source of the function ``symbol``, which runs ``program``, a series of launches, fills and sorts.
+    """Return the C++ source code of a file with the function ``symbol``, which runs ``program``. The function has the C
+    prototype of ``spec``.
 
-    The function has the C prototype of ``spec``. ``configs`` are the names of its compile-time values, and ``cubins``
-    are compiled kernels to embed.
+    ``configs`` are the names of the compile-time values that the function gets from a table of tuned choices.
+    ``cubins`` are compiled kernels that are embedded in the source code.
     """
     parameters = c_prototype(spec)
     known = _Facts(spec, parameters, dict(program.values))
@@ -199,7 +206,9 @@ def launcher_source(
 
 
 def _print_cubin(cubin: Cubin) -> dict[str, Any]:
-    """Return the values that the launcher template prints for an embedded compiled kernel, by template name."""
+    """Return the values that the Jinja2 template of the launcher prints for the compiled kernel ``cubin``, by the names
+    that the template uses.
+    """
     return {
         "launch": cubin.launch,
         "architecture": cubin.architecture,
@@ -212,13 +221,13 @@ def _print_cubin(cubin: Cubin) -> dict[str, Any]:
 
 
 class _Facts:
-    """The C++ variables that generated code declares for a call. ``lines`` has their declarations in the order in which
-    they can be computed.
+    """The C++ variables that generated code declares for a call. ``lines`` holds their declarations in the order in
+    which they can be computed. ``cpp`` maps the names of arguments and outputs to parameters of the generated function.
     """
 
     def __init__(self, spec: OpSpec, parameters: Sequence[CParameter], values: Mapping[str, Expr]) -> None:
-        """Start without any declared variable. ``parameters`` are those of the generated function, ``values`` the named
-        integers of the program.
+        """Start without any declared variable. ``parameters`` are those of the generated function. ``values`` are the
+        named integers of the launch program, each as an expression.
         """
         self.spec, self.lines, self.values = spec, list[str](), values
         self.cpp = {p.source: p.name for p in parameters if p.role not in ("length", "extent")}
@@ -239,8 +248,8 @@ class _Facts:
     def _value(self, name: str) -> tuple[str, str]:
         """Return the C++ type and the C++ expression of the value of ``name``.
 
-        The name may be a dim, a scalar, a list, a property of a tensor such as a stride, or a computed dim. It may also
-        be an integer of the launch program, or stand for the address of the workspace.
+        ``name`` may be a dim, a scalar, a list, a computed dim, or a property of a tensor such as ``stride_x_1``. It
+        may also be an integer of the launch program, or the name that stands for the address of the workspace.
         """
         if (fact := parse_fact(name)) is not None and fact[1] in self.cpp:
             kind, tensor, axis = fact
@@ -263,8 +272,8 @@ class _Facts:
 
 
 def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield ``(dim, (tensor, axis))`` for each named dim of the tensors that are always present. These are the required
-    arguments and the outputs.
+    """Yield ``(dim, (tensor, axis))`` for each dim with a name of the required tensor arguments and of the outputs.
+    ``tensor`` is the name of a tensor, and ``axis`` the position of the dim. Tensors with a variadic dim are left out.
     """
     tensors = [(a.name, a.tensor) for a in spec.tensors if not a.optional]
     for name, kind in [*tensors, *((o.name, o.tensor) for o in spec.outputs)]:
@@ -273,10 +282,11 @@ def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
-    """Return the values that the launcher template prints for one step, which is a launch, a fill or a sort of scratch
-    memory.
+    """Return the values that the Jinja2 template of the launcher prints for ``step``, by the names that the template
+    uses.
 
-    ``facts`` returns the C++ variable of a name. ``numbers`` counts the launches of the program.
+    ``configs`` are the names of the compile-time values. ``facts`` returns the C++ variable of a name. ``numbers``
+    yields the numbers of the launches of the program.
     """
     made: dict[str, Any] = {"when": to_cpp(step.when, facts) if step.when is not None else "", "fill": "", "sort": ""}
     match step:
@@ -289,8 +299,8 @@ def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iter
 
 
 def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
-    """Return the values that the launcher template prints for a launch. They are its constants, the statements that add
-    parameters, and the grid.
+    """Return the values that the Jinja2 template of the launcher prints for a launch, by the names that the template
+    uses. They are its constants, the statements that add parameters, the numbers of both, and the grid.
 
     ``configs`` are the names of the compile-time values. ``facts`` returns the C++ variable of a name.
     """
@@ -303,8 +313,8 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
     }
 
     def variable(name: str) -> str:
-        """Return the C++ variable of ``name``. It is ``c_<name>`` for a constant or compile-time value of this launch,
-        and otherwise the variable of a dim, scalar or tensor property.
+        """Return the C++ variable of ``name``. It is ``c_<name>`` if ``constants`` has the name, that is for a constant
+        or a compile-time value of this launch. Otherwise it is the variable of a dim, a scalar or a tensor property.
         """
         return f"c_{name}" if name in constants else facts(name)
 
@@ -325,10 +335,10 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
 
 
 def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
-    """Return the C++ statement that adds one kernel parameter to the launch and to the key of its compiled form.
+    """Return the C++ statement that adds the kernel parameter ``p`` to the launch and to the key of its compiled code.
+    Return an empty string for constants, config values and absent tensors.
 
-    Return an empty string for constants, config values and absent tensors. ``tensors`` maps names of tensors to C++
-    names. ``variable`` returns the C++ variable of any other name.
+    ``tensors`` maps the names of tensors to C++ names. ``variable`` returns the C++ variable of any other name.
     """
     aligns = "true" if p.specialises and p.aligns else "false"
     value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")

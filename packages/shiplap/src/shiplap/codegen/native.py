@@ -49,16 +49,16 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class NativeOp:
-    """One op that is to be bound natively, with its declaration and the data of its kernels on ``device``.
+    """One op that is to be bound in C++, with its declaration and the data of its kernels on ``device``.
 
     ``kernels`` is empty for an op with one kernel. For an op with several, it has all of them in the order in which a
     call tries them. ``symbol``, ``workspace``, ``dtypes`` and ``space`` are then those of the first. ``rows`` are tuned
-    choices for a library without Python.
+    choices for a library without Python. ``rule`` sorts calls into classes that share a choice.
 
     ``names`` are the torch ops to register. If the op returns arguments, the first of them only writes to them.
-    ``dtypes`` are the dtypes that the kernel accepts, and empty if it accepts all declared ones. ``out`` requests the
-    out-variant as well. ``align`` is the alignment in bytes that the kernel needs. ``source`` is the code of a
-    generated kernel.
+    ``dtypes`` are the dtypes that the kernel accepts, and empty if it accepts all declared ones. ``strided`` are the
+    arguments that it accepts with any strides. If ``out`` is true, the out-variant is registered, too. ``align`` is the
+    alignment in bytes that the kernel needs. ``source`` is the C++ source code of a generated kernel, or empty.
     """
 
     spec: OpSpec
@@ -79,20 +79,22 @@ class NativeOp:
 
     @cached_property
     def unfit(self) -> str:
-        """The reason why C++ code cannot run the calls of the op, so that Python has to. It is an empty string if C++
-        code can run them.
+        """The reason why generated C++ code cannot run the calls of the op, so that Python has to. It is an empty
+        string if C++ code can run them.
         """
         return _why_unfit(self)
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
-        """The values that the C++ template prints for this op, by template name, without the op's id in the library."""
+        """The values that the Jinja2 template prints for this op, by the names that the template uses. The id that the
+        op has in a library is not among them.
+        """
         return _template_values(self)
 
 
 def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
-    """Return the C++ source of the native bindings of ``ops`` as one translation unit. A native binding is the code
-    that torch calls in place of Python.
+    """Return the C++ source code of the native bindings of ``ops`` as one translation unit. A native binding is the
+    code that torch calls in place of Python.
 
     If ``alone`` is true, the code is for processes without Shiplap. Otherwise it is for processes that have imported
     Shiplap. Raise ``SL404`` if generated C++ cannot check the calls of an op.
@@ -107,11 +109,11 @@ def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
 
 
 def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
-    """Return, for each namespace, a dict whose keys are the torch schemas to define, as C++ string literals. An op for
-    two devices contributes its schemas once.
+    """Return a pair for each namespace of ``ops``. It holds the name of the namespace and a dict. The keys of the dict
+    are the torch schemas to define, as C++ string literals. An op for two devices contributes its schemas once.
 
-    The value is an empty string, except for the schema of an op that returns its arguments. There it is the C++
-    namespace that implements the op.
+    The values of the dict are empty strings, except for the schema of an op that returns its arguments. There the value
+    is the C++ namespace that implements the op.
     """
     by_namespace: dict[str, dict[str, str]] = {}
     for index, op in enumerate(ops):
@@ -127,15 +129,15 @@ def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
 
 
 def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
-    """Return the values that the C++ template prints for one op. ``id`` is the C++ namespace of the op in the
-    translation unit.
+    """Return the values that the Jinja2 template prints for ``op``, by the names that the template uses. ``id`` is the
+    C++ namespace of the op in the translation unit.
     """
     return {"id": id, **op.described}
 
 
 def _template_values(op: NativeOp) -> dict[str, Any]:
-    """Return the values from which the C++ template renders the code of one op. The keys are the names that the
-    template uses. Raise ``SL404`` if generated C++ cannot check the calls of the op.
+    """Return the values from which the Jinja2 template renders the C++ code of ``op``, by the names that the template
+    uses. Raise ``SL404`` if generated C++ cannot check the calls of the op.
     """
     spec = op.spec
     parameters = c_prototype(spec)
@@ -186,8 +188,8 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
 
 
 def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any]:
-    """Return the C++ statements of ``plan``, which are the checks, allocations and copies of a call in order. The keys
-    are the names that the template uses for the parts.
+    """Return the C++ statements of ``plan``, which are the checks, allocations and copies of a call of ``op``. They are
+    lists under the names that the Jinja2 template uses. ``where`` names the op and the kernel in errors.
     """
     spec, outputs = op.spec, plan.outputs
     return {
@@ -209,18 +211,18 @@ def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any
 
 
 def _helper_op_name(op: NativeOp, role: str) -> str:
-    """Return the torch name of a helper op of this op, such as its Python fallback (``role="python"``). The name
-    differs for each schema that this process has declared under the op's name.
+    """Return the torch name of a helper op of ``op``, such as its Python fallback for ``role="python"``. If this
+    process has declared the op's name with several schemas, each has helper ops with names of their own.
     """
     return name_of_edition(f"{op.spec.stem}__{role}", op.edition)
 
 
 def _returning_op(op: NativeOp) -> dict[str, Any]:
-    """Return the template's values for an op that returns arguments to which it writes. Return an empty dict for any
-    other op.
+    """Return the values that the Jinja2 template prints for an op that returns arguments to which it writes. Return an
+    empty dict for any other op.
 
-    The values are the name and the overload of the helper op that writes, and a number for each result. It is the
-    number of the argument that the result is, or -1.
+    The values are the name and the overload of the helper op that writes, and ``results``, one integer for each result.
+    It is the position of the argument that is returned, or -1 for a new tensor.
     """
     if not op.spec.returned:
         return {}
@@ -231,7 +233,7 @@ def _returning_op(op: NativeOp) -> dict[str, Any]:
 
 
 def _why_unfit(op: NativeOp) -> str:
-    """Return the reason why generated C++ cannot run the calls of the op, such as a tensor whose rank is not fixed.
+    """Return the reason why generated C++ cannot run the calls of ``op``, such as a tensor whose rank is not fixed.
     Return an empty string if it can.
     """
     spec = op.spec
@@ -268,8 +270,8 @@ def _why_unfit(op: NativeOp) -> str:
 
 @dataclass(frozen=True)
 class Deferral:
-    """A C++ condition on arguments, tested before they are converted, under which Python runs the call. ``reason`` is
-    the reason as a C++ text.
+    """A C++ condition on arguments under which Python runs the call. It is tested before the arguments are converted.
+    ``reason`` states why, as a C++ string literal.
     """
 
     condition: str
@@ -277,8 +279,8 @@ class Deferral:
 
 
 def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
-    """Yield the C++ conditions on the arguments under which a call is passed on to Python, each with its reason in
-    words.
+    """Yield the C++ conditions on the arguments under which a call of ``op`` is passed on to Python. Each has its
+    reason.
     """
     classes: set[str] = set()
     if op.spec.dynamic and op.device == "cuda":  # sizes that the host reads
@@ -303,7 +305,7 @@ def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
 
 def _default_picks(op: NativeOp) -> list[str]:
     """Return the C++ statements that set ``config`` to the default config of the first kernel that accepts the dtypes
-    of the call.
+    of the call. The list is empty if the op has one kernel.
     """
     picks: list[str] = []
     for number, kernel in enumerate(op.kernels):
@@ -316,8 +318,9 @@ def _default_picks(op: NativeOp) -> list[str]:
 
 
 def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
-    """Return the C++ condition that a kernel which accepts only the dtypes ``taken`` accepts the dtypes of a call.
-    Return an empty string if it accepts all.
+    """Return a C++ condition for the dtypes of a call. It is true if a kernel that accepts only the dtypes ``taken``
+    accepts them. Return an empty string if ``taken`` is empty or the op has no dtype classes, since the kernel then
+    accepts all calls.
     """
     first = {a.tensor.dtype_class: i for i, a in reversed([*enumerate(spec.args)]) if a.tensor and not a.optional}
     peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in spec.dtype_classes]
@@ -325,8 +328,8 @@ def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
 
 
 def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
-    """Return the C++ conditions on the caller's tensors under which a call of the out-variant is passed on to Python.
-    Each has its reason in words.
+    """Return the C++ conditions on the caller's output tensors under which a call of the out-variant is passed on to
+    Python. Each has its reason.
     """
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
     found = [
@@ -341,8 +344,8 @@ def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
 
 
 def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
-    """Return C++ statements that compute ``needed``, the bytes of scratch memory (workspace) of the chosen kernel.
-    Return an empty list if no kernel needs any.
+    """Return C++ statements that set ``needed`` to the bytes of scratch memory that the chosen kernel needs. ``names``
+    returns the C++ variables of dims and scalars. Return an empty list if no kernel needs any.
     """
     # Kernels with the same expression share one computation.
     several, each = _workspaces(op), [k.workspace for k in op.kernels] or [op.workspace]
@@ -351,7 +354,7 @@ def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
 
     def computed(workspace: Expr, name: str) -> list[str]:
         """Return the C++ statements that evaluate the size expression ``workspace`` and assign its value to a new
-        variable ``name``.
+        variable called ``name``.
         """
         steps, term = try_expression(op.spec, names, "v_workspace", VariableType.SIZE, workspace)
         return step_statements((*steps, LetStep(name, VariableType.SIZE, term)))
@@ -366,17 +369,18 @@ def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
 
 
 def _workspaces(op: NativeOp) -> list[Expr]:
-    """Return the distinct size expressions of the scratch memory (workspace) of the op's kernels, in order."""
+    """Return the size expressions of the scratch memory of the op's kernels, in the order of the kernels and without
+    duplicates.
+    """
     each = [k.workspace for k in op.kernels] or [op.workspace]
     return list({e.source: e for e in each if e is not None}.values())
 
 
 def _itemsize_dtypes(spec: OpSpec) -> str:
-    """Return a C++ initialiser list of the dtypes whose element size the function ``itemsize`` of an expression
-    returns.
+    """Return a C++ initialiser list of the dtypes that the function ``itemsize`` of an expression considers.
 
-    These are the dtypes of the dtype classes (annotations such as ``Float``). If the op has none, they are the dtypes
-    of the tensors that are always present.
+    These are the dtypes of the dtype classes, the names in annotations such as ``Float``. If the op has none, they are
+    the dtypes of its required tensor arguments.
     """
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
     return "{" + ", ".join([f"dtype_{c}" for c in spec.dtype_classes] or always) + "}"
@@ -384,8 +388,8 @@ def _itemsize_dtypes(spec: OpSpec) -> str:
 
 @dataclass(frozen=True)
 class _Out:
-    """The values that the C++ template prints for one output. They are its name, its shape after the kernel has run,
-    and whether a size of it depends on data.
+    """The values that the Jinja2 template prints for one output. They are its name, the C++ initialiser list of its
+    shape after the kernel has run, and whether a size of it depends on data.
     """
 
     name: str
@@ -394,8 +398,8 @@ class _Out:
 
 
 def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
-    """Return the values that the C++ template prints for one output. They are its name, its shape after the kernel has
-    run, and whether a size of it depends on data.
+    """Return the values that the Jinja2 template prints for the output ``out``. They are its name, the C++ initialiser
+    list of its shape after the kernel has run, and whether a size of it depends on data.
     """
     kind = out.tensor
     # A size that depends on data is only known after the kernel has run, so the shape is written with its extent.
@@ -405,7 +409,9 @@ def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
 
 
 def _shape_expression(kind: TensorType, names: Callable[[str], str]) -> str:
-    """Return the C++ initialiser list of a tensor type's sizes. ``names`` returns the C++ variable of a dim."""
+    """Return the C++ initialiser list of the sizes of a tensor of the type ``kind``, such as ``{n, int64_t{4}}``.
+    ``names`` returns the C++ variable of a dim.
+    """
     sizes = [
         to_cpp(d.expr, names) if d.expr else f"int64_t{{{d.size}}}" if d.kind == "fixed" else names(d.text)
         for d in kind.dims

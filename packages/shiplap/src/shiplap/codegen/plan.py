@@ -22,11 +22,13 @@ from shiplap.plan.steps import (
 
 
 class NoCppForm(ValueError):
-    """The error which says that a step of a call plan cannot be written in C++. Its text names the step."""
+    """The error which says that a step of a call plan, such as a check, cannot be written in C++. Its message names the
+    step.
+    """
 
 
 def step_statements(steps: Iterable[Step]) -> list[str]:
-    """Return the C++ statements of the steps of a call plan (checks, allocations and copies) in order. Raise
+    """Return the C++ statements of ``steps``, which are checks, allocations and copies of a call plan, in order. Raise
     ``NoCppForm`` if C++ cannot express a step.
     """
     return [line for step in steps for line in _statements_of_step(step)]
@@ -64,7 +66,7 @@ def _statements_of_step(step: Step) -> list[str]:
 
 
 def _indent_lines(text: Iterable[str]) -> list[str]:
-    """Return each line indented by two spaces."""
+    """Return the lines ``text`` as a list, each indented by two spaces."""
     return [f"  {line}" for line in text]
 
 
@@ -79,8 +81,9 @@ def _require_cpp(cpp: str) -> str:
 
 
 def rule_check(rule: ArgumentRule) -> list[str]:
-    """Return the C++ statement, as a list, that raises the error of ``rule``, a check of an argument, if a call
-    violates it. Return an empty list if the condition of the rule is always true in C++.
+    """Return a list with the C++ statement that raises the error of ``rule``, a check of an argument, if a call
+    violates it. Return an empty list if the condition of the rule is always true in C++. Raise ``NoCppForm`` if only
+    Python can check the rule.
     """
     # A condition that is always true would only cost time in each call.
     return (
@@ -91,15 +94,15 @@ def rule_check(rule: ArgumentRule) -> list[str]:
 
 
 def rule_condition(rule: ArgumentRule) -> str:
-    """Return the C++ condition of ``rule``, a check of an argument. It is true for valid calls. Raise ``NoCppForm`` if
-    only Python can check the rule.
+    """Return the C++ condition of ``rule``, a check of an argument, which is true for valid calls. Raise ``NoCppForm``
+    if only Python can check the rule.
     """
     return _require_cpp(rule.condition.cpp)
 
 
 def refuse_statement(rule: ArgumentRule) -> str:
-    """Return the C++ statement that raises the catalogue error of ``rule``, a check of an argument. The texts of the
-    error contain values of the call.
+    """Return the C++ statement that raises the error of ``rule``, a check of an argument. Values of the call are
+    inserted into the error's texts at run time. Raise ``NoCppForm`` if only Python can compute one of these values.
     """
     texts = (rule.where, rule.got, rule.expected)
     messages = ", ".join(quote_cpp(braced_text(text)) for text in texts)
@@ -109,14 +112,16 @@ def refuse_statement(rule: ArgumentRule) -> str:
 
 
 def braced_text(text: Text) -> str:
-    """Return a text of an error as a format string, such as ``n = {}``. ``{}`` stands for each run-time value. The
-    braces of the constant parts are escaped.
+    """Return a text of an error as one format string, such as ``n = {}``. ``{}`` stands for each value that is known
+    only at run time. Opening braces of the constant parts are doubled.
     """
     return "".join(part.replace("{", "{{") if isinstance(part, str) else "{}" for part in text)
 
 
 def _constant_text(text: Text) -> str:
-    """Return ``text``, a text of an error, as one str. Raise ``NoCppForm`` if a part is known only at run time."""
+    """Return ``text``, the parts of an error's text, as one string. Raise ``NoCppForm`` if a part is known only at run
+    time.
+    """
     if not all(isinstance(p, str) for p in text):
         raise NoCppForm("a label that is only known at run time")
     return "".join(p for p in text if isinstance(p, str))

@@ -35,8 +35,9 @@ DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")
 
 
 def triton_source(source: str, arguments: Iterable[str]) -> str:
-    """Return the source of a Triton template for Inductor, with the helper functions of Shiplap before it. In the
-    source, ``def_kernel()`` names ``arguments``, which are those present in the call in declared order.
+    """Return the source code of a Triton template for Inductor, with the helper macros of Shiplap before it. In
+    ``source``, each ``def_kernel()`` gets the names ``arguments``, which are the tensors present in the call in
+    declared order.
     """
     named = ", ".join(f'"{name}"' for name in arguments)
     return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
@@ -45,10 +46,11 @@ def triton_source(source: str, arguments: Iterable[str]) -> str:
 def template_constants(
     spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v
 ) -> dict[str, Any]:
-    """Return the constants of one call by the names that a template uses.
+    """Return the compile-time constants of one call by the names that a template uses.
 
-    The names are ``HAS_BIAS`` for an optional tensor, ``STRIDE_0`` for a member of a list, and the name in capitals for
-    another scalar. ``values`` are the arguments in schema order. ``plain`` converts symbolic numbers to plain ones.
+    The names are ``HAS_BIAS`` for an optional tensor ``bias``, ``STRIDE_0`` for the first item of a list ``stride``,
+    and the name in capitals for any other scalar. ``values`` are the arguments in schema order. ``plain`` converts a
+    scalar, for example a symbolic one to a number. By default scalars stay as they are.
     """
     facts: dict[str, Any] = {}
     for arg, value in zip(spec.args, values, strict=True):
@@ -65,7 +67,7 @@ def template_constants(
 
 @dataclass(frozen=True)
 class RenderedKernel:
-    """A rendered Triton kernel. ``text`` is the source of its function ``name``.
+    """A rendered Triton kernel. ``text`` is the source code of its function, which is called ``name``.
 
     The parameters of the function are ``tensors``, then the output, then ``numbers``. Each of ``numbers`` is a tuple
     ``("size" | "stride", tensor, axis)``, with None as the tensor for the output. The function makes tensor descriptors
@@ -82,11 +84,11 @@ class RenderedKernel:
 def render_kernel(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
 ) -> RenderedKernel:
-    """Return a template rendered as a plain Triton kernel called ``name``.
+    """Return the template ``source`` rendered as a Triton kernel called ``name``. Its code does not depend on Inductor.
 
-    ``ranks`` has the rank of each input. ``known`` has the compile-time values, tensor properties and scalars. If
-    ``wide`` is true, offsets have 64 bits, and otherwise 32 bits. Tensors that the source does not mention are not
-    parameters.
+    ``ranks`` has the rank of each input by name, and ``out_rank`` is the rank of the output. ``known`` has the
+    compile-time values, tensor properties and scalars by name. If ``wide`` is true, offsets have 64 bits, and otherwise
+    32 bits. Inputs that the rendered code does not mention are not parameters.
 
     Raises:
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
@@ -109,7 +111,9 @@ def render_kernel(
 
 @cache
 def _parse_template(source: str) -> Template:
-    """Return ``source`` as a Jinja2 template in which an undefined name is an error, as in Inductor."""
+    """Return ``source`` as a Jinja2 template. An undefined name in it raises an error when it is rendered, as in
+    Inductor.
+    """
     from jinja2 import Environment, StrictUndefined
 
     return Environment(undefined=StrictUndefined, autoescape=False).from_string(source)
@@ -117,12 +121,13 @@ def _parse_template(source: str) -> Template:
 
 class _Writer:
     """The helper functions that a template calls while it is rendered. ``numbers`` collects the sizes and strides that
-    the template uses.
+    the template uses, as keys in the order of first use. ``ranks`` has the rank of each tensor, and ``wide`` states
+    whether offsets have 64 bits.
     """
 
     def __init__(self, ranks: dict[str, int], out_rank: int, wide: bool) -> None:
-        """Start a rendering for inputs with these ranks by name, and an output of the rank ``out_rank``. ``wide``
-        requests 64-bit offsets.
+        """Start a rendering for inputs with the ranks ``ranks`` by name, and an output of the rank ``out_rank``. If
+        ``wide`` is true, offsets have 64 bits.
         """
         self.ranks: dict[str | None, int] = {None: out_rank}
         self.ranks.update(ranks)
@@ -130,22 +135,22 @@ class _Writer:
         self.numbers: dict[tuple[str, str | None, int], None] = {}
 
     def def_kernel(self, *arguments: str) -> str:
-        """Return the placeholder for the ``def`` line of the kernel. It is replaced after the body is rendered, when
-        the parameters that the body uses are known.
+        """Return a placeholder for the ``def`` line of the kernel. It is replaced after the body is rendered, when the
+        parameters that the body uses are known. ``arguments`` is ignored.
         """
         return HEAD
 
     def size(self, name: str | None, index: int) -> str:
-        """Return the Triton expression of the size along axis ``index`` of the tensor ``name``. ``name`` is an argument
-        of the op. For the output, it is None or ``out``.
+        """Return the Triton expression of the size of the dim ``index`` of the tensor ``name``. ``name`` is an argument
+        of the op. For the output, it is None, or ``out`` if no input has this name.
         """
         return self._wide(self._number("size", self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
-        """Return the Triton expression of the stride along axis ``index`` of the tensor ``name``. If ``index`` is None,
-        return the strides along all axes, separated by commas.
+        """Return the Triton expression of the stride of the dim ``index`` of the tensor ``name``. If ``index`` is None,
+        return the strides of all dims, separated by commas.
 
-        ``name`` is an argument of the op. None stands for the output.
+        ``name`` is an argument of the op. For the output, it is None, or ``out`` if no input has this name.
         """
         name = self._named(name)
         if index is None:
@@ -153,8 +158,8 @@ class _Writer:
         return self._wide(self._number("stride", name, index))
 
     def _named(self, name: str | None) -> str | None:
-        """Return None for the output and ``name`` for an input. The output is called None, as in Inductor, or ``out``
-        if no input has this name.
+        """Return None if ``name`` is ``out`` and no input has this name, since the template then means the output.
+        Otherwise return ``name``.
         """
         return None if name == "out" and name not in self.ranks else name
 
@@ -168,11 +173,12 @@ class _Writer:
         indent_width: int = 4,
         index_shape: Sequence[str] | None = None,
     ) -> str:
-        """Return the Triton statement that loads elements of ``input_name`` at ``indices`` into ``output_name``.
+        """Return the Triton statement that loads elements of ``input_name`` at ``indices`` and assigns them to
+        ``output_name``.
 
         ``mask`` is a Triton expression. Elements where it is false get the value ``other``. If it is None, all elements
-        are loaded. ``index_shape`` is the shape to which the indices are broadcast, or None. The parameters are those
-        of ``load_input`` in Inductor's templates. ``indent_width`` is not read, since the statement is one line.
+        are loaded. ``index_shape`` is the shape to which the offsets are broadcast, or None. The parameters are those
+        of ``load_input`` in Inductor's templates. ``indent_width`` is ignored, since the statement is one line.
         """
         masked = f", mask={mask}, other={other}" if mask else ""
         return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"
@@ -185,19 +191,20 @@ class _Writer:
         indent_width: int = 4,
         val_shape: Sequence[str] | None = None,
     ) -> str:
-        """Return the Triton statement that stores ``val`` at ``indices`` of the output where ``mask`` is true. ``val``
-        is broadcast to ``val_shape`` if that is given.
+        """Return the Triton statement that stores ``val`` at ``indices`` of the output where ``mask`` is true. If
+        ``mask`` is None, all elements are stored. ``val`` and the offsets are broadcast to ``val_shape`` if that is
+        given.
 
-        The parameters are those of ``store_output`` in Inductor's templates. ``indent_width`` is not read, since the
+        The parameters are those of ``store_output`` in Inductor's templates. ``indent_width`` is ignored, since the
         statement is one line.
         """
         value = _broadcast_value(val, val_shape)
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
 
     def _offset(self, name: str | None, indices: Sequence[str], shape: Sequence[str] | None) -> str:
-        """Return the Triton expression of the offset of the elements at ``indices`` of a tensor, broadcast to ``shape``
-        if it is given. If ``name`` is None, the tensor is the output. Raise ``ValueError`` for a wrong number of
-        indices.
+        """Return the Triton expression of the offset in elements of the element ``indices`` of the tensor ``name``. If
+        ``name`` is None, the tensor is the output, which is contiguous. The expression is broadcast to ``shape`` if
+        that is given. Raise ``ValueError`` for a wrong number of indices.
         """
         # With too few indices the offset would be that of another element.
         if len(indices) != self.ranks[name]:
@@ -210,14 +217,13 @@ class _Writer:
         return _broadcast_value(" + ".join(terms) or "0", shape)
 
     def _wide(self, value: str) -> str:
-        """Return the Triton expression ``value``. If offsets are wide, that is if they may exceed 32 bits, it is cast
-        to int64.
-        """
+        """Return the Triton expression ``value``. If offsets have 64 bits, it is cast to int64."""
         return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:
-        """Return the parameter name of a tensor's size or stride (``kind``) along ``axis``, and add it to the
-        parameters of the kernel. If ``name`` is None, the tensor is the output.
+        """Return the name of the parameter for the size or stride, as ``kind`` states, of the dim ``axis`` of the
+        tensor ``name``. Add it to ``numbers``, so that it becomes a parameter of the kernel. If ``name`` is None, the
+        tensor is the output.
         """
         number = (kind, name, range(self.ranks[name])[axis])
         # A dict keeps the order of first use, which is the order of the parameters.
@@ -226,22 +232,22 @@ class _Writer:
 
 
 def _parameter_name(kind: str, name: str | None, axis: int) -> str:
-    """Return the parameter name of a size or stride, such as ``stride_x_1``. If ``name`` is None, the tensor is the
-    output.
+    """Return the name of the parameter for a size or stride, such as ``stride_x_1``. ``kind`` is ``size`` or
+    ``stride``, and ``axis`` is the dim. If ``name`` is None, the tensor is the output.
     """
     return f"{kind}_{name or 'out'}_{axis}"
 
 
 def _broadcast_value(value: str, shape: Sequence[str] | None) -> str:
-    """Return the Triton expression ``value``, broadcast to ``shape``. If no shape is given, return it in
-    parentheses.
+    """Return the Triton expression ``value``, broadcast to ``shape``. If ``shape`` is None or empty, return ``value``
+    in parentheses.
     """
     return f"tl.broadcast_to({value}, ({', '.join(map(str, shape))},))" if shape else f"({value})"
 
 
 def _literal_text(name: str, value: Any) -> str:
-    """Return a constant as Triton source. Infinities and NaN become expressions such as ``float("inf")``. The name of
-    the index dtype is not quoted.
+    """Return the constant ``value`` as Triton source code. Infinities and NaN become expressions such as
+    ``float("inf")``. If ``name`` is ``INDEX_DTYPE``, ``value`` is a dtype such as ``tl.int32`` and is not quoted.
     """
     if name == "INDEX_DTYPE":
         return str(value)

@@ -22,8 +22,8 @@ from shiplap.plan.steps import CheckStep, Step
 
 
 def tvm_ffi_source(op: NativeOp, library: Path) -> str:
-    """Return the C++ source that exports ``op`` and ``set_num_threads`` as tvm-ffi functions. The code calls the kernel
-    in ``library``. Raise ``SL404`` if C++ cannot express the checks.
+    """Return the C++ source code of a file that exports ``op`` and ``set_num_threads`` as tvm-ffi functions. Its code
+    calls the kernel in the shared library ``library``. Raise ``SL404`` if C++ cannot express the checks.
     """
     signature = schema_text(op.spec)
     return render_source(
@@ -43,10 +43,11 @@ def tvm_ffi_source(op: NativeOp, library: Path) -> str:
 def narrowed_steps(
     spec: OpSpec, symbol: str, *, dtypes: tuple[str, ...], strided: Collection[str], align: int
 ) -> Iterable[Step]:
-    """Yield the steps that check what the C kernel ``symbol`` requires beyond the declaration.
+    """Yield the steps that check in a call what the C kernel ``symbol`` requires in addition to the declaration
+    ``spec``.
 
-    The dtypes must be among ``dtypes``, and the tensors contiguous unless they are in ``strided``. Addresses must be
-    multiples of ``align`` bytes, and tensors must be on the CPU.
+    If ``dtypes`` is not empty, the dtypes of dtype classes must be among them. Arguments that are not in ``strided``
+    must be contiguous. Addresses must be multiples of ``align`` bytes, and tensors must be on the CPU.
     """
     for arg in spec.tensors:
         assert arg.tensor is not None

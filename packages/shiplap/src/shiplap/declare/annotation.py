@@ -69,8 +69,10 @@ def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
 
 
 def _is_expression_part(token: str) -> bool:
-    """Return whether ``token`` is a part of an expression that contains blanks. Such a part begins or ends in an
-    operator or a bracket, or has unbalanced brackets.
+    """Return whether ``token`` is a fragment of an expression that was written with blanks, such as ``+`` of ``n + 1``.
+    A fragment begins or ends in an operator or a bracket, or has unbalanced brackets.
+
+    ``token`` is a string between two blanks of a jaxtyping annotation.
     """
     if token in ("...", "_") or (token[0] in "#?*_" and token[1:].isidentifier()):
         return False
@@ -78,16 +80,16 @@ def _is_expression_part(token: str) -> bool:
 
 
 def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
-    """Return the names of the torch dtypes that a jaxtyping annotation admits, in its order. The tuple is empty if it
-    admits all (``Shaped``).
+    """Return the names of the torch dtypes that a jaxtyping annotation admits, in the order of the annotation. The
+    tuple is empty for an annotation that admits every dtype (``Shaped``).
     """
     names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
     return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
 
 
 def read_tensors(annotation: object, where: str) -> TensorType | None:
-    """Return one type for a tensor annotation or for a union such as ``Float[Tensor, "n"] | Int32[Tensor, "n"]``, with
-    the dtypes of all members. Return None for any other annotation.
+    """Return one ``TensorType`` for a tensor annotation or for a union such as ``Float[Tensor, "n"] | Int32[Tensor,
+    "n"]``. It has the dtypes of all members of the union. Return None for any other annotation.
 
     Raise ``SL105`` if the members of a union have different dims.
     """
@@ -111,8 +113,9 @@ def _is_union_annotation(annotation: object) -> bool:
 
 
 def _read_dim_token(token: str, where: str) -> Dim:
-    """Return one dim of a jaxtyping annotation as a ``Dim``. It is named, of fixed size, variadic (any number of dims),
-    computed from others, or arbitrary. Raise ``SL105``, with ``where`` as the place, for any other text.
+    """Return one dim of a jaxtyping annotation as a ``Dim``. It may be a name, a number, ``*name`` or ``...`` (any
+    number of dims), ``#name`` (1 or the size ``name``), an expression, or ``_`` for any size. Raise ``SL105``, with
+    ``where`` as the place, for any other string.
     """
     if token == "...":
         return Dim("variadic", token)
@@ -140,8 +143,9 @@ def _read_dim_token(token: str, where: str) -> Dim:
 
 
 def read_argument(name: str, annotation: object, where: str) -> Arg:
-    """Return a parameter of a declared function as an ``Arg``, from its annotation. Raise ``SL103``, with ``where`` as
-    the place, if no torch schema has such an argument.
+    """Return the parameter ``name`` of a declared function as an ``Arg``, which is read from its ``annotation``. Raise
+    ``SL103``, with ``where`` as the place, for a type that no torch schema has. Raise ``SL105`` for invalid dims of a
+    tensor.
     """
     inner, optional = _strip_optional(annotation)
     if (single := read_tensors(inner, where)) is not None:
@@ -167,8 +171,9 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
 
 
 def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
-    """Return ``kind``, the type of the argument ``name``, with a separate dim for each dim ``#n`` (1 or the size
-    ``n``). For an argument ``x`` it is ``x_n``, and ``x_n_2`` for a second dim ``#n``.
+    """Return ``kind``, the type of the argument ``name``, with another name for each dim ``#n`` (of size 1 or ``n``).
+    For an argument ``x`` that name is ``x_n``, and ``x_n_2`` for a second dim ``#n``. A type without such dims is
+    returned unchanged.
     """
     met: list[str] = []
     dims = []
@@ -180,8 +185,9 @@ def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
 
 
 def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
-    """Return the kind of a scalar argument, such as ``int`` or ``list[float]``, from its annotation ``inner``.
-    ``element`` is the element type if that is a list. Return None for any other annotation.
+    """Return the kind of a scalar argument, a string such as ``int`` or ``list[float]``, from its annotation ``inner``.
+    If ``inner`` is a list, ``element`` is the annotation of its elements. Return None if ``inner`` is no annotation of
+    a scalar.
     """
     if isinstance(inner, type):
         return SCALAR_ANNOTATIONS.get(inner)
@@ -193,7 +199,9 @@ def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
 
 
 def _is_number_annotation(annotation: object) -> bool:
-    """Return whether ``annotation`` is a union of number types. torch's schemas call such an argument a Scalar."""
+    """Return whether ``annotation`` is a union of number types, such as ``int | float``. torch's schemas call the type
+    of such an argument ``Scalar``.
+    """
     return _is_union_annotation(annotation) and set(typing.get_args(annotation)) in _NUMBER
 
 
@@ -219,7 +227,9 @@ _EXPECTED = (
 
 
 def _strip_optional(annotation: object) -> tuple[object, bool]:
-    """Return the annotation without None, and whether None was a member of it."""
+    """Return ``(annotation, optional)``. For a union of None and other types, return the union without None, and True.
+    For any other annotation, return it unchanged, and False.
+    """
     if _is_union_annotation(annotation):
         given = typing.get_args(annotation)
         rest = [a for a in given if a is not type(None)]
@@ -229,7 +239,7 @@ def _strip_optional(annotation: object) -> tuple[object, bool]:
 
 
 def _annotation_text(annotation: object) -> str:
-    """Return an annotation as its author writes it, for errors."""
+    """Return an annotation as its author writes it, such as ``list[str]``, for the text of an error."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation.__qualname__
     return str(annotation)

@@ -14,8 +14,8 @@ class Batching:
     concatenated along the dim ``dim``. All other arguments must be equal in the merged calls.
 
     Attributes:
-        dim: the name of the dim along which they are concatenated.
-        joined: pairs of an argument with that dim and the dim's position in it.
+        dim: the name of the dim along which arguments are concatenated.
+        joined: pairs of the name of an argument with that dim and the dim's position in it.
         outputs: the position of the dim in each output.
     """
 
@@ -25,15 +25,18 @@ class Batching:
 
 
 def read_batching(spec: OpSpec, dim: str) -> Batching:
-    """Return the rule by which calls of the op are merged along ``dim``. It holds the position of ``dim`` in each
-    argument and in each output.
+    """Return the rule by which calls of the op ``spec`` are merged along the dim named ``dim``. It holds the position
+    of ``dim`` in each argument and in each output.
 
-    Raise ``SL117`` unless the dim is a plain size of an argument and of every output, and no other size depends on it.
+    Raise ``SL117`` if an argument or an output has ``dim`` twice, as ``#n``, in an expression or beside a variadic dim.
+    Raise it also if no argument has ``dim``, if an output lacks it, or if another size is computed from it. Lists of
+    tensors with the dim ``dim``, ops that write to arguments, and ops with data-dependent sizes are refused by the same
+    error.
     """
 
     def place(name: str, tensor: TensorType) -> int | None:
-        """Return the axis of ``dim`` in the tensor ``name``, or None if the tensor lacks it. Raise ``SL117`` if it
-        occurs twice or is no plain size.
+        """Return the position of the dim ``dim`` among the dims of the tensor ``name``, or None if the tensor lacks it.
+        Raise ``SL117`` unless it occurs once, by its bare name, and without a variadic dim in the same tensor.
         """
         at = [i for i, d in enumerate(tensor.dims) if dim in _dim_names(d)]
         if not at:
@@ -56,8 +59,8 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
 
 
 def _dim_names(dim: Dim) -> frozenset[str]:
-    """Return the names that a dim mentions. They are those in its expression. If it has none, the name is its own, or
-    that of the size to which it broadcasts.
+    """Return the names that the annotation of one dim mentions. For an expression, they are all names in it. For ``#n``
+    it is ``n``, and for any other dim its own name.
     """
     return (dim.expr.names if dim.expr is not None else frozenset()) or frozenset({dim.of or dim.text})
 
@@ -72,7 +75,7 @@ def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
 
 
 def _batching_error(spec: OpSpec, dim: str, got: str, expected: str) -> Exception:
-    """Return the error ``SL117`` for a dim along which calls of the op cannot be merged. ``got`` is what was found, and
-    ``expected`` is what such a dim requires.
+    """Return the exception ``SL117`` for a dim along which calls of the op cannot be merged. ``got`` is what was found,
+    and ``expected`` is what the op or the dim must be.
     """
     return error("SL117", where=f"{spec.name}, batches({dim!r})", got=got, expected=expected)

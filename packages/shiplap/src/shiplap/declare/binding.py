@@ -32,8 +32,8 @@ class Binding:
     device: torch.device = UNPLACED
 
     def size(self, name: str) -> int:
-        """Return the value of the dim or int argument ``name`` in this call. It must be a plain int, so the call must
-        not be part of a trace with symbolic sizes.
+        """Return the value of the dim or int argument ``name`` in this call as a Python int. The call must not be part
+        of a trace with symbolic sizes.
         """
         value = self.env[name]
         assert isinstance(value, int), f"{name} = {value!r}"

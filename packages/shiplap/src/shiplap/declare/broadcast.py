@@ -12,8 +12,11 @@ from shiplap.errors import error
 
 
 def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, str]:
-    """Return an expression for each common size ``n`` of dims annotated ``#n``, which are 1 or ``n``. For arguments
-    ``x`` and ``y`` with ``#n``, it is ``{"n": "broadcast(x_n, y_n)"}``. A size declared in ``dims`` is left out.
+    """Return a dict from each size ``n`` of dims annotated ``#n`` (1 or ``n``) to an expression for it. For arguments
+    ``x`` and ``y`` with ``#n``, it is ``{"n": "broadcast(x_n, y_n)"}``.
+
+    Optional arguments are not counted. A size ``n`` is left out if an argument has the dim ``n`` or is called ``n``, or
+    if ``n`` is among the names ``dims``.
     """
     sure = [a for a in args if not a.optional]
     given = {d.text for a in sure if a.tensor for d in a.tensor.dims} | {a.name for a in sure} | {*dims}
@@ -24,9 +27,11 @@ def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, s
 
 
 def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
-    """Raise ``SL105`` unless each common size ``n`` of a dim annotated ``#n`` (1 or ``n``) is in ``known``, the names
-    with a value in every call. Raise ``SL105`` also if the name ``x_n`` of such a dim is taken. Raise ``SL104`` for
-    ``#n`` in an output.
+    """Raise ``SL105`` unless the size ``n`` of each dim annotated ``#n`` (1 or ``n``) is in ``known``, the names that
+    have a value in every call.
+
+    Such a dim of an argument ``x`` is called ``x_n``. Raise ``SL105`` also if another dim, an argument or a computed
+    size has that name. Raise ``SL104`` for ``#n`` in an output.
     """
     names = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if not d.of]
     taken = {*names, *(a.name for a in spec.args), *(k for k, _ in spec.dims)}

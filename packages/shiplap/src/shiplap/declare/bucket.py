@@ -29,8 +29,8 @@ Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and lay
 class Bucket:
     """A class of calls that share one tuned choice.
 
-    ``limits`` lists conditions on sizes and scalars. Each is a name with an upper bound (``n<=4096``) or an exact value
-    (``k==27``). The printed text can be parsed again.
+    ``limits`` holds conditions on sizes and scalars as ``(name, sign, value)``. The sign ``<=`` stands for an upper
+    bound, and ``==`` for an exact value. A bucket is printed as ``n<=4096, k==27``, which :meth:`parse` reads.
     """
 
     limits: tuple[tuple[str, str, Hashable], ...] = ()
@@ -42,7 +42,8 @@ class Bucket:
     @classmethod
     def parse(cls, text: str) -> Bucket:
         """Return the bucket, a class of calls that share a tuned choice, that prints as ``text``, such as ``n<=64,
-        k==3``. Raise ``ValueError`` for any other text, since it may come from a file.
+        k==3``. Raise ``ValueError`` if ``text`` is no such list of limits, or has more than
+        ``LONGEST_BUCKET_VALUE`` characters.
         """
         # The text may come from a file, so the parser is not called on one of any length.
         if len(text) > LONGEST_BUCKET_VALUE:
@@ -72,8 +73,8 @@ def _read_size_limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
 
 
 def _is_bounded_value(value: object) -> bool:
-    """Return whether a call can have this value of a size or scalar. Such a value is None, an integer of 64 bits, a
-    finite float, a text, or a tuple of these.
+    """Return whether a size or a scalar of a call can have this value. It can be None, a bool, an integer of 64 bits, a
+    finite float, a string without null characters, or a tuple of these.
     """
     if isinstance(value, tuple):
         return all(map(_is_bounded_value, value))
@@ -89,11 +90,11 @@ class BucketRule:
     """The rule that sorts the calls of one op into buckets.
 
     Attributes:
-        kinds: pairs of a free dim or scalar and its kind of bucket (``"pow2"``, ``"exact"`` or ``"none"``), in declared
-            order.
+        kinds: pairs of the name of a dim or scalar and its kind, in declared order. For ``"pow2"``, values are
+            rounded up to a power of two. For ``"exact"``, they are not rounded. For ``"none"``, they do not matter.
         classes: the dtype classes of the op, which are annotations that admit several dtypes.
-        plain: for each tensor argument that is no list of tensors, its position and whether it is optional.
-        lists: whether the op has other arguments that may be tensors or None.
+        plain: pairs of the position of each single tensor argument and whether it is optional.
+        lists: whether the op has lists of tensors or optional scalars.
     """
 
     kinds: tuple[tuple[str, str], ...]
@@ -103,8 +104,10 @@ class BucketRule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """The function that returns ``(device type, sizes, dtypes, layout)`` of a call. These values identify the
-        bucket, that is the calls that share a tuned choice. The function is generated, and faster than :meth:`key`.
+        """A generated function that returns the bucket of a call as one flat tuple. It is faster than :meth:`key`.
+
+        The tuple holds the device type, the rounded sizes and scalars, and the dtypes. It then holds whether each
+        optional tensor is None, and the code of the memory layouts. Calls with equal tuples share a tuned choice.
         """
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         # The source has no loops, since it runs in each eager call for which choices are looked up.
@@ -123,8 +126,8 @@ class BucketRule:
         return quick
 
     def bucket(self, env: Env) -> Bucket:
-        """Return the bucket of a call with the sizes and scalars ``env``, as limits such as ``n<=64``. Calls in one
-        bucket share a tuned choice.
+        """Return the bucket of a call with the sizes and scalars ``env``, a ``Bucket`` that prints as ``n<=64, k==3``.
+        Calls in one bucket share a tuned choice.
         """
         values = self.values(env)
         named = [(n, k) for n, k in self.kinds if k != "none"]
@@ -132,22 +135,22 @@ class BucketRule:
 
     @cached_property
     def _get(self) -> list[tuple[str, bool]]:
-        """Return pairs of the name of a size or scalar and a bool. Calls that differ in one of these values get
-        different tuned choices. The bool states whether the value is rounded up to a power of two first.
+        """The names of the sizes and scalars that buckets distinguish, as pairs ``(name, rounded)``. If ``rounded`` is
+        true, the value is rounded up to a power of two.
         """
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
     def values(self, env: Env) -> Key:
-        """Return the values of the sizes and scalars in ``env`` that tuned choices distinguish, without their names.
-        Some are rounded up to a power of two.
+        """Return the values in ``env`` of the sizes and scalars that buckets distinguish, in declared order and without
+        names. Those of the kind ``"pow2"`` are rounded up to a power of two.
         """
         return tuple(
             [_round_up_pow2(env.get(name)) if pow2 else _plain_key_value(env.get(name)) for name, pow2 in self._get]
         )
 
     def key(self, call: Binding) -> Key:
-        """Return the rounded sizes, the dtypes and the layout of a call as one tuple. It is equal for calls that share
-        a tuned choice.
+        """Return the bucket of a call as one tuple. It holds the rounded sizes and scalars, then the dtypes and the
+        memory layouts as one string each. Calls with equal tuples share a tuned choice.
         """
         return (*self.values(call.env), bucket_dtypes(self, call), bucket_layout(call.args))
 
@@ -164,8 +167,8 @@ class BucketRule:
 
 
 def _round_up_pow2(size: EnvValue) -> Hashable:
-    """Return a size, or each of a list of sizes, rounded up to a power of two. A size below 1 becomes 0. Any other
-    value is returned unchanged.
+    """Return a size rounded up to a power of two, or 0 for a size below 1. For a list of sizes, return a tuple of the
+    rounded sizes. Any other value is returned unchanged.
     """
     if type(size) is int:
         return 1 << (size - 1).bit_length() if size > 0 else 0
@@ -173,29 +176,35 @@ def _round_up_pow2(size: EnvValue) -> Hashable:
 
 
 def _plain_key_value(value: EnvValue) -> Hashable:
-    """Return ``value`` as a part of a key. A list becomes a tuple, which can be hashed."""
+    """Return ``value`` in a type that can be hashed. A list becomes a tuple, and any other value is returned
+    unchanged.
+    """
     return tuple(value) if isinstance(value, list) else value
 
 
 def bucket_dtypes(rule: BucketRule, call: Binding) -> str:
-    """Return the dtype of each dtype class of the call as text, such as ``Float=float16``. A dtype class is an
-    annotation that admits several dtypes.
+    """Return the dtype of each dtype class of the call as text, such as ``Float=float16, Int=int32``. A dtype class is
+    an annotation that admits several dtypes.
     """
     dtypes = call.dtypes
     return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
 
 def bucket_layout(args: Sequence[Value]) -> str:
-    """Return a code for the layout of each tensor, separated by commas. The code is ``c`` for a contiguous tensor and
-    ``-`` for an absent one. For others it is the order of the dims, with ``+`` if there are gaps.
+    """Return one string with the codes of the memory layouts of ``args``, separated by commas.
+
+    The code is ``c`` for a contiguous tensor and ``-`` for None. For any other tensor it is the order of its dims in
+    memory, followed by ``+`` if there are gaps. For a list of tensors, the codes of the members stand in brackets.
+    Other arguments have no code.
     """
     tensors = [v for v in args if v is None or isinstance(v, Tensor) or _has_tensors(v)]
     return ",".join(map(_layout_code, tensors))
 
 
 def _layout_code(value: Value) -> str:
-    """Return the code of a tensor's layout. It is ``c`` if the tensor is contiguous, and otherwise the order of its
-    dims. For a list, return the codes of its members in brackets. Return ``-`` for any other value.
+    """Return the code of the memory layout of ``value``. It is ``c`` for a contiguous tensor, and for any other tensor
+    the order of its dims in memory. For a list, return the codes of its members in brackets. Return ``-`` for any other
+    value.
     """
     if isinstance(value, Tensor):
         return "c" if value.is_contiguous() else _dim_order_code(value)
@@ -208,8 +217,8 @@ def _has_tensors(value: Value) -> bool:
 
 
 def _dim_order_code(t: Tensor) -> str:
-    """Return the order of a tensor's dims in memory, such as ``10`` for a transposed matrix or ``0231`` for channels
-    last. If there are gaps, ``+`` follows.
+    """Return the dims of a tensor as digits, from the largest stride to the smallest. An example is ``10`` for a
+    transposed matrix. If the tensor is not contiguous in this order of dims, ``+`` follows.
     """
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
@@ -218,9 +227,11 @@ def _dim_order_code(t: Tensor) -> str:
 
 
 def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> BucketRule:
-    """Return the rule by which calls of ``spec`` share tuned choices. ``kinds`` maps names of sizes and scalars to
-    ``"pow2"``, ``"exact"`` or ``"none"``. ``default`` is the kind of other dims. Raise ``SL115`` for an unknown name or
-    kind.
+    """Return the rule by which calls of ``spec`` share tuned choices. Raise ``SL115`` for an unknown name or kind.
+
+    ``kinds`` maps names of dims and scalars to ``"pow2"`` (rounded up to a power of two), ``"exact"`` or ``"none"``
+    (not distinguished). Any other dim has the kind ``default``. Any other scalar has the kind ``"exact"``, or
+    ``"none"`` if it is a float or an object.
     """
     # A computed dim follows from the others, so it cannot tell two calls apart.
     computed = {name for name, _ in spec.dims}

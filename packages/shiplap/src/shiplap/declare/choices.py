@@ -26,10 +26,10 @@ class Choices:
     """The values to which an annotation restricts an argument.
 
     Attributes:
-        scalar: the type of the values.
+        scalar: the type of the values, ``"int"`` or ``"str"``.
         values: the values in order.
-        members: the class if it is an ``Enum``, or None.
-        optional: whether None is a value, too.
+        members: the class derived from ``Enum``, or None for a ``Literal``.
+        optional: whether the argument may also be None.
     """
 
     scalar: Literal["int", "str"]
@@ -40,7 +40,8 @@ class Choices:
 
 def read_choices(annotation: object) -> Choices | None:
     """Return the values to which an ``Enum`` or ``Literal`` annotation restricts an argument. Return None for any other
-    annotation, and if the values are neither all texts nor all ints.
+    annotation. Return None also if the values are neither all strings nor all ints, or if a string has a null
+    character.
     """
     members, listed = None, _literals(annotation)
     # Members of a Flag can be combined, so that their values are no complete list.
@@ -55,7 +56,9 @@ def read_choices(annotation: object) -> Choices | None:
 
 
 def _literals(annotation: object) -> list[Any]:
-    """Return the values of ``Literal[...]``, or of a union of several. The list is empty for any other annotation."""
+    """Return the values of ``Literal[...]``, or of a union of several such annotations. The list is empty for any other
+    annotation.
+    """
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return list(parts)
@@ -81,28 +84,32 @@ def to_member(arg: Arg, value: Any) -> Any:
 
 
 def to_values(spec: OpSpec, args: Sequence[Any]) -> Args:
-    """Return arguments in declared order with each ``Enum`` member replaced by its value, which the schema carries."""
+    """Return ``args``, given in declared order, as a tuple in which each ``Enum`` member is replaced by its value. The
+    torch schema of the op carries that value.
+    """
     return tuple([to_value(arg, given) for arg, given in zip(spec.args, args, strict=False)])
 
 
 def to_members(spec: OpSpec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values``, sizes and scalars by name, as the author's functions receive them. Each schema value of an
-    ``Enum`` argument is replaced by the member.
+    """Return ``values``, sizes and scalars by name, as the author's functions receive them. Each value of an ``Enum``
+    argument is replaced by the member with that value.
     """
     named = spec.enumerated
     return {name: to_member(named[name], v) if name in named else v for name, v in values.items()}
 
 
 def convert_call(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Value], dict[str, Value]]:
-    """Return the positional arguments and the keywords of a call with each ``Enum`` member replaced by its value."""
+    """Return ``(positional, keywords)`` of a call, a new list and a new dict, with each ``Enum`` member replaced by its
+    value.
+    """
     named = spec.enumerated
     keywords = {name: to_value(named[name], v) if name in named else v for name, v in kwargs.items()}
     return [*to_values(spec, args), *args[len(spec.args) :]], keywords
 
 
 def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the author's ``function`` with ``Enum`` members in place of their schema values. It
-    may also be called with members.
+    """Return a function that calls the author's ``function`` with ``Enum`` members in place of their values. Arguments
+    that are members already are passed unchanged. If the op has no ``Enum`` argument, return ``function`` itself.
     """
     if not spec.enumerated or not callable(function):
         return function
@@ -124,11 +131,11 @@ def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., A
 
 
 def gives_result(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the author's ``function`` with ``Enum`` members. If the op is declared with a tuple
-    of one, it returns the only element.
+    """Return a function that calls the author's ``function`` with ``Enum`` members in place of their values. If the
+    result of the op is annotated ``tuple[T]``, the returned function unpacks the only element of the tuple.
 
-    It returns None if ``function`` does, which means that ``function`` has filled its outputs. It raises ``SL301`` if
-    ``function`` returns anything but a tuple of one or None.
+    It returns None if ``function`` returns None, which means that ``function`` has filled its outputs. It raises
+    ``SL301`` if ``function`` returns anything but None or a tuple of one element.
     """
     function = takes_members(spec, function)
     if not spec.single_tuple:

@@ -15,7 +15,7 @@ HEAD = sys.implementation.cache_tag or ""  # another Python compiles to other in
 def code_digest(*roots: AnyValue) -> str:
     """Return a digest of functions and objects together with all code that they use, as 16 hexadecimal digits.
 
-    It changes if the code behaves differently.
+    A change of the code's behaviour changes the digest.
     """
     return digest_of_parts(walk_code(*roots))
 
@@ -32,7 +32,8 @@ def digest_of_parts(parts: Iterable[CodePart]) -> str:
 
 
 def first_unfollowed(*roots: AnyValue) -> str:
-    """Return the name of the first object used by the code of ``roots`` that :func:`walk_code` cannot follow. Return an
-    empty string if there is none.
+    """Return the reason why :func:`walk_code` cannot read some of the code that ``roots`` use, such as ``eval`` or
+    ``import table``. If there are several, return the first that was found. Return an empty string if all code can be
+    read.
     """
     return next((str(part.value) for part in walk_code(*roots) if part.kind == "unfollowed"), "")

@@ -41,7 +41,7 @@ def top_package(module: str | None) -> str:
 @cache
 def version_covers_code(top: str) -> bool:
     """Return whether the version of the package ``top`` identifies its code, so that its files need no digest. This
-    holds for Python, torch and a list of well-known libraries.
+    holds for Python's standard library, torch and a list of well-known libraries.
     """
     if top in STABLE or top in VERSIONED:
         return True
@@ -53,10 +53,9 @@ def version_covers_code(top: str) -> bool:
 
 @cache
 def version_text(top: str) -> str:
-    """Return ``name version`` of a well-known library. For any other package, and if no version is installed, return
-    only the name.
+    """Return ``name version`` for the well-known library ``top``. If no version is installed, return only the name.
 
-    The versions of Python and torch are in other parts of the keys.
+    Return only the name also for any other package. For Python and torch, digests include the version elsewhere.
     """
     from importlib.metadata import PackageNotFoundError, version
 
@@ -69,8 +68,8 @@ def version_text(top: str) -> str:
 
 
 def file_digest(path: str | Path) -> str:
-    """Return a digest of a file's current content, or ``no such file`` if it cannot be read. As long as a file does not
-    change, it is read once.
+    """Return a digest of a file's current content as 32 hexadecimal digits, or ``no such file`` if it cannot be read.
+    The content is read again only if the file's size, time of change or inode has changed.
     """
     try:
         # Size, time and inode key the cache, so that an unchanged file is read once.
@@ -94,8 +93,8 @@ def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> s
 
 
 def extension_file(module: str | None) -> str | None:
-    """Return the file of a loaded module that is not written in Python, such as a compiled extension. Return None for
-    any other module.
+    """Return the path of the file from which a loaded module comes if the file does not end in ``.py``. This is so for
+    a compiled extension. Return None for any other module, and for a module that is not loaded.
     """
     file = _module_file(sys.modules.get(module or ""))
     return file if file is not None and not file.endswith(".py") else None
@@ -104,8 +103,9 @@ def extension_file(module: str | None) -> str | None:
 def module_files(module: str) -> list[tuple[str, str]]:
     """Return ``(name, digest)`` of all source files on which a function of ``module`` may depend.
 
-    They are those of its package. If the module is outside of packages, they are its own file and the files in its
-    folder that it imports.
+    They are all files of its package. If the module is outside of packages, they are its own file and the files in its
+    folder that it imports. In that case the list is empty if the file no longer has the loaded code, or if the module
+    has no file.
     """
     loaded = sys.modules.get(module)
     package = _regular_package(loaded)
@@ -120,8 +120,8 @@ def module_files(module: str) -> list[tuple[str, str]]:
 
 
 def spec_files(name: str) -> list[tuple[str, str]]:
-    """Return ``(name, digest)`` of the files of the module ``name``, which a function imports when it runs. The module
-    is found without importing it.
+    """Return ``(name, digest)`` of the source files of the module ``name``, which a function imports when it runs. The
+    module is found without importing it. If there is none, return ``[(name, "no such module")]``.
     """
     if name in sys.modules and (files := module_files(name)):
         return files
@@ -170,8 +170,8 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _file_has_function_code(file: str, module: ModuleType | None) -> bool:
-    """Return whether the current content of the file contains the code of every function that the loaded module has
-    from it.
+    """Return whether the current content of ``file`` contains the code of every function that the loaded ``module`` has
+    from that file. Return False if the file cannot be read or compiled.
     """
     try:
         held = set(_code_objects_within(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)))
@@ -190,8 +190,8 @@ def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_beside(first: Path) -> list[Path]:
-    """Return a file and the files in its folder that it imports, directly or through each other. The search ends when
-    it has found ``MOST_FILES`` files.
+    """Return the file ``first`` and the Python files in its folder that it imports, directly or through each other. For
+    an imported package, all its source files are returned. The search ends when it has found ``MOST_FILES`` files.
     """
     known: dict[Path, None] = {}
     left = [first]
@@ -209,8 +209,8 @@ def _imported_beside(first: Path) -> list[Path]:
 
 
 def _imports_in_file(path: Path) -> Iterable[str]:
-    """Return the top-level names that a Python file imports, in order. The result is empty if the file cannot be
-    parsed.
+    """Return the top-level names that a Python file imports, without duplicates. The result is empty if the file cannot
+    be parsed or does not end in ``.py``.
     """
     if path.suffix != ".py":
         return ()
@@ -229,8 +229,8 @@ def _imports_in_file(path: Path) -> Iterable[str]:
 
 @cache
 def shiplap_digest() -> str:
-    """Return a digest of all of Shiplap's own source files as 32 hexadecimal digits. It stands for the code of a
-    Shiplap function whose digest is requested.
+    """Return a digest of all of Shiplap's own source files as 32 hexadecimal digits. It is used in place of a walk over
+    the code of one of Shiplap's functions.
     """
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
@@ -245,8 +245,11 @@ _MOST_TENSORS = 64
 
 
 def tensor_text(value: Tensor) -> tuple[str, bool]:
-    """Return a text and a flag for a tensor. The text holds its class, dtype, device type, shape and a digest of its
-    values. The flag is true if the values could be read.
+    """Return ``(text, readable)`` for a tensor. ``text`` holds its class, dtype, device type, shape and a digest of its
+    values.
+
+    If the values cannot be read, as during a capture or for a tensor subclass, ``text`` lacks the digest and
+    ``readable`` is false. A tensor on the device ``meta`` has no values and counts as readable.
     """
     form = f"{type(value).__name__} {value.dtype} {value.device.type} {tuple(value.shape)}"
     if value.layout.__repr__() != "torch.strided" or type(value) not in (Tensor, Parameter):
@@ -269,7 +272,9 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
 
 
 def _tensor_values_text(value: Tensor) -> str:
-    """Return a digest of a tensor's values, read through the CPU outside of all torch modes."""
+    """Return a digest of a tensor's values as 32 hexadecimal digits. The values are read through the CPU, outside of
+    all torch modes.
+    """
     # Under a fake mode, for example, the copy would have no values.
     with without_modes():
         plain = value.detach().cpu().contiguous()

@@ -12,8 +12,8 @@ AnyValue: TypeAlias = Any  # an author's code may hold a value of any type
 
 
 class _ListsPublicNames(ABCMeta):
-    """A metaclass for classes that have internal names. ``dir()`` of such a class lists only names with an underscore
-    and those in ``_public_names``. Completion in a shell therefore shows no internal name.
+    """A metaclass for classes that have internal names. ``dir()`` of such a class lists only names that begin with an
+    underscore and those in ``_public_names``. Completion in a shell therefore shows no internal name.
 
     Python's shell looks at the bases of a class one by one, so each of them needs this metaclass.
     """
@@ -32,14 +32,14 @@ class HasCode(metaclass=_ListsPublicNames):
 
     @abstractmethod
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts of the object on which its behaviour depends. Each is a text and a value whose code is also
-        part of the digest. The value is None if the text alone is enough.
+        """Yield ``(text, value)`` for each property on which the behaviour of the object depends. ``text`` becomes a
+        part of the object's digest. ``value`` is an object whose code becomes a part of it as well, or None.
         """
 
 
 def defining_module(value: AnyValue) -> str:
-    """Return the name of the module in which a function or class was written. A decorator may have changed
-    ``__module__``, which is not used for functions. Return an empty string if there is no name.
+    """Return the name of the module in which a function or class was written. For a function it is read from the
+    function's globals, since a decorator may have changed ``__module__``. Return an empty string if there is no name.
     """
     if isinstance(value, FunctionType):
         name = value.__globals__.get("__name__")
@@ -62,5 +62,7 @@ def has_instance_dict(value: AnyValue) -> bool:
 
 
 def shortened_text(text: str) -> str:
-    """Return a text of fewer than 400 characters unchanged. Return the digest of a longer text."""
+    """Return a text of fewer than 400 characters unchanged. For a longer text, return its SHA-256 digest in hexadecimal
+    digits.
+    """
     return text if len(text) < 400 else hashlib.sha256(text.encode()).hexdigest()

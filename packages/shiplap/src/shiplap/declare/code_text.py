@@ -41,14 +41,14 @@ FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generat
 
 @dataclass
 class CodeUse:
-    """The meaning of one code object, including the code objects inside it, and the names that it uses.
+    """A digest of what one code object does, including the code objects inside it, and the names that it uses.
 
     Attributes:
         text: the digest of the instructions, with their constants and names.
-        constants: plain constants, without docstrings.
+        constants: numbers, strings and other constants, without docstrings.
         globals: names that are looked up in the module of the function.
-        names: names of globals, attributes and methods. If the code looks up attributes by text, also texts that may be
-            names.
+        names: names of globals, attributes and methods. If the code calls a function such as ``getattr``, also string
+            constants that may be names of attributes.
         stored: globals, attributes and captured variables that the code assigns to or changes in place.
         imports: ``(level, module, names)`` of import statements.
         operators: ``(module, namespace::name)`` of operators reached through ``module.ops``, such as ``torch.ops``.
@@ -70,8 +70,8 @@ _MOST = 1 << 14
 
 
 def code_use(code: CodeType) -> CodeUse:
-    """Return the digest of the instructions of ``code``, without line numbers, and the names that it reads, stores and
-    imports. The result is cached.
+    """Return a ``CodeUse`` with the digest of the instructions of ``code``, without line numbers, and the names that it
+    reads, stores and imports. The result is cached.
     """
     # The code object is held beside the result, so that its id is not given to another one.
     held = _known.get(id(code))
@@ -83,7 +83,9 @@ def code_use(code: CodeType) -> CodeUse:
 
 
 def plain_text(value: PlainValue | EllipsisType) -> str:
-    """Return a plain value as text with its type. ``1``, ``True`` and ``1.0`` have different texts."""
+    """Return the type name and the ``repr`` of a constant, such as ``int 1``. ``1``, ``True`` and ``1.0`` therefore
+    have different texts.
+    """
     return f"{type(value).__name__} {value!r}"
 
 
@@ -100,8 +102,8 @@ def constant_text(value: object) -> str:
 
 
 def _read_code(code: CodeType) -> CodeUse:
-    """Return the digest of a code object's instructions without line numbers and annotations, and the names and
-    constants that the code uses.
+    """Return a ``CodeUse`` with the digest of a code object's instructions, and the names and constants that the code
+    uses. Line numbers and annotations do not change the digest.
     """
     use = CodeUse()
     instructions = _without_annotations(_without_class_places(list(dis.get_instructions(code))))
@@ -121,7 +123,7 @@ def _read_code(code: CodeType) -> CodeUse:
 
 def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
     """Return the bytecode instruction ``each`` as text. The target of a jump is written as its index in ``offsets``,
-    the offsets of the instructions that count. Instructions that were left out therefore do not change the text.
+    the offsets of the instructions in the digest. Instructions that were left out therefore do not change the text.
     """
     if each.opcode in dis.hasconst:
         return f"{each.opname} {constant_text(each.argval)}"
@@ -165,8 +167,11 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
 
 
 def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> None:
-    """Add the consequence of reading the attribute ``name`` by instruction ``at`` to ``use``. A method such as
-    ``append`` changes its owner, ``torch.ops`` gives an operator, and some attributes hide which code runs.
+    """Add to ``use`` what follows from reading the attribute ``name``. ``at`` is the position of the instruction in
+    ``listed``.
+
+    A method such as ``append`` marks its owner as changed. ``torch.ops`` adds an operator. An attribute such as
+    ``__dict__`` is recorded as hiding which code runs.
     """
     # A method of torch whose name ends with an underscore writes to its tensor.
     if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
@@ -201,8 +206,9 @@ def _flat_constants(value: object) -> Iterator[object]:
 
 
 def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
-    """Return, in a list, the name of the global, captured variable or attribute that instruction ``at`` loads. A local
-    variable is traced back to the names assigned to it. The list is empty for any other instruction.
+    """Return, in a list, the name of the global, captured variable or attribute that instruction ``at`` loads. For a
+    local variable, return the names of all values of these kinds that are assigned to it. The list is empty for any
+    other instruction.
     """
     if at < 0:
         return []
@@ -218,8 +224,8 @@ def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
 
 
 def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
-    """Return whether ``getattr`` or a similar function, loaded by instruction ``at``, is called with a constant text as
-    the attribute's name.
+    """Return whether ``getattr`` or a similar function, loaded by instruction ``at``, is called with a string constant
+    as the attribute's name.
     """
     # These instructions load no value, and their places differ between versions of Python.
     following: Instructions = [e for e in listed[at + 1 :] if e.opname not in ("PUSH_NULL", "RESUME", "NOP")]
@@ -232,8 +238,8 @@ def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
 
 
 def _instructions_after_value(following: Instructions) -> Instructions:
-    """Return the instructions after those that load a single value, which is a name or constant and its attributes. The
-    list is empty if ``following`` begins with another expression.
+    """Return the instructions after those that load the first expression, a name or constant with any attribute
+    accesses. The list is empty if ``following`` begins with another expression.
     """
     if not following or following[0].opname not in SIMPLE:
         return []
@@ -244,13 +250,13 @@ def _instructions_after_value(following: Instructions) -> Instructions:
 
 
 def _is_call_instruction(following: Instructions) -> bool:
-    """Return whether the first instruction is a call."""
+    """Return whether the first instruction in ``following`` is a call. Return False if there is none."""
     return bool(following) and following[0].opname in ("CALL", "PRECALL")
 
 
 def expression_start(listed: Instructions, end: int) -> int | None:
     """Return the position of the first instruction of the expression whose value instruction ``end`` leaves on the
-    stack. Return None if the expression contains a jump.
+    stack. Return None if the expression contains a jump, or if its first instruction cannot be found.
     """
     left = 1
     for at in range(end, -1, -1):
@@ -265,8 +271,8 @@ def expression_start(listed: Instructions, end: int) -> int | None:
 
 
 def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
-    """Return the instructions of a class body without those that store its docstring, its name and its line. These do
-    not change behaviour.
+    """Return the instructions of a class body without those that store its docstring, its name and its line number.
+    These do not change behaviour.
     """
     kept: list[dis.Instruction] = []
     for each in listed:
@@ -280,7 +286,7 @@ def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
 
 def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]:
     """Return the instructions without those that compute annotations of inner functions, as Python 3.11 and 3.12 have
-    them. These do not change behaviour.
+    them. Annotations do not change what a function does.
     """
     kept = list(listed)
     # From the end, so that a deletion does not move the positions that are still to come.

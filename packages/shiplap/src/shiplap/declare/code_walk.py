@@ -95,10 +95,10 @@ MOST_CONSTANTS = 64  # of one container, for those who mine them
 
 
 class CodePart(NamedTuple):
-    """A part of the code that was walked, with its text for a digest.
+    """A part of the code or data that a walk has found. ``text`` is what a digest contains of it.
 
     ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
-    reason why code could not be followed.
+    reason why code could not be followed. For any other ``kind`` it is None.
     """
 
     kind: Kind
@@ -112,12 +112,9 @@ _CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
 def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
-    """Return all parts of code and data that ``roots`` use, directly or not. The order is the same in every process
-    that loaded the same code.
+    """Return all parts of code and data that ``roots``, functions, objects or containers of them, use directly or not.
 
-    Args:
-        roots: functions, objects or containers of them.
-        most: the largest number of functions, classes and other objects that are visited.
+    The order is the same in every process that loaded the same code. At most ``most`` objects are visited.
     """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
@@ -127,8 +124,8 @@ def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
 
 
 def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
-    """Return the plain constants in ``roots`` and in the code that they use, the nearest first, without docstrings. At
-    most ``most`` objects are visited.
+    """Return the constants, except docstrings, in ``roots`` and in the code that they use. Those nearest to ``roots``
+    come first. At most ``most`` objects are visited.
     """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
@@ -144,7 +141,7 @@ def libraries_used(*roots: AnyValue) -> set[str]:
 
 
 def is_followed(value: AnyValue) -> bool:
-    """Return whether the walk reads the code of a function or class, which it does for an author's code."""
+    """Return whether the walk reads the code of a function or class. It does not for torch and known libraries."""
     return not version_covers_code(top_package(defining_module(value)))
 
 
@@ -171,7 +168,7 @@ class _HomeModule(NamedTuple):
 
 
 class _CodeWalk:
-    """One walk over code. Objects get numbers in the order in which they are found, and are described in this order."""
+    """A walk over the code and data that objects use. ``parts`` lists what it has found, in order."""
 
     def __init__(self, most: int, state: frozenset[str], *, reads_data: bool) -> None:
         """Start a walk over at most ``most`` objects. Values of the names in ``state``, which change, are not read."""
@@ -187,7 +184,7 @@ class _CodeWalk:
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
-        """Add the parts of all code that ``roots`` use. Beyond the limit of objects, add the files of modules."""
+        """Add the parts of all code that ``roots`` use. For objects beyond ``most``, add files of their modules."""
         for root in roots:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
@@ -258,7 +255,7 @@ class _CodeWalk:
         return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
 
     def _path(self, path: str) -> str:
-        """Return a path as text by its last part, since folders differ between machines. Add the file there, if any."""
+        """Return an existing path by its last name, since folders differ by machine. Add the file there, if any."""
         if os.path.isfile(path):
             self._file(path)
             return f"path {os.path.basename(path)}"
@@ -292,7 +289,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add the text that calls change ``name``, in place of its value, and the files of the module."""
+        """Add the text ``<name> changes`` in place of the value of a name that calls assign, and the module's files."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
@@ -428,7 +425,9 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Add the declared op of a ``torch.ops`` name, or a note that its code is unknown. For torch's own add none."""
+        """Add the declared op ``torch.ops.<name>``. If there is none, add that its code is unknown. Skip
+        torch's ops.
+        """
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -466,7 +465,7 @@ class _CodeWalk:
             self._named(name, member)
 
     def _object(self, value: AnyValue) -> None:
-        """Add the class and attributes of an instance of an author's class, and its value if it is a number or such."""
+        """Add the class and attributes of an author's object, and its value if it is a number, string or container."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
         self._home = _HomeModule(
@@ -486,7 +485,7 @@ class _CodeWalk:
         self._attributes(value)
 
     def _attributes(self, value: AnyValue) -> None:
-        """Add as parts the attributes and slots of an object, sorted by name, without cached properties."""
+        """Add as parts the attributes of an object, also those in ``__slots__``, without cached properties."""
         members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
         held = dict(vars(value)) if has_instance_dict(value) else {}
         for name, member in members.items():
@@ -515,7 +514,7 @@ class _CodeWalk:
             self._unfollowed(f"{name}, which is not written in Python")
 
     def _tensor(self, value: Tensor) -> None:
-        """Add the dtype, shape and values of a tensor. If the values cannot be read, add a note of that."""
+        """Add the dtype, shape and values of a tensor. If the values cannot be read, add that, too."""
         text, read = tensor_text(value) if self.reads_data else ("", True)
         self.add("data", text)
         if not read:
@@ -540,7 +539,7 @@ class _CodeWalk:
             self._reduced(value)
 
     def _library(self, path: AnyValue) -> None:
-        """Add the file of a library that ``ctypes`` has opened. If there is no such file, add a note of that."""
+        """Add the file of a library that ``ctypes`` has opened. If there is no file, add that its code is unknown."""
         if isinstance(path, str) and os.path.isfile(path):
             self._file(path)
         else:
@@ -568,7 +567,9 @@ class _CodeWalk:
             self._wrapped(value)
 
     def _triton(self, value: AnyValue) -> None:
-        """Add the settings of a Triton function and the syntax that Triton reads, or another object's attributes."""
+        """Add the settings of a Triton kernel and a digest of its syntax. Add the attributes of any object without a
+        Python function.
+        """
         held = vars(value) if has_instance_dict(value) else {}
         function = held.get("fn")
         if function is None:
@@ -583,7 +584,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(held[name])}")
 
     def _reduced(self, value: AnyValue) -> None:
-        """Add the data by which ``copy`` and ``pickle`` rebuild an object, or a note of why it cannot be copied."""
+        """Add the data by which ``copy`` and ``pickle`` rebuild an object, or the reason why it cannot be copied."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as e:  # any code may run here

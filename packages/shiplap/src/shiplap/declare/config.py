@@ -20,8 +20,8 @@ Prior: TypeAlias = Callable[..., float]
 
 @dataclass(frozen=True)
 class Config:
-    """Values of compile-time parameters by name, sorted so that equal configs compare equal. A kernel without
-    parameters has the empty config.
+    """Values of compile-time parameters. ``items`` holds pairs of a name and a value, sorted by name so that equal
+    configs compare equal. A kernel without parameters has the empty config.
     """
 
     items: tuple[tuple[str, Scalar], ...] = ()
@@ -68,8 +68,8 @@ class Space(HasCode):
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts of the declaration that determine which configs run. They are the listed configs with the
-        default as text, and the functions that return, choose or rank configs.
+        """Yield ``(text, value)`` for what determines the configs that run. The text lists the configs and the default.
+        The value holds the functions that return, choose or rank configs.
         """
         yield (
             "|".join([*(f"[{c}]" for c in self.fixed), "" if callable(self.chosen) else f"default {self.chosen}"]),
@@ -79,7 +79,7 @@ class Space(HasCode):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sorted names of the compile-time parameters. They give the order of a C kernel's config. The tuple is
+        """The sorted names of the compile-time parameters. A C kernel reads the values in this order. The tuple is
         empty if the configs depend on sizes.
         """
         return tuple(name for name, _ in self.fixed[0].items) if self.fixed else ()
@@ -107,7 +107,8 @@ class Space(HasCode):
 
     def declared(self, config: Config) -> Config | None:
         """Return the declared config that equals ``config``, if it is listed or a constant default. Return None
-        otherwise. Its values have the declared types, unlike those read from a file (``true`` for 1).
+        otherwise. The declared config has values of the declared types. A config that was read from a file may have
+        other types, such as ``true`` for 1.
         """
         chosen = (self.chosen,) if isinstance(self.chosen, Config) else ()
         return next((c for c in (*self.fixed, *chosen) if c == config), None)
@@ -168,8 +169,8 @@ def read_space(
 
 
 def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
-    """Raise ``SL116`` unless ``fixed``, all configs of a C kernel, and its default ``chosen``, if there is one, are
-    integers with equal names. The C code reads them by position.
+    """Raise ``SL116`` unless ``fixed``, all configs of a C kernel, and its default ``chosen``, if there is one, hold
+    integers under the same names. Raise it also if ``fixed`` is empty, since the C code reads the values by position.
     """
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")

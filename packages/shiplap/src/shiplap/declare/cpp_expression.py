@@ -34,8 +34,8 @@ def quote_cpp(text: str) -> str:
 
 
 def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
-    """Return the dim expression ``expr`` as C++ for ``shiplap/native.h``. ``variable`` returns the C++ name of a dim or
-    argument.
+    """Return the dim expression ``expr`` as the source of a C++ expression for ``shiplap/native.h``. ``variable``
+    returns the C++ name of a dim or argument.
 
     Numbers are of type ``int64_t``. An expression whose intermediate results need more bits has no value. ``//`` and
     ``%`` round down, as in Python.

@@ -46,8 +46,8 @@ def _max_of_sizes(*values: Size | _Sizes) -> Size:
 
 
 def _are_plain_ints(items: Sequence[Size]) -> bool:
-    """Return whether all items are plain ints, as in every real call. For these, the built-in functions are faster than
-    torch's functions for symbolic sizes.
+    """Return whether all items are of the type int, as in every real call. For these, the built-in functions are faster
+    than torch's functions for symbolic sizes.
     """
     return set(map(type, items)) <= {int}
 
@@ -154,7 +154,7 @@ class Expr:
     @classmethod
     def parse(cls, source: str, where: str) -> Expr:
         """Return the expression of the text ``source``, such as ``cdiv(n, 2)``, after checking it against the grammar.
-        Raise ``SL105``, with ``where`` as the place and the part that the grammar lacks.
+        Raise ``SL105`` for any other text. The error has ``where`` as the place and names what the grammar lacks.
         """
         expr = cls(source.strip())
         try:
@@ -202,7 +202,7 @@ class _FromEnv(ast.NodeTransformer):
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Subscript:
-        """Return ``env["name"]`` in place of a name."""
+        """Return the syntax tree of ``env["n"]`` for the node of a name ``n``."""
         return ast.Subscript(ast.Name("env", ast.Load()), ast.Constant(node.id), ast.Load())
 
 

@@ -28,7 +28,9 @@ Surrogate: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
 
 
 class _DeclaredOp(Protocol):
-    """The part of a declared op that this module uses. ``Op`` itself is in a package that this one must not import."""
+    """The attributes of a declared op that this module uses, and its call. ``Op`` itself is in a package that this one
+    must not import.
+    """
 
     spec: OpSpec
 
@@ -40,9 +42,8 @@ class _DeclaredOp(Protocol):
 class GradientOp:
     """An op that computes gradients of another op.
 
-    Attributes:
-        op: the op.
-        gives: the arguments of the other op whose gradients are its results, in order.
+    ``op`` is the op that computes them. ``gives`` holds the names of the other op's arguments whose gradients are the
+    results of ``op``, in the order of these results.
     """
 
     op: _DeclaredOp
@@ -50,8 +51,8 @@ class GradientOp:
 
     @classmethod
     def read(cls, spec: OpSpec, op: _DeclaredOp) -> GradientOp:
-        """Return ``op``, another declared op, as a part of the gradient of ``spec``. Its arguments and results are
-        matched by name. Raise ``SL110`` for a name or kind that does not fit.
+        """Return ``op``, another declared op that computes gradients of ``spec``, as a ``GradientOp``. Its arguments
+        and results are matched by name. Raise ``SL110`` for a name or kind that does not fit.
         """
         own, where = op.spec, f"{spec.name}, gradient {op.spec.name}"
         known = {a.name: a for a in spec.args}
@@ -86,8 +87,8 @@ class GradientOp:
 
 
 def _gradient_argument_names(spec: OpSpec) -> dict[str, int]:
-    """Return the argument names that stand for gradients of outputs, each with the output's number. They are
-    ``grad_<output>``, and ``grad`` if there is one output.
+    """Return a dict from each argument name that stands for the gradient of an output to the output's number. The names
+    are ``grad_<output>``, and also ``grad`` if there is only one output.
     """
     names = {f"grad_{name}": i for i, name in enumerate(spec.results)}
     return {**names, "grad": 0} if len(spec.results) == 1 else names
@@ -120,7 +121,7 @@ class Backward(HasCode):
     """A declared gradient, ``fn(grad, saved, needs) -> {argument: gradient}``, and the tensors that it reads.
 
     Attributes:
-        fn: a function that calls ``function`` with its inputs by name, or ``ops``.
+        fn: a function that calls ``function`` with its inputs by name, or that calls ``ops``.
         saves: the names of the arguments and results that are kept from the call until the backward.
         function: the function as its author wrote it.
         strided: whether the function takes tensors with any strides.
@@ -178,9 +179,10 @@ class Backward(HasCode):
 
         ``saves`` names the arguments and results that are kept until the backward. If it is None, they are those that
         ``fn`` reads. If ``strided`` is true, ``fn`` takes tensors with any strides. Otherwise tensors are made
-        contiguous before ``fn`` is called. :class:`Backward` describes ``surrogate`` and ``once_differentiable``. Raise
-        ``SL110`` for an unknown name, and for a surrogate that takes other arguments than the op. Raise ``SL134`` if
-        the reads of ``fn`` cannot be found.
+        contiguous before ``fn`` is called. :class:`Backward` describes ``surrogate`` and ``once_differentiable``.
+
+        Raise ``SL110`` for an op that writes to its arguments, for an unknown name, and for a surrogate that takes
+        other arguments than the op. Raise ``SL134`` if the reads of ``fn`` cannot be found.
         """
         if spec.mutated:
             raise error(
@@ -208,8 +210,8 @@ class Backward(HasCode):
         return made
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts on which the gradient depends, for digests. They are the function or the ops, the names of
-        the saved values, and the surrogate, a function whose derivative the gradient is.
+        """Yield ``(text, value)`` for what the gradient depends on, for digests. This is the function or the ops, the
+        names of the saved values, and the surrogate, a function whose derivative the gradient is.
         """
         stated = f"{self.saves} {self.strided} {self.once_differentiable} {[part.gives for part in self.ops]}"
         yield f"gradient {stated}", None
@@ -222,7 +224,8 @@ class Backward(HasCode):
         """Return ``result``, the gradients by argument, if they fit the arguments' ``shapes``. ``needs`` maps each
         argument to whether its gradient is used.
 
-        Raise ``SL110`` for an argument that is unknown or missing, and ``SL303`` for a gradient of another shape.
+        Raise ``SL110`` if ``result`` is no dict, has an unknown name or lacks a gradient that is used. Raise
+        ``SL303`` for a gradient of another shape than its argument.
         """
         if not isinstance(result, dict):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
@@ -296,8 +299,8 @@ def _op_value_names(spec: OpSpec) -> set[str]:
 
 
 def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[..., Any]:
-    """Return a constructor of the object that a gradient function receives as ``saved`` or ``needs``. The keyword
-    arguments of the constructor are the object's attributes ``fields``.
+    """Return a constructor of the object that a gradient function receives as ``saved`` or ``needs``, whichever is
+    ``name``. The keyword arguments of the constructor are the object's attributes ``fields``.
 
     Compiled autograd can trace the construction of such an object, but not that of a ``SimpleNamespace``. Reading
     another value of the op raises ``SL135``, which is also an ``AttributeError``.
@@ -340,7 +343,9 @@ def shape_of_value(value: Value | Gradient) -> Shape:
 
 
 def _value_shape_text(shape: Shape) -> str:
-    """Return a shape, or a list of shapes, as text for errors."""
+    """Return a shape, or a list of shapes, as text for errors, such as ``(2, 3)``. A missing shape is shown as
+    ``None``.
+    """
     if isinstance(shape, list):
         return f"[{', '.join(map(_value_shape_text, shape))}]"
     return str(None if shape is None else tuple(shape))

@@ -56,7 +56,7 @@ def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -
     @wraps(fn)  # digests and audits read the code of the author
     def gradients(grad: Any, saved: Any, needs: Any) -> Gradients:
         """Return the result of the author's gradient function for contiguous gradients and saved tensors. The
-        attributes of ``saved`` are replaced by contiguous tensors.
+        attributes of the object ``saved`` are replaced by contiguous tensors.
         """
         values = saved.__dict__
         for name in names:

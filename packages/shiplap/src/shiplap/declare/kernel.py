@@ -59,7 +59,8 @@ class KernelTerms:
         name: the name of the kernel.
         device: its device type.
         code: the implementation from which the kernel was made.
-        dtypes: the dtypes that the kernel accepts for dtype classes, or an empty tuple for all declared ones.
+        dtypes: the dtypes that the kernel accepts of those that an annotation such as ``Float`` admits. If it is empty,
+            the kernel accepts all of them.
         supports: a function of the arguments. It returns True, or the reason why the kernel does not accept the call.
         workspace: the size of the scratch memory in bytes, or None.
         space: the configs, or None.
@@ -114,8 +115,8 @@ class Kernel(HasCode):
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts on which the kernel's behaviour depends. They are its code and the keywords with which it was
-        attached.
+        """Yield ``(text, value)`` for what the kernel's behaviour depends on. This is its code and the keywords with
+        which it was attached.
         """
         yield f"kernel {self.workspace} {self.dtypes} {sorted(self.strided)}", self.code
         yield "terms", (self.supports, self.space)
@@ -139,9 +140,9 @@ class Kernel(HasCode):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run the kernel on a call with checked arguments. Return its outputs, and a function that repeats the call on
-        tensors that differ only in their addresses. The function is None if the kernel cannot repeat calls without
-        checks.
+        """Run the kernel on a call with checked arguments. Return ``(outputs, rerun)``. ``rerun`` is a function that
+        repeats the call on tensors that differ only in their addresses. It is None if the kernel cannot repeat calls
+        without checks.
         """
         return self.run_call(call), None
 
@@ -216,7 +217,7 @@ class Implementation(HasCode):
     """Code that can become a kernel of any op whose arguments it takes.
 
     Python functions are wrapped in an implementation (``dispatch/python_kernel.py``). ``sl.cabi(...)`` returns one. A
-    library may define further ones.
+    library may define further ones. ``configs`` are the configs that it brings along, or None.
     """
 
     native_configs: ClassVar[bool] = False  # C code reads the values of a config: integers, by position
@@ -261,7 +262,7 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel`` as checked data.
+    """Return the keywords of ``Op.kernel`` as checked data. An index in ``device``, as in ``cuda:0``, is dropped.
 
     :class:`KernelTerms` describes ``workspace``, ``dtypes``, ``supports`` and ``strided``. ``configs``, ``default`` and
     ``prior`` make its ``space``. If ``name`` is None, it is the name of ``implementation``. If ``configs`` is None,

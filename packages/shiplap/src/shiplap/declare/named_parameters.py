@@ -19,12 +19,10 @@ _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWOR
 
 @dataclass(frozen=True)
 class NamedParameters:
-    """The parameters of a function, and their text in an error.
+    """The parameters of a function.
 
-    Attributes:
-        shown: the signature as text.
-        named: the parameters that have a name of their own.
-        open: whether the function takes any keyword (``**rest``).
+    ``shown`` is the signature as text, for errors. ``named`` maps each name to its parameter, without ``*args`` and
+    ``**kwargs``. ``open`` states whether the function takes any keyword (``**kwargs``).
     """
 
     shown: str
@@ -37,8 +35,8 @@ class NamedParameters:
         return frozenset(name for name, p in self.named.items() if p.default is not p.empty)
 
     def split(self, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return ``names`` as a pair (by position, by keyword). The first part has those that a call passes by
-        position, in the order of the function. The second part has all other names.
+        """Return ``names`` as ``(positional, keyword)``. ``positional`` holds the names that a call can pass by
+        position, in the order of the function's parameters. ``keyword`` holds all other names.
         """
         wanted = dict.fromkeys(names)
         positional: list[str] = []

@@ -15,7 +15,9 @@ from shiplap.errors import ShiplapError
 
 
 class NativeEntrance(ABC):
-    """The functions that torch calls for an op that has had native code. They call that code or Python."""
+    """The functions that torch calls for an op that has native code now or had it before. They call that code or
+    Python.
+    """
 
     @abstractmethod
     def refusal(self, cause: Exception) -> ShiplapError | None:
@@ -60,7 +62,7 @@ class NativeForm:
     kernel.
 
     Attributes:
-        library: the path of its library, which may be found elsewhere.
+        library: the declared path of its library. The library itself may lie in another folder.
         symbol: the name of the function in the library.
         strided: the arguments that it takes with any strides.
         align: the alignment in bytes that it needs of tensor addresses.
@@ -68,7 +70,7 @@ class NativeForm:
         without_signature: whether the author has declared that the library contains no such digest.
         calls: the number of calls that Python has run. It is negative if calls are no longer counted.
         why: the reason why there is no native binding, or an empty string.
-        place: the folder of the library that is built.
+        place: the folder in which the native binding is built.
     """
 
     library: Path

@@ -33,7 +33,9 @@ def opaque_schema_name(cls: type[Opaque], where: str) -> str:
 
 
 class _TracedObject:
-    """A view of an object in a trace. Only its declared fields can be read."""
+    """A wrapper around an ``sl.Opaque`` object for a trace. Only the object's declared fields can be read
+    through it.
+    """
 
     def __init__(self, op: str, value: Opaque) -> None:
         """Wrap the object ``value`` for the reference of ``op`` during a trace."""
@@ -65,7 +67,9 @@ def traced_arguments(spec: OpSpec, args: Args) -> Args:
     """
 
     def seen(value: Value) -> Any:
-        """Return ``value``. An ``sl.Opaque`` object is wrapped so that only its declared fields can be read."""
+        """Return ``value`` unchanged unless it is an ``sl.Opaque`` object. Return such an object wrapped, so that only
+        its declared fields can be read.
+        """
         plain = graph_objects.real_object(value)
         return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 
@@ -80,8 +84,9 @@ def guarded_fields(value: Opaque) -> list[Any]:
 
 
 def make_sample_object(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
-    """Return an object of ``cls`` for a sample of ``op``, made by ``cls.sample(rng, sizes)``. Raise ``SL502`` if the
-    class has no such method.
+    """Return an object of ``cls`` for a sample of ``op``, made by ``cls.sample(rng, sizes)``. ``rng`` is a random
+    generator, and ``sizes`` holds the sizes of dims by name. Raise ``SL502``, which names ``argument``, if the class
+    has no such method.
     """
     make = inspect.getattr_static(cls, "sample", None)
     if make is None:

@@ -34,10 +34,10 @@ def read_results(
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
     """Return ``(outputs, returns, traced)`` of an op's declaration from its return annotation.
 
-    ``outputs`` are the new tensors of declared sizes. ``returns`` are all results if some are no such tensors, and
-    otherwise it is empty. ``traced`` is true if only a run of the reference determines the results. ``aliases`` names,
-    for each result, the argument that the result is or views, or None. ``names`` are the names of the results. ``fake``
-    is ``"declared"`` or ``"reference"``. Raise ``SL109`` or ``SL130`` for results that cannot be returned.
+    ``outputs`` are the new tensors of declared sizes. ``returns`` holds all results if one of them is no such tensor,
+    and otherwise it is empty. ``traced`` is true if only a run of the reference determines the results. ``aliases``
+    names, for each result, the argument that the result is or views, or None. ``names`` are the names of the results.
+    ``fake`` is ``"declared"`` or ``"reference"``. Raise ``SL109`` or ``SL130`` for results that cannot be returned.
     """
     where = f"{name}, return"
     if fake not in ("declared", "reference"):
@@ -56,7 +56,7 @@ def read_results(
 
 
 def is_single_tuple(annotation: object) -> bool:
-    """Return whether a return annotation is a tuple of one, such as ``tuple[A]``."""
+    """Return whether a return annotation is a tuple of one element, such as ``tuple[A]``."""
     args = typing.get_args(annotation)
     return typing.get_origin(annotation) is tuple and len(args) == 1
 
@@ -78,8 +78,9 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """Return for each result the name of the argument that it is or views, or an empty string for a new tensor.
-    ``given`` is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of results.
+    """Return for each of ``count`` results the name of the argument that it is or views, or an empty string for a new
+    tensor. ``given`` is the value of ``aliases=``. Raise ``SL130`` if it does not fit the arguments or the number of
+    results.
     """
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:
@@ -96,8 +97,11 @@ def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | N
 
 
 def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared: Sequence[str]) -> list[str]:
-    """Return a name for each result. If the result is an argument, it is the name in ``shared``. Otherwise it is the
-    next name in ``given``, the value of ``outputs=``, or a default. Raise ``SL109`` if a name is taken.
+    """Return a name for each result. A result that is or views an argument has the name of that argument, which is in
+    ``shared``. The names of all other results are those in ``given``, the value of ``outputs=``.
+
+    If ``given`` is empty, the names are ``out``, or ``out0``, ``out1`` and so on. Raise ``SL109`` if ``given`` has too
+    few or too many names, or a name that is taken or invalid.
     """
     fresh = sum(not s for s in shared)
     names = list(given) or (["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)])
@@ -119,7 +123,7 @@ def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared:
 
 
 def _read_result(name: str, annotation: object, where: str) -> Arg:
-    """Return a result as an argument with the same annotation. Raise ``SL109`` if no schema can return it."""
+    """Return a result as an ``Arg`` with the same name and annotation. Raise ``SL109`` if no schema can return it."""
     try:
         return read_argument(name, annotation, where)
     except ShiplapError as e:

@@ -23,7 +23,9 @@ class UnknownReads(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _KnownValue:
-    """A value that exists when the function is walked. For a method, ``owner`` holds its first argument."""
+    """A value that exists before the analysed function runs, such as a global. For a bound method, ``owner`` is a tuple
+    of its object. It is empty for any other value.
+    """
 
     value: object
     owner: tuple[object, ...] = ()
@@ -43,14 +45,16 @@ class _KnownValue:
 
 @dataclass(frozen=True)
 class _AnyOf:
-    """A value that stands for an iterator over a tuple written in the code, or for one of the tuple's members."""
+    """A value that stands for an iterator over a tuple written in the code, or for one of the tuple's members.
+    ``members`` holds the tuple.
+    """
 
     members: tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class _InnerFunction:
-    """A function that the code itself creates."""
+    """A function that the analysed code defines itself. ``code`` is its code object."""
 
     code: CodeType
 
@@ -106,8 +110,8 @@ _USES = {
 
 
 def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozenset[str]:
-    """Return the names of the attributes that ``fn`` and the functions that it calls read of ``parameter``. The
-    parameter is given as a position or a name. The attributes are found in the bytecode.
+    """Return the names of the attributes that ``fn`` and the functions that it calls read from ``parameter``, a
+    parameter of ``fn`` given by position or name. The attributes are found in the bytecode.
 
     Raises:
         UnknownReads: the argument is used in another way, as in ``getattr(saved, name)``, or is passed to code that is
@@ -120,7 +124,7 @@ def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozense
 
 @dataclass
 class _SavedReadsWalk:
-    """One search for the attributes that are read of a parameter.
+    """One search for the attributes that are read from a parameter.
 
     Attributes:
         reads: the attributes found so far.
@@ -133,7 +137,7 @@ class _SavedReadsWalk:
     iterated: dict[CodeType, _Value] = field(default_factory=dict)  # by comprehension, the iterator that it is given
 
     def function(self, fn: object, position: int | str, owner: tuple[object, ...] = ()) -> None:
-        """Collect the attributes that the callable ``fn`` reads of its argument at ``position`` (a number or a name),
+        """Collect the attributes that the callable ``fn`` reads from its argument at ``position`` (a number or a name),
         by a walk over its bytecode. For a method, ``owner`` holds its object.
         """
         while True:
@@ -163,9 +167,9 @@ class _SavedReadsWalk:
         self.code(fn.__code__, {name}, fn.__globals__, closure)
 
     def code(self, code: CodeType, names: set[str], world: Mapping[str, object], closure: dict[str, _Value]) -> None:
-        """Walk the bytecode ``code`` and the functions defined in it, and collect the attributes read of ``names``.
-        These are the variables that hold the followed parameter. ``world`` holds the globals, and ``closure`` the
-        captured variables.
+        """Walk the bytecode ``code`` and the functions defined in it, and collect the attributes that are read from
+        ``names``. These are the variables that hold the followed parameter. ``world`` holds the globals, and
+        ``closure`` the captured variables.
         """
         known = frozenset((n, id(part)) for n, v in closure.items() if isinstance(v, _KnownValue) for part in v.parts)
         while (key := (code, frozenset(names), known)) not in self.seen:
@@ -182,8 +186,11 @@ class _SavedReadsWalk:
 
 @dataclass
 class _CodeBodyWalk:
-    """A walk through one code object. ``names`` are the variables that hold the followed parameter. The walk adds
-    further ones.
+    """A walk through one code object. ``names`` are the variables that hold the followed parameter. Variables to which
+    the code assigns that parameter are added during the walk.
+
+    ``source`` is the code object, and ``world`` holds the globals. ``variables`` holds the known values of variables.
+    ``stack`` models the stack of the interpreter.
     """
 
     walk_of: _SavedReadsWalk
@@ -197,8 +204,8 @@ class _CodeBodyWalk:
     line: int = 0
 
     def walk(self) -> None:
-        """Follow the instructions of one code object with a symbolic stack. Collect the attributes that are read of the
-        followed parameter, such as ``saved`` of a gradient.
+        """Follow the instructions of one code object with a symbolic stack. Collect the attributes that are read from
+        the followed parameter, such as ``saved`` of a gradient.
         """
         arrivals: dict[int, _Stack] = {
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
@@ -233,8 +240,8 @@ class _CodeBodyWalk:
     # --- the instructions ---------------------------------------------------------------------------------------------
 
     def step(self, ins: dis.Instruction, name: str, value: Any) -> None:
-        """Change the symbolic stack as the instruction ``ins`` does. Record the effect on the followed parameter, such
-        as ``saved`` of a gradient.
+        """Change the symbolic stack as the instruction ``ins`` does. ``name`` is that of the instruction, and ``value``
+        is its argument. Record the effect on the followed parameter, such as ``saved`` of a gradient.
         """
         if name in _FAST:
             self.push(_PARAMETER if value in self.names else self.variables.get(value))
@@ -284,8 +291,8 @@ class _CodeBodyWalk:
             self.other(ins, name, _TAKES.get(name))
 
     def other(self, ins: dis.Instruction, name: str, takes: int | None) -> None:
-        """Change the symbolic stack for an instruction that makes an untracked value from ``takes`` operands. If
-        ``takes`` is None, assume as many as possible.
+        """Change the symbolic stack for the instruction ``ins``, called ``name``, that makes an untracked value from
+        ``takes`` operands. If ``takes`` is None, assume as many as possible.
 
         Raise ``UnknownReads`` if the followed parameter is among them, unless the instruction is one that reads no
         attribute (``_HARMLESS``).
@@ -301,8 +308,8 @@ class _CodeBodyWalk:
         self.stack = [*kept, *[_OTHER] * (depth - len(kept))][:depth] if depth >= len(kept) else kept[:depth]
 
     def iterate(self, name: str) -> None:
-        """Replace the value on the symbolic stack by an iterator over it. For ``FOR_ITER``, push what the iterator
-        yields.
+        """Replace the value on top of the symbolic stack by an iterator over it if ``name``, an instruction, is
+        ``GET_ITER``. For ``FOR_ITER``, keep the iterator and push what it yields.
         """
         value = self.pop()
         self.keep_out(value, _USES["GET_ITER"])
@@ -326,8 +333,8 @@ class _CodeBodyWalk:
         self.push(known)
 
     def load_attribute(self, ins: dis.Instruction, name: str, attribute: str) -> None:
-        """Replace the object on the symbolic stack by its attribute. An attribute of the followed parameter is
-        collected as read.
+        """Replace the object on top of the symbolic stack by its attribute. An attribute of the followed parameter is
+        collected as read. Raise ``UnknownReads`` if its name begins with two underscores.
         """
         owner = self.pop()
         known: _Value = _OTHER
@@ -402,7 +409,9 @@ class _CodeBodyWalk:
             self.fail("it is passed to something that cannot be looked into")
 
     def store(self, name: str, value: _Value) -> None:
-        """Assign ``value`` to a variable. A variable that is assigned two different values becomes unknown."""
+        """Assign ``value`` to the variable ``name``. If it is the followed parameter, ``name`` becomes another name of
+        that parameter. Otherwise a variable that is assigned two different values becomes unknown.
+        """
         if value is _PARAMETER:
             self.names.add(name)
         elif value is _HIDDEN:
@@ -443,8 +452,8 @@ def _merged_stack(first: _Stack, second: _Stack) -> _Stack:
 
 
 def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
-    """Yield ``(instruction, name, argument)`` of the bytecode of ``code``. A combined instruction is yielded as its two
-    parts.
+    """Yield ``(instruction, name, argument)`` of the bytecode of ``code``. An instruction that combines two others,
+    such as ``STORE_FAST_LOAD_FAST``, is yielded as two items.
     """
     cells = {*code.co_cellvars, *code.co_freevars}
     for ins in dis.get_instructions(code):
@@ -473,8 +482,8 @@ def _receiving_parameter(parameters: list[inspect.Parameter], position: int | st
 
 
 def _static_attribute(owner: object, name: str) -> _KnownValue | None:
-    """Return the value of the attribute ``name`` of a module, or the method of a class or object, found without running
-    code. Return None for any other attribute.
+    """Return the attribute ``name`` of ``owner``, found without running code. It is any value of a module or an
+    instance's own attribute, and otherwise a method. Return None for any other attribute.
     """
     if name in getattr(owner, "__dict__", ()) and not isinstance(owner, type):
         return _KnownValue(vars(owner)[name])

@@ -45,8 +45,9 @@ _TYPES = {
 
 
 def overload_below_autograd(name: str, part: str = BELOW_AUTOGRAD) -> str:
-    """Return the torch name of the op's overload below autograd, or of another internal ``part``. Below autograd are
-    the kernels without recording of gradients. ``name`` may itself have an overload name.
+    """Return the torch name of an internal overload of the op ``name``, such as ``mylib::f.raw`` for ``part="raw"``. If
+    ``name`` ends in an overload, it is ``mylib::f.double_raw``. By default, it is the overload that runs kernels
+    without recording gradients.
     """
     return f"{name}_{part}" if "." in name else f"{name}.{part}"
 
@@ -55,9 +56,9 @@ def schema_text(spec: OpSpec, name: str = "") -> str:
     """Return the torch schema that kernels of the op ``spec`` implement, such as ``name(Tensor x, Tensor(a!) table,
     SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``.
 
-    ``name`` is the text before the parentheses. By default it is empty, and the schema begins with a parenthesis. An op
-    that returns arguments has two schemas. This one is for the op that writes to the arguments. It returns only the
-    results that are no arguments.
+    ``name`` is the text before the parentheses. If it is empty, it is the op's name without the namespace. An op that
+    returns arguments has two schemas. This one is for the op that writes to the arguments. It returns only the results
+    that are no arguments.
     """
     made = [_result_schema(r, {}) for r in spec.made] if spec.traced else ["Tensor"] * len(spec.outputs)
     return _format_schema(spec, name, _alias_letters(spec, spec.mutated), made)
@@ -67,7 +68,7 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
     """Return the torch schema of the op ``spec`` with all its results. Results that are arguments are among them, as in
     ``name(Tensor(a!) x) -> Tensor(a!)``.
 
-    ``name`` is the text before the parentheses. By default it is empty, and the schema begins with a parenthesis.
+    ``name`` is the text before the parentheses. If it is empty, it is the op's name without the namespace.
     """
     if not spec.returns:
         return schema_text(spec, name)
@@ -77,7 +78,8 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
 
 def gradient_schema(spec: OpSpec, name: str) -> str:
     """Return the torch schema of the helper op ``name`` that computes the gradients of one recorded call. It takes the
-    saved arguments and results, the results' gradients, a flag for each argument that needs a gradient, and shapes.
+    arguments, then the results, their gradients, a flag for each argument that needs a gradient, and shapes. It returns
+    an optional gradient for each tensor argument.
     """
     optional = {True: "?", False: ""}
     args = [
@@ -90,9 +92,9 @@ def gradient_schema(spec: OpSpec, name: str) -> str:
 
 
 def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
-    """Return the alias annotation of each argument in ``shared``, for the schema. A result is such an argument or a
-    view of it. The annotation is ``a``, ``b!`` for an argument that is written to, or ``c -> *`` if a list of its views
-    is returned.
+    """Return a dict from each argument in ``shared`` to its alias annotation in the schema. Such an argument is a
+    result, or a result is a view of it. The annotation is ``a``, ``b!`` for an argument that is written to, or ``c ->
+    *`` if a list of its views is returned.
     """
     lists = {r.alias for r in spec.returns if r.many}
     named = [a for a in spec.args if a.name in shared]
@@ -106,8 +108,9 @@ def _alias_letter(index: int) -> str:
 
 
 def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns: Sequence[str]) -> str:
-    """Return the text of a schema from the op's arguments and the types ``returns``. ``letters`` holds the alias
-    annotation of arguments.
+    """Return the text of a schema from the op's arguments and the types ``returns``. ``letters`` holds alias
+    annotations, such as ``a!``, by argument name. If ``name`` is empty, the op's name without the namespace takes its
+    place.
     """
     parts: list[str] = []
     for arg in spec.args:
@@ -130,7 +133,7 @@ def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
 
 def _schema_type(arg: Arg, tensor: str) -> str:
     """Return the schema type of an argument or a result, without the ``?`` of an optional one. ``tensor`` is the text
-    for a tensor.
+    for a tensor, such as ``Tensor`` or ``Tensor(a!)``.
     """
     size = str(arg.length or "")
     if arg.tensor is not None:
@@ -151,7 +154,9 @@ def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
 
 
 def _default_literal(value: Value | EllipsisType) -> str:
-    """Return a default value in the syntax of torch's schemas."""
+    """Return a default value in the syntax of torch's schemas, such as ``[1, 2]``. torch's own types, such as dtypes,
+    are written as numbers.
+    """
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_default_literal(v) for v in value)}]"
     if isinstance(value, torch.dtype):
@@ -173,8 +178,8 @@ def has_default_literal(value: object) -> bool:
 
 
 def dispatcher_tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
-    """Return the torch tags that state the op's properties. These are strides that must be kept, data-dependent sizes,
-    and random results.
+    """Return the torch tags of the op. They include those for strides that must be kept, for data-dependent sizes and
+    for random results, where the op has these properties.
     """
     chosen = [torch.Tag.pt2_compliant_tag]
     if any(a.contiguous or a.mutated for a in spec.args):

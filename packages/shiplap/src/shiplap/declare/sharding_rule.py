@@ -26,8 +26,8 @@ class ShardingRule:
 
     Attributes:
         name: the sharded dim of the declaration, or ``"declared"`` for a rule of :meth:`Op.sharding`.
-        inputs: pairs of the name of a tensor argument and its :data:`Part`.
-        outputs: the part of each output.
+        inputs: pairs of the name of a tensor argument and its :data:`ShardedPart`, which is what one rank has of it.
+        outputs: the :data:`ShardedPart` of each output.
         empty: whether the shard of a rank may be empty.
     """
 
@@ -43,8 +43,8 @@ class ShardingRule:
 
 
 def _sharded_part_text(part: ShardedPart) -> str:
-    """Return, as text, how the devices hold a DTensor argument. It is ``cut along <axis>``, or the declared word, such
-    as ``whole`` or ``sum``.
+    """Return in words what one rank has of a tensor. It is ``cut along <axis>`` for a shard along an axis, and
+    otherwise the declared word, such as ``whole`` or ``sum``.
     """
     return f"cut along {part}" if isinstance(part, int) else part
 
@@ -52,8 +52,9 @@ def _sharded_part_text(part: ShardedPart) -> str:
 def read_sharding(
     spec: OpSpec, inputs: Mapping[str, ShardedPart], outputs: ShardedPart | Sequence[ShardedPart]
 ) -> ShardingRule:
-    """Return the declared rule by which DTensor may shard the op. ``inputs`` and ``outputs`` hold the part of each
-    input and output, which is an axis, ``"whole"`` or ``"sum"``.
+    """Return the declared rule by which DTensor may shard the op. ``inputs`` maps names of arguments to what one rank
+    has of them, and ``outputs`` has this for each output. It is the axis of a shard, ``"whole"``, or ``"sum"``,
+    ``"max"`` or ``"min"`` for a partial result.
 
     Raise ``SL218`` for a name that is no tensor argument, for an axis that does not exist, and for an op that cannot be
     sharded.

@@ -188,7 +188,7 @@ def check_op_name(name: object) -> None:
     """Raise ``SL101`` unless ``name`` is ``"namespace::name"``, with an optional ``.overload``, and torch can have such
     an op.
 
-    If ``@sl.op`` is written without parentheses, the decorated function is passed as the name.
+    If ``@sl.op`` is written without parentheses, the decorated function is passed as the name, and is refused.
     """
     if isinstance(name, str):
         namespace, _, opname = name.partition("::")
@@ -204,8 +204,8 @@ def check_op_name(name: object) -> None:
 
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
-    """Return the annotated parameters of a function that is no op as arguments. Raise the errors of
-    :func:`read_spec`.
+    """Return the annotated parameters of ``fn``, a function that is no op, as ``Arg`` objects. ``name`` names it in
+    errors. Raise the errors of :func:`read_spec`.
     """
     return tuple(_read_signature_arguments(name, fn, _evaluate_annotations(fn), set(), set(), set()))
 
@@ -218,8 +218,8 @@ def _length_preconditions(args: Iterable[Arg]) -> Iterable[str]:
 
 
 def _as_name_tuple(value: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in ``value`` as a tuple. A text is a single name, so that ``mutates="cache"`` does not name five
-    letters.
+    """Return the names in ``value`` as a tuple. A string is one name, so that ``mutates="cache"`` does not name five
+    arguments of one letter.
     """
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -301,8 +301,8 @@ def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
 
 
 def _check_argument(where: str, arg: Arg) -> None:
-    """Raise ``SL103`` for a default or ``specialize=`` that a schema cannot carry. Raise ``SL107`` for ``mutates=``
-    with an argument that is no tensor.
+    """Raise ``SL103`` for a default that a schema cannot carry. Raise it also for ``specialize=`` with an argument that
+    is neither an int nor a list of ints. Raise ``SL107`` for ``mutates=`` with an argument that is no tensor.
     """
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(
@@ -322,7 +322,7 @@ def _check_argument(where: str, arg: Arg) -> None:
 
 
 def _default_fix(arg: Arg) -> str:
-    """Return the fix for a default that a schema cannot carry."""
+    """Return the fix, in words, for a default that a schema cannot carry."""
     if arg.default is None:
         kind = str(arg.tensor) if arg.tensor is not None else arg.kind
         return f"annotate {arg.name}: {f'list[{kind}]' if arg.many else kind} | None"
@@ -330,8 +330,8 @@ def _default_fix(arg: Arg) -> str:
 
 
 def _bad_default(arg: Arg) -> str:
-    """Return, in words, which defaults the torch schema could carry for ``arg`` if it cannot carry the declared one.
-    Return an empty string if it can.
+    """Return an empty string if the torch schema can carry the default of ``arg``. Otherwise return, in words, which
+    defaults it could carry.
     """
     # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
@@ -349,8 +349,8 @@ def _bad_default(arg: Arg) -> str:
 
 
 def _unparsed_default_kind(arg: Arg) -> str:
-    """Return the kind of an argument, in words, for which torch's schema parser does not accept this default. Return an
-    empty string if it accepts the default.
+    """Return an empty string if torch's schema parser accepts the default of ``arg``. Otherwise return, in words, the
+    kind of default that it does not accept, such as ``Generator``.
     """
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
@@ -359,8 +359,8 @@ def _unparsed_default_kind(arg: Arg) -> str:
 
 
 def _check_sizes_and_dtypes(spec: OpSpec) -> None:
-    """Raise ``SL104``, ``SL105`` or ``SL106`` unless the inputs determine each dim and dtype of the outputs, and each
-    expression uses only known names.
+    """Raise ``SL104`` for a dim of an output that the inputs do not determine, and ``SL106`` for such a dtype. Raise
+    ``SL105`` for an expression with an unknown name.
     """
     known = _check_dims(spec)
     _check_bounds(spec, known)
@@ -378,9 +378,11 @@ def _check_sizes_and_dtypes(spec: OpSpec) -> None:
 
 
 def _check_dims(spec: OpSpec) -> set[str]:
-    """Return the names that expressions may use. Raise ``SL105`` for an invalid expression in ``dims=``.
+    """Return the names that expressions may use. Each expression in ``dims=`` may use the names of the inputs and of
+    the dims before it.
 
-    Each expression may use the names of the inputs and of the dims before it.
+    Raise ``SL105`` for an expression with any other name, and for a name that is used both as one dim and as a variadic
+    dim.
     """
     known = _known_names(spec)
     for dim, expr in spec.dims:
@@ -453,7 +455,7 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
     """Return the ``workspace=`` of a kernel, a number of bytes, as an expression. Raise ``SL105`` for names that it
     must not use.
 
-    The expression may use dims without a bound, int arguments, ``threads`` and ``itemsize``.
+    The expression may use dims that the inputs determine, int arguments, ``threads`` and ``itemsize``.
     """
     where = f"{spec.name}, workspace"
     expr = Expr.parse(source, where)

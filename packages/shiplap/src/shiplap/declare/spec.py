@@ -16,8 +16,10 @@ from shiplap.declare.values import Args, Value
 
 @dataclass(frozen=True)
 class Dim:
-    """One dim of a shape, which is named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed.
+    """One dim of a shape. ``kind`` states whether it is named, fixed, anonymous (``_``), variadic (``*batch``, ``...``)
+    or computed.
 
+    ``text`` is its name or its source. ``size`` is that of a fixed dim, and ``expr`` the expression of a computed one.
     ``of`` names the size to which this dim broadcasts. ``#n`` of an argument ``x`` is the dim ``x_n``, which is 1 or
     ``n``.
     """
@@ -47,7 +49,7 @@ class TensorType:
 
     Attributes:
         dtype_class: the name of a set of dtypes, such as ``"Float"``.
-        dtypes: the dtypes in the set, by their names in torch.
+        dtypes: the names of the torch dtypes in the set. It is empty if every dtype is admitted.
         dims: the dims of the shape.
     """
 
@@ -62,8 +64,8 @@ class TensorType:
 
     @cached_property
     def axes(self) -> list[tuple[int, Dim]]:
-        """All dims but the variadic one (``*batch`` or ``...``, any number of dims), each as ``(axis, dim)``. Axes
-        behind the variadic dim are negative.
+        """All dims but the variadic one (``*batch`` or ``...``, any number of dims), each as ``(position, dim)``. Dims
+        behind the variadic dim have negative positions, which count from the end.
         """
         count = len(self.dims)
         spread = next((i for i, d in enumerate(self.dims) if d.kind == "variadic"), count)
@@ -207,6 +209,7 @@ class OpSpec:
 
     Attributes:
         outputs: new tensors whose sizes the declaration determines.
+        dims, bounds, requires: the expressions in the keywords of these names.
         returns: all results in order, if some are arguments, views, lists or scalars, or if ``traced`` is true.
         traced: whether only a run of the reference determines the results.
         detached: the names of arguments and results through which no gradient flows.
@@ -256,8 +259,8 @@ class OpSpec:
 
     @cached_property
     def dtype_classes(self) -> dict[str, TensorType]:
-        """The names of annotations that admit several dtypes, such as ``Float``, of the tensor arguments, in order.
-        Each comes with the type of one such argument. Annotations with one dtype are left out.
+        """The annotations of the tensor arguments that admit several dtypes, as a dict from the name of the dtypes,
+        such as ``Float``, to the type of one such argument. Annotations with one dtype are left out.
         """
         kinds = [a.tensor for a in self.tensors if a.tensor and not a.tensor.concrete]
         return {kind.dtype_class: kind for kind in kinds}
@@ -320,7 +323,9 @@ class OpSpec:
 
     @cached_property
     def dynamic(self) -> dict[str, Expr]:
-        """The output dims whose sizes depend on data, each with the expression that bounds it."""
+        """The output dims whose sizes depend on data, as a dict from the name of the dim to the expression that bounds
+        it.
+        """
         return dict(self.bounds)
 
     def arg(self, name: str) -> Arg:

@@ -71,9 +71,9 @@ class TemplateKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Template(HasCode):
-    """A templated kernel of an op for one device type. ``device`` is the device type. ``language`` is that of the text
-    ``source``. ``function`` is set for a template that is a function of PyTorch, whose ``source`` is empty.
-    :class:`TemplateKeywords` documents the other fields.
+    """A templated kernel of an op for the device type ``device``. ``source`` is the source of the kernel in the
+    language ``language``. For a template that is a function of PyTorch, ``source`` is empty and ``function`` is that
+    function. :class:`TemplateKeywords` documents the other fields.
     """
 
     name: str
@@ -96,8 +96,8 @@ class Template(HasCode):
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts on which the code of the template depends, for digests. They are the source with included
-        files, the configs, and the functions.
+        """Yield ``(text, value)`` for what the code of the template depends on, for digests. This is the source with
+        included files, the configs, and the functions.
         """
         yield repr((self.language, self.source, self.innermost, self.default)), None
         yield "configs", self.configs
@@ -124,9 +124,9 @@ def read_template(
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
-    """Return the template in the file ``source`` beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``). If ``source``
-    is a function of PyTorch, return a template of that function. The keywords are those of :class:`TemplateKeywords`.
-    Raise ``SL114`` if the template cannot be used.
+    """Return the template in the file ``source`` (``*.triton.jinja``, ``*.cpp.jinja``) beside ``home``, the path of a
+    Python file. If ``source`` is a function of PyTorch, return a template of that function. The keywords are those of
+    :class:`TemplateKeywords`. Raise ``SL114`` if the template cannot be used.
     """
     # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):
@@ -191,8 +191,11 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
 
 
 def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
-    """Raise ``SL114`` if the op cannot have a template of an Inductor kernel, or if Inductor cannot lower this
-    template.
+    """Raise ``SL114`` if the op or the template is not one that Inductor can lower.
+
+    The op must have one output of a size that its arguments determine, write to no argument and take no list of
+    tensors. The template must have configs, keywords that fit its language, dims that exist in ``innermost=``, and
+    names that Inductor does not use.
     """
     # Inductor's templates store one output, whose size is known before the launch.
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
@@ -226,8 +229,8 @@ def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
 
 
 def _check_functions(template: Template, where: str) -> None:
-    """Raise ``SL114`` if a keyword of the template that must be a function of sizes, such as ``grid=``, is a text or a
-    number.
+    """Raise ``SL114`` if a keyword of the template that must be a function of sizes, such as ``grid=``, cannot be
+    called.
     """
     given: dict[str, tuple[object, str]] = {
         "grid=": (template.grid, "sizes, config, cdiv"),
@@ -250,7 +253,9 @@ def _resolve_includes(path: Path, where: str) -> str:
     """
 
     def read(match: re.Match[str]) -> str:
-        """Return the content of the included file. Raise ``SL114`` if there is no such file."""
+        """Return the content of the file that ``match``, an include in the text, names. Raise ``SL114`` if there is no
+        such file.
+        """
         for folder in (path.parent, include_dir()):
             if (folder / match[1]).is_file():
                 return (folder / match[1]).read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from shiplap.declare.spec import Arg
 
 
 def is_int_value(value: object) -> bool:
-    """Return whether ``value`` can be passed as an int argument. It must convert to an integer of 64 bits without loss,
-    as a NumPy integer or a real tensor without dims does.
+    """Return whether ``value`` can be passed as an int argument. It may be an int, real or symbolic, a NumPy integer,
+    or a real tensor without dims. Its value must fit 64 bits.
     """
     if isinstance(value, torch.SymInt):
         return True
@@ -24,8 +24,8 @@ def is_int_value(value: object) -> bool:
 
 
 def is_float_value(value: object) -> bool:
-    """Return whether ``value`` can be passed as a float argument. A number of NumPy and a real tensor of one element
-    can, too.
+    """Return whether ``value`` can be passed as a float argument. It may be a number of Python or NumPy, a symbolic
+    number, or a real tensor of one element.
     """
     if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return True
@@ -45,7 +45,7 @@ def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
 
 
 def is_text_value(value: object) -> bool:
-    """Return whether ``value`` is a str that UTF-8 can encode. torch passes texts in UTF-8."""
+    """Return whether ``value`` is a str that UTF-8 can encode. torch passes strings in UTF-8."""
     if not isinstance(value, str):
         return False
     try:
@@ -66,7 +66,7 @@ def exceeds_int64(value: object) -> bool:
 
 
 def value_kind_name(value: object) -> str:
-    """Return the kind of a value in words, for errors. It is its type, ``None``, or a remark such as ``int beyond 64
+    """Return the kind of a value in words, for errors. It is the name of its type, or a remark such as ``int beyond 64
     bits``.
     """
     if value is None:

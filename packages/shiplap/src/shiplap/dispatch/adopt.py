@@ -19,7 +19,9 @@ from shiplap.torch_private.dispatcher_library import find_overload
 
 
 class AdoptedOp(Op[P, R]):
-    """An op of another library, with a declaration of its behaviour. It can be audited, but not extended."""
+    """An op of another library, with a declaration of its behaviour. It can be audited, but no kernel or gradient can
+    be attached to it.
+    """
 
     def _register(self) -> None:
         """Find the overload that another library has registered under the op's name, and use it. Nothing is registered
@@ -45,8 +47,8 @@ class AdoptedOp(Op[P, R]):
 
 
 class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
-    """An adopted op that takes members of an ``Enum`` or a choice of values, or returns a tuple of one result. The
-    library that registered the op does not check the choices.
+    """An adopted op that takes members of an ``Enum`` or one of a few literal values, or returns a tuple of one result.
+    The library that registered the op does not check such arguments.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -115,7 +117,9 @@ def adopt(
 
 
 class TakeoverDecorator:
-    """The decorator that ``@sl.adopt(source, into=...)`` returns. It keeps the parameter types of the function."""
+    """The decorator that ``@sl.adopt(source, into=...)`` returns. It makes a new op of the decorated function and keeps
+    the function's parameter types for type checkers.
+    """
 
     def __init__(
         self, source: Source, into: str, devices: tuple[str, ...], **declaration: Unpack[DeclarationKeywords]
@@ -135,7 +139,9 @@ class TakeoverDecorator:
 
 
 class AdoptDecorator:
-    """The decorator that ``@sl.adopt(...)`` returns. It keeps the parameter types of the function."""
+    """The decorator that ``@sl.adopt(...)`` returns. It makes an :class:`AdoptedOp` of the decorated function and keeps
+    the function's parameter types for type checkers.
+    """
 
     def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
         """Check the op's name and the keywords of the declaration, and store them."""

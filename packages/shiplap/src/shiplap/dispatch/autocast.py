@@ -50,7 +50,7 @@ def make_cast(spec: OpSpec) -> Cast:
 
     def cast(device_type: str, args: Args) -> Args:
         """Return ``args`` with the floating-point tensors of each dtype class in one dtype. It is the dtype of an
-        argument that is written to, or else that of the rule.
+        argument that is written to, or else that of the rule for ``device_type``.
         """
         converted = list(args)
         for numbers, mutated in parts:

@@ -35,9 +35,9 @@ RecordCall: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, 
 class _BackwardRecord:
     """The values that a recorded call keeps for its backward in addition to tensors.
 
-    ``layout`` has, for each saved name, the position of its value among the saved tensors. ``scalars`` holds the scalar
-    arguments by name. ``shapes`` holds the shapes of the tensor arguments. ``level`` is the level of torch.func at
-    which the call was recorded.
+    ``layout`` has, for each saved name, the position of its tensor among the saved tensors, or a list of positions.
+    ``scalars`` holds the scalar arguments by name. ``shapes`` holds the shapes of the tensor arguments. ``level`` is
+    the level of torch.func at which the call was recorded.
     """
 
     layout: list[tuple[str, SavedSlot]]
@@ -47,22 +47,24 @@ class _BackwardRecord:
 
 
 class BackwardContext(Protocol):
-    """The attributes of the context of an ``autograd.Function`` that are used here, and three that Shiplap adds."""
+    """The attributes of the context of an ``autograd.Function`` that are used here. Shiplap adds ``shiplap_kept``,
+    ``shiplap_nest`` and ``shiplap_made``, which hold values for the backward and the lengths of lists.
+    """
 
     needs_input_grad: tuple[bool, ...]
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that ``save_for_backward`` has kept, in its order."""
+        """The tensors that ``save_for_backward`` has kept, in the order of its arguments."""
 
     def save_for_backward(self, *tensors: Tensor) -> None:
         """Keep tensors for the backward, so that torch notices a later write to them."""
 
     def mark_dirty(self, *tensors: Tensor) -> None:
-        """Declare that the forward has written to these arguments."""
+        """Declare that the forward has written to ``tensors``, which are arguments of the call."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Declare that these results of the forward are not differentiable. Autograd then requests no gradient
+        """Declare that ``tensors``, results of the forward, are not differentiable. Autograd then requests no gradient
         of them.
         """
 
@@ -73,8 +75,8 @@ class BackwardContext(Protocol):
 
 class _RunBackward(Protocol):
     """A function that runs the backward of a recorded call. It takes the context, whether each argument needs a
-    gradient, and the gradients of the results. It returns a gradient for each argument that the dispatcher passed, or
-    None.
+    gradient, and the gradients of the results. For each argument that the dispatcher passed, it returns the
+    gradient, or None if none is needed.
     """
 
     def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
@@ -121,8 +123,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         )
 
     def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
-        """Return the gradient of each argument of the recorded call, computed by the declared backward. ``needed``
-        states which arguments need one. For all others, None is returned.
+        """Return the gradient of each argument of the recorded call, computed by the declared backward from ``grads``,
+        the gradients of the results. ``needed`` states which arguments need one. For all others, None is returned.
         """
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
         saved = make_saved(**of.scalars, **{n: _load_tensors(flat, slot) for n, slot in of.layout})
@@ -152,8 +154,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
 
 @dataclass
 class _UnpackedCall:
-    """The saved values of a call that C++ has recorded. They take the place of the context of an
-    ``autograd.Function``.
+    """The saved values of a call that C++ has recorded. They take the place of the context of an ``autograd.Function``,
+    whose attributes have the same names.
     """
 
     saved_tensors: tuple[Tensor, ...]
@@ -161,18 +163,19 @@ class _UnpackedCall:
 
 
 def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Callable[..., Any]:
-    """Return ``gradients(*values)``, the backward of a call that C++ has recorded. Its values are the op's arguments,
-    its results and their gradients. A flag for each tensor argument that needs a gradient follows, then the shapes of
-    the tensor arguments.
+    """Return ``gradients(*values)``, the backward of a call that C++ has recorded.
+
+    Its values are the op's arguments, then four lists. These are the results, their gradients, a bool for each tensor
+    argument that states whether its gradient is needed, and the shapes. The shapes are one flat list with the rank and
+    the sizes of each tensor argument, or -1 for an argument that is None.
     """
     run, _ = _make_backward(spec, backward, formula)
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(spec.results)}
     tensors = [i for i, a in enumerate(spec.args) if a.tensor is not None]
 
     def gradients(*values: Any) -> Gradient | tuple[Gradient, ...]:
-        """Return the gradients of the tensor arguments, computed by the declared backward, as a tuple or as a single
-        gradient. ``values`` are the arguments, then lists of the results, their gradients, the flags of need and the
-        shapes.
+        """Return the gradients of the tensor arguments, computed by the declared backward, as a tuple. For a single
+        tensor argument, return its gradient itself. The enclosing function documents ``values``.
         """
         args, (results, grads, needs, sizes) = values[: len(spec.args)], values[len(spec.args) :]
         flat, shapes, rest = list[Tensor](), dict[str, Shape](), iter(sizes)
@@ -217,19 +220,19 @@ def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
     """Return two autograd functions that record a call of the op. The first is for calls outside of the transforms of
-    torch.func, and the second is for calls inside.
+    torch.func, and the second is for calls inside of them.
 
-    ``changes`` holds the positions of the arguments that are written to. These are returned behind the outputs, and
-    their gradient raises the error of a missing backward.
+    ``changes`` holds the positions of the arguments that are written to. The autograd functions return these arguments
+    after the outputs. A gradient of such an argument raises the error of an op without a backward.
     """
     run, set_up = _make_backward(spec, backward, formula) if backward is not None else _missing_backward(spec)
     without, traced = _detached_positions(spec), spec.traced
     special = bool(without or traced or changes)
 
     def forward(ctx: BackwardContext, how: _RecordedCall, *flat: Value) -> Result:
-        """Call the op on the arguments ``flat``, whose lists were flattened, and save what the backward reads. Return
-        its results, then the arguments that were written to. ``how`` holds the function to call, its keywords and the
-        list lengths.
+        """Call the op and save what the backward reads. ``flat`` are the arguments with the members of lists in place
+        of the lists. Return the results, then the arguments that were written to. ``how`` holds the function to call,
+        its keywords and the list lengths.
         """
         call, kwargs, nest, made = how
         ctx.shiplap_nest, args = nest, cast("Args", _nest_lists(flat, nest))
@@ -250,7 +253,8 @@ def _make_recorders(
 
     def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
         """Return None for ``how``, the first argument of ``forward``, then the gradients of the flattened arguments.
-        Autocast is off meanwhile, so that the gradients are the same inside of an autocast region and after it.
+        ``grads`` are the gradients of the results. Autocast is off meanwhile, so that the gradients are the same inside
+        of an autocast region and after it.
         """
         if dispatcher_calls.any_autocast():
             return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)
@@ -374,12 +378,12 @@ def _detach_value(value: Value) -> Value:
 
 
 def _detached_positions(spec: OpSpec) -> list[int]:
-    """Return the positions of the op's results that are declared to carry no gradient."""
+    """Return the positions, among the op's results, of those that are declared to carry no gradient."""
     return [i for i, name in enumerate(spec.results) if name in spec.detached]
 
 
 def _results_at(result: Result, places: Sequence[int]) -> list[Value]:
-    """Return the results at the positions ``places`` of a single result or a tuple of results."""
+    """Return, in a list, the results at the positions ``places`` of a single result or a tuple of results."""
     values = (result,) if not isinstance(result, tuple) else result
     return [values[i] for i in places]
 
@@ -396,9 +400,9 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
-    """Return the results of an op as one tuple in which all lists are flattened. Return with it the length of each
-    result's list, or None for a result that is no list. The op is one whose results are determined only by a run of the
-    reference.
+    """Return ``(flat, lengths)`` for the results of an op whose results only a run of the reference determines.
+    ``flat`` is a tuple with the members of each list in place of the list. ``lengths`` holds the length of each
+    result's list, or None for a result that is no list.
     """
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]

@@ -29,10 +29,10 @@ def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
 ) -> dispatcher_transforms.AutogradFunction | None:
     """Return an ``autograd.Function`` with generated code whose ``apply(call, *args)`` records ``call(*args)`` for
-    autograd. Return None for an op that writes to arguments, takes lists or keyword-only arguments, or has no declared
-    gradient.
+    autograd. ``args`` are positional. Trailing arguments that have a default may be left out.
 
-    ``args`` are positional. Trailing arguments that have a default may be left out.
+    Return None for an op that writes to arguments or has no declared gradient. Return None also if it takes lists or
+    keyword-only arguments, or has results other than new tensors of declared sizes.
     """
     if backward is None or spec.mutated or spec.traced or spec.returns or not spec.outputs:
         return None
@@ -41,8 +41,9 @@ def compile_recorder(
         return None
 
     def refuse(result: Any, *shapes: Shape, **wanted: bool) -> None:
-        """Raise the catalogue error of a wrong ``result`` of the declared gradient function. ``shapes`` holds the shape
-        of each tensor argument. ``wanted`` holds, by name, whether its gradient is needed.
+        """Raise the catalogue error for a wrong ``result`` of the declared gradient function. ``shapes`` holds the
+        shape of each tensor argument. ``wanted`` maps the name of each tensor argument to whether its gradient is
+        needed.
         """
         backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
 
@@ -93,8 +94,9 @@ def _expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) 
 
 
 def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain``, the function that records positional calls in C++, with a check before it. The check refuses a
-    scalar argument given as a tensor that requires a gradient, since that gradient would be lost.
+    """Return a function that calls ``plain``, which records positional calls in C++, after a check. The check refuses a
+    scalar argument given as a tensor that requires a gradient, since that gradient would be lost. If the op has no
+    scalars, return ``plain`` itself.
     """
     positional = [a for a in spec.args if not a.keyword_only]
     lines = _number_check_source(positional)
@@ -148,8 +150,8 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _number_check_source(args: Sequence[Arg]) -> list[str]:
-    """Return the Python source line, in a list, that refuses a scalar argument given as a tensor with a gradient. That
-    gradient would be lost. The list is empty if the op has no scalars.
+    """Return, in a list, the Python source line that checks scalar arguments. In generated code, it raises an error for
+    a scalar given as a tensor with a gradient, which would be lost. The list is empty if the op has no scalars.
     """
     scalars = [a for a in args if a.tensor is None]
     single = [f"isinstance({argument_variable(a)}, Tensor)" for a in scalars if not str(a.scalar).startswith("list")]
@@ -243,7 +245,8 @@ def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
 
 def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str) -> str:
     """Return the Python source of the call that raises the error for wrong gradients of the declared backward.
-    ``tensors`` are the tensor arguments, and ``wanted`` is the source of the flags of those that need a gradient.
+    ``tensors`` are the names of the tensor arguments. ``wanted`` is the source of keywords that state which of them
+    need a gradient.
     """
     known = {name for each in backward.ops for name in each.gives}
     result = f"{{{', '.join(f'{n!r}: d_{n}' for n in tensors if n in known)}}}" if backward.ops else "result"

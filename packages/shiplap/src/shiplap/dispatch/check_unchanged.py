@@ -45,7 +45,7 @@ def writes_are_audited() -> Iterator[None]:
 
 
 class UnchangedArguments:
-    """A check that the first calls of a function of an op write to no argument but the declared ones.
+    """A check that the first calls of a reference or a kernel write to no argument but the declared ones.
 
     Attributes:
         left: the number of calls that are still to be checked.
@@ -61,8 +61,8 @@ class UnchangedArguments:
 
     def during(self, args: Args, call: Callable[[], T], outs: Sequence[Value] = ()) -> T:
         """Return the result of ``call()``, which may write to ``outs`` and to the arguments in the declared
-        ``mutates=``. Raise ``SL316`` if it has also written to another argument. An argument that shares memory with
-        one of those is not compared.
+        ``mutates=``. Raise ``SL316`` if it has also written to another argument. An argument that shares memory with a
+        tensor that may be written to is not compared.
         """
         if _writes_audited.get():
             return call()
@@ -91,8 +91,8 @@ class UnchangedArguments:
 
 
 def _versions(value: object, shared: Collection[int]) -> object:
-    """Return the number of writes that torch has counted for each tensor, in nested lists as in ``value``. It is 0 for
-    a tensor whose storage address is in ``shared``. None stands for any other value.
+    """Return the number of writes that torch has counted for a tensor, or 0 if its storage address is in ``shared``.
+    For a list, return a list of such numbers. Return None for any other value.
     """
     if isinstance(value, (list, tuple)):
         return [_versions(v, shared) for v in value]
@@ -107,21 +107,23 @@ def _storage_address(tensor: Tensor) -> int:
 
 
 def places_of(spec: OpSpec, args: Args) -> Places:
-    """Return the name, tensor, address, shape and strides of each argument that the op writes to.
+    """Return ``(name, tensor, address, shape, strides)`` for each argument that the op writes to, in a list.
     :func:`require_places` compares them after a call.
     """
     return places_of_tensors((a.name, v) for a, v in zip(spec.args, args, strict=True) if a.mutated)
 
 
 def places_of_tensors(values: Iterable[tuple[str, Value]]) -> Places:
-    """Return the name, tensor, address, shape and strides of each of the named tensors, including those in lists."""
+    """Return ``(name, tensor, address, shape, strides)`` for each tensor among the named ``values``, in a list. Tensors
+    in lists are included under the name of the list.
+    """
     written = [(name, t) for name, value in values for t in tensors_in_arguments((value,))]
     return [(name, t, t.data_ptr(), t.shape, t.stride()) for name, t in written]
 
 
 def require_places(where: str, places: Places, what: str = "a mutated argument") -> None:
-    """Raise ``SL316`` if a tensor of ``places`` has another address, shape or strides than stored there. Its memory was
-    then replaced instead of written to. ``what`` names the tensor in the error.
+    """Raise ``SL316`` if the address, shape or strides of a tensor in ``places`` have changed since :func:`places_of`
+    stored them. Its memory was then replaced instead of written to. ``what`` names the tensor in the error.
     """
     for name, t, address, shape, strides in places:
         if t.data_ptr() != address or t.shape != shape or t.stride() != strides:

@@ -68,7 +68,8 @@ def ensure_cache_keys() -> None:
 
 
 def graph_cache_key(operators: GraphOperators) -> str:
-    """Return a digest of all ops that a graph calls, which becomes a part of its compile cache key. Return an empty
+    """Return a digest of all ops that a graph calls, which becomes a part of its compile cache key. If the graph may
+    call ops indirectly, through operators of other libraries, the digest covers all declared ops. Return an empty
     string for a graph without ops.
     """
     named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _op_sources.items()}
@@ -80,8 +81,8 @@ def graph_cache_key(operators: GraphOperators) -> str:
 
 
 def op_cache_key(*roots: AnyValue) -> str:
-    """Return a digest of ops, or of functions that call ops. It changes with their code, and with everything else on
-    which compiled code of these ops depends.
+    """Return a digest of ops, or of functions that call ops, as 16 hexadecimal digits. It changes with their code, and
+    with everything else on which compiled code of these ops depends.
     """
     parts = walk_code(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}

@@ -105,8 +105,9 @@ class Executor(OpState):
         return None
 
     def run_bound_call(self, call: Binding, kernel: Kernel | None) -> Result:
-        """Run ``call``, whose arguments are checked, and return the checked result. ``kernel`` runs it, or the
-        reference if it is None. Autograd records the call if an argument requires a gradient.
+        """Run ``call``, whose arguments are checked, by ``kernel``, or by the reference if ``kernel`` is None. Return
+        the only output itself, several outputs as a tuple, or None if there are none. Autograd records the call if an
+        argument requires a gradient.
         """
         if torch.is_grad_enabled():
             # Callers of `raw` need not check for gradients: such a call is recorded as if it came by `overload`.
@@ -127,8 +128,8 @@ class Executor(OpState):
         return outs[0] if len(outs) == 1 else outs or None
 
     def _run_checked_reference(self, args: Args) -> Returned:
-        """Return the result of the reference. Raise ``SL316`` if it writes to an argument that it must not change. Only
-        the first calls are checked.
+        """Return the result of the reference. Raise ``SL316`` if one of its first calls writes to an argument that it
+        must not change. Later calls are not checked.
         """
         if self.unchanged.left:
             return self.unchanged.during(args, lambda: self.run_reference(args))
@@ -136,7 +137,7 @@ class Executor(OpState):
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
         """Return the result of a call under forward-mode differentiation. The reference computes it, since no kernel
-        supports tangents.
+        supports tangents. If the op declares a surrogate, the tangents are those of the surrogate.
         """
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")

@@ -53,8 +53,8 @@ _TYPES = {
 
 
 class CheckOutCall(Protocol):
-    """A function that makes the checks of the registered out-variant before a kernel runs. It returns the outputs and
-    the kernel.
+    """A function that makes the checks of the registered out-variant before a kernel runs. It returns the checked
+    outputs of the caller and the kernel.
     """
 
     def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
@@ -82,8 +82,9 @@ def stays_in_python(op: Executor, device: str) -> bool:
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
-    """Return a generated function that replaces ``op.execute`` for calls without gradients. It stores how to repeat
-    each kind of call and repeats it. Return None unless :func:`stays_in_python` is true for ``op`` on the CPU.
+    """Return a generated function that replaces ``op.execute`` for calls without gradients. For each combination of
+    argument layouts and scalars, it stores how to repeat the call and repeats it. Return None unless
+    :func:`stays_in_python` is true for ``op`` on the CPU.
     """
     return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 
@@ -92,7 +93,7 @@ def has_simple_arguments(spec: OpSpec) -> bool:
     """Return whether all arguments are single tensors of real dtypes or required scalars, and none is written to. A
     generated fast path can check such arguments.
 
-    Complex tensors may carry the lazy mark of a conjugate, which only the dispatcher resolves.
+    Complex tensors are excluded since they may be lazily conjugated, which only the dispatcher resolves.
     """
     if spec.mutated or any(a.many for a in spec.args):
         return False
@@ -102,8 +103,8 @@ def has_simple_arguments(spec: OpSpec) -> bool:
 
 
 def _common_scope(ready: str) -> dict[str, Any]:
-    """Return the global names that the generated source of every fast path uses. ``ready`` is the name of its table of
-    stored calls.
+    """Return the global names that the generated source of every fast path uses, with their values. ``ready`` is the
+    name of the table in which its calls are stored.
     """
     return {
         "untouched": dispatcher_calls.untouched,
@@ -119,7 +120,7 @@ def _common_scope(ready: str) -> dict[str, Any]:
 
 def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | None = None) -> FastPath | None:
     """Return a generated function ``route(*args)``. It runs calls of ``op`` below autograd without torch's dispatcher
-    if all arguments are plain tensors and scalars. Return None if every call needs the dispatcher.
+    if all tensors are plain, as :func:`not_plain_tensor` defines it. Return None if every call needs the dispatcher.
 
     The function runs calls on the device type ``device``. ``otherwise`` runs the calls that it does not support. If
     ``otherwise`` is None, torch's dispatcher runs them. A function that the dispatcher itself calls needs
@@ -158,12 +159,14 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
-    """Return a generated function ``route(*args, *outs)`` for ``op.out``. If a kernel can be repeated without further
-    checks, it fills ``outs`` and returns True. Otherwise it changes nothing and returns False. ``check`` checks the
-    outputs of the first call with arguments of a kind.
+    """Return a generated function ``route(*args, *outs)`` for ``op.out``. It fills ``outs`` and returns True. If the
+    call needs the dispatcher, if an output overlaps another tensor, or if no kernel accepts the call, it changes
+    nothing and returns False.
 
-    Return None if native code may run the out-variant, or if each call needs the dispatcher. If ``dispatched`` is true,
-    the dispatcher makes the call, so that modes and subclasses need no test.
+    ``check`` checks the outputs of the first call with arguments of given dtypes and layouts. Later calls of these
+    dtypes and layouts are repeated without it. If ``dispatched`` is true, the dispatcher calls the function, so torch
+    modes and tensor subclasses need no test. Return None if native code may run the out-variant, or if each call needs
+    the dispatcher.
     """
     cuda, device = op.kernels.get("cuda", []), ""
     if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):
@@ -191,8 +194,8 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
         """Run ``call``, whose arguments are checked, and return its result. Store a function that repeats it under
         ``key``.
 
-        Store none if the key is None or if the kernel has no such function. Store none either while calls are recorded
-        for tuning, or if the call lacks a tuned choice.
+        Nothing is stored if the key is None, if the kernel has no such function, or while calls are recorded for
+        tuning. Nothing is stored either if tuned choices are looked up and the call has none.
         """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:
@@ -213,8 +216,8 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
     ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
 
     def start(args: Args, given: Outputs, key: Hashable) -> bool:
-        """Fill ``given`` with the outputs of the call, store how to repeat it under ``key``, and return True. Return
-        False if no kernel accepts the call.
+        """Fill ``given`` with the outputs of the call and return True. If the kernel can repeat the call, store the
+        function for that under ``key``. Return False if no kernel accepts the call.
         """
         call = op.plan.quick(*args)
         outs, kernel = check(call, given, None)
@@ -236,7 +239,9 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
 
 
 def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> None:
-    """Store ``value``, with which a call is repeated, in ``ready`` under ``key``. A full table is cleared first."""
+    """Store ``value``, with which a call is repeated, in ``ready`` under ``key``. If ``ready`` is full, it is cleared
+    first.
+    """
     if len(ready) >= MOST_READY_CALLS:
         ready.clear()
     ready[key] = value
@@ -252,8 +257,9 @@ def is_unlisted_call(op: Executor, call: Binding) -> bool:
 
 
 def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
-    """Return the ``supports`` function (the author's condition for a kernel) of each kernel tried up to the picked one.
-    Each comes with whether it returned True for this call.
+    """Return ``(condition, answer)`` for each kernel that was tried before the kernel ``picked``, and for ``picked``
+    itself. ``condition`` is the author's ``supports`` function of the kernel, and ``answer`` is whether it returned
+    True for this call. Kernels without one are left out.
     """
     conditions = []
     for kernel in op.eager_kernels(picked.device):
@@ -271,8 +277,8 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
     """
 
     def checked(args: Args) -> Result:
-        """Repeat the call if each ``supports`` function returns what it returned before. Otherwise run it from the
-        beginning, with a new choice of kernel.
+        """Return the result of the repeated call if each ``supports`` function returns what it returned before.
+        Otherwise return the result of a call run from the beginning, with a new choice of kernel.
         """
         for supports, answer in asked:
             if (supports(*args) is True) is not answer:
@@ -286,7 +292,8 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
 
 
 def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
-    """Return the Python source lines of ``route(*args)``, the fast path of a call, which skips torch's dispatcher.
+    """Return the Python source lines of ``route(*args)``, the fast path of calls on the device type ``device``. It
+    skips torch's dispatcher.
 
     ``modes`` is a condition on torch's state, as Python source. If it is true, a call goes to the dispatcher. If
     ``remembers`` is true, the function stores how to repeat a call and repeats it. Otherwise nothing is stored.
@@ -305,8 +312,9 @@ def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "no
 
 
 def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list[str]:
-    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out``. They check in each call
-    that no output overlaps another tensor. They return False if one of the conditions ``modes`` holds.
+    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out`` on ``device``. They
+    check in each call that no output overlaps another tensor. They return False if one of the conditions ``modes``
+    holds.
     """
     outs = [Arg(o.name, o.tensor) for o in spec.outputs]
     tensors, inputs = [*spec.tensors, *outs], list(spec.tensors)
@@ -335,8 +343,9 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
     """Return the Python source lines that execute the statement ``leave`` for calls that need the dispatcher.
 
-    These are calls with a tensor that is not plain, or with a scalar that has another type than declared or exceeds 64
-    bits. They are also calls for which one of the source ``conditions`` holds.
+    These are calls with a tensor that :func:`not_plain_tensor` describes for ``device``. They are also calls with a
+    scalar that exceeds 64 bits or has another type than declared, and calls for which one of the source ``conditions``
+    holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
@@ -351,8 +360,9 @@ def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: 
 
 
 def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> list[str]:
-    """Return the Python source lines that run the statements ``before`` and assign the tuple of ``parts`` to ``key``,
-    under which a call is stored. They execute ``leave`` if a tensor has no address or strides.
+    """Return the Python source lines that run the statements ``before`` and assign a tuple to ``key``, under which a
+    call is stored. ``parts`` are the source expressions in the tuple. If a tensor has no address or strides, the lines
+    execute the statement ``leave``.
     """
     # A tensor without an address or strides raises, and the checks of the longer path name it.
     body = [*before, f"key = {tuple_source(parts)}"]
@@ -360,7 +370,8 @@ def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> 
 
 
 def not_plain_tensor(arg: Arg, device: str) -> str:
-    """Return the Python source of the condition that an argument is not a plain tensor on this device type.
+    """Return the Python source of the condition that an argument is not a plain tensor. A plain tensor is a ``Tensor``
+    or ``Parameter``, and no other subclass, on the device type ``device``.
 
     Lazily negated views and zero tensors without memory are not plain, since the dispatcher resolves them.
     """
@@ -377,9 +388,10 @@ def type_test(arg: Arg) -> str:
 
 
 def cache_key_part(arg: Arg, address: str = "") -> str:
-    """Return the Python source of an argument's part of the key under which a call is stored. It is the layout and
-    alignment of a tensor, or the value of a scalar. A float is represented as text, since -0.0 equals 0.0. ``address``
-    is the source of the tensor's address. If it is empty, the address is read from the tensor.
+    """Return the Python source of an argument's values in the key under which a call is stored. They are the layout and
+    alignment of a tensor, or the value of a scalar. A float is represented as text, since -0.0 equals 0.0.
+
+    ``address`` is the source of the tensor's address. If it is empty, the address is read from the tensor.
     """
     v = argument_variable(arg)
     if arg.tensor is not None:

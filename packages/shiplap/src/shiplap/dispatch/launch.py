@@ -59,8 +59,8 @@ def _notify_poison_listeners() -> None:
 
 @contextmanager
 def poisoned_workspace(byte: int) -> Iterator[None]:
-    """Enter a context in which every workspace is filled with ``byte``. A kernel whose result depends on uninitialised
-    scratch memory is then detected.
+    """Enter a context in which every workspace is filled with ``byte``. A kernel that reads uninitialised scratch
+    memory then has a result that depends on ``byte``.
     """
     token = _workspace_fill.set(byte)
     _notify_poison_listeners()

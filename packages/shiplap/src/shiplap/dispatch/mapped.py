@@ -26,7 +26,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     results.
 
     The function raises ``SL138`` if the results of different samples cannot be one tensor, or if samples would write to
-    the same memory. It raises it also if random numbers must not differ.
+    the same memory. It raises ``SL138`` also if the op draws random numbers and ``torch.vmap`` was not called with
+    ``randomness="different"``.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -56,8 +57,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     mapped = dispatcher_transforms.map_samples(run)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the results of the op for all samples of a call under ``torch.vmap``. First check random numbers, and
-        shared memory that would be written to.
+        """Return the results of the op for all samples of a call under ``torch.vmap``. Raise ``SL138`` if the op draws
+        random numbers that must not differ between samples, or writes to memory that samples share.
         """
         if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
             raise _vmap_error(
@@ -91,7 +92,7 @@ def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
 
 def _vmap_error(spec: OpSpec, got: str, fix: str = "") -> ShiplapError:
     """Return the error ``SL138`` for a call of the op under ``torch.vmap`` that has no single result. ``got`` names the
-    obstacle, and ``fix`` is the remedy, if there is one.
+    cause, and ``fix`` is the remedy, if there is one.
     """
     where, expected = f"torch.vmap of {spec.name}", "one result for all samples"
     return error("SL138", where=where, got=got, expected=expected, fix=fix)

@@ -148,7 +148,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     def _explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
         """Raise the catalogue error that explains ``cause``, the exception of a failed call. If there is none, return
         whether the call is to be repeated, because a failure hook has repaired the cause. A failure hook is a function
-        of another part of Shiplap.
+        that another part of Shiplap has registered.
         """
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
@@ -378,7 +378,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     def _name_foreign_author(self, what: str) -> None:
         """Issue a notice if another package than the one that declares the op attaches ``what``, such as ``"a kernel
-        for cpu"``. The script of a program may do so without a notice.
+        for cpu"``. The script that is run as ``__main__`` may do so without a notice.
         """
         # Frame 1 is a method of this class, and frame 2 its caller.
         frame = sys._getframe(2)
@@ -554,7 +554,9 @@ def op(name: str, **declaration: Unpack[DeclarationKeywords]) -> OpDecorator:
 
 
 class OpDecorator:
-    """The decorator that ``sl.op(...)`` returns. It keeps the parameter types of the function."""
+    """The decorator that ``sl.op(...)`` returns. It makes a registered op of the decorated function and keeps the
+    function's parameter types for type checkers.
+    """
 
     def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
         """Check the op's name and the keywords of its declaration, and store them. Raise ``SL101`` for a namespace of

@@ -77,8 +77,8 @@ class OutVariant:
         self.install_fast_paths()
 
     def install_fast_paths(self) -> None:
-        """Build the generated functions that run ``op.out`` without torch's dispatcher, and those that the dispatcher
-        calls. An attribute is None if the kernels do not run in Python.
+        """Build ``fast_path`` and ``dispatched_fast_path``, two generated functions that run ``op.out``. The first
+        skips torch's dispatcher, and the second is called by it. Each is None if the kernels do not run in Python.
         """
         past = available("calls below autograd")
         self.fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None
@@ -236,8 +236,8 @@ class OutVariant:
             self.plan.check_scratch(call, scratch)
 
     def _check_call(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
-        """Check ``given``, the caller's outputs, and ``scratch``, the caller's workspace, if there is one. Return the
-        outputs with the kernel picked for the call, which is None for the reference.
+        """Check ``given``, the caller's outputs, and ``scratch``, the caller's workspace, if there is one. Return
+        ``(outputs, kernel)``. ``kernel`` is picked for the call, and is None for the reference.
         """
         self.plan.check(call, given)
         if scratch is not None:

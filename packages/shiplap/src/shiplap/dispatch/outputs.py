@@ -45,7 +45,8 @@ def result_values(result: Returned, count: int) -> list[Value]:
 
 
 def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
-    """Return the results in ``result`` that are new tensors. Those that are arguments or views of them are left out.
+    """Return the results in ``result`` that are new tensors, without those that are arguments or views of them. A
+    single one is returned itself, and several as a tuple. Return None if there are none.
 
     Raise ``SL301`` if another tensor is returned in place of an argument that is written to.
     """
@@ -74,7 +75,7 @@ def _are_list_members(spec: OpSpec, values: Sequence[Value]) -> bool:
 
 
 def _is_same_argument(value: Value, argument: Value) -> bool:
-    """Return whether a result is the argument object itself, or a list of the same members."""
+    """Return whether a result is the argument object itself, or a list of the same objects as the argument."""
     if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
         return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
     return value is argument
@@ -91,10 +92,10 @@ def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
 
 
 def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
-    """Return the results of a reference or kernel as a tuple of contiguous tensors in memory of their own, as the
-    declaration promises.
+    """Return the results of a reference or kernel as a tuple of values whose tensors are contiguous and have memory of
+    their own. Results that are arguments are left out.
 
-    Raise ``SL301`` for results of another kind, dtype or shape.
+    Raise ``SL301`` for results of another kind, dtype or shape than declared.
     """
     values = _check_values(spec, call, spec.made, fresh_results(spec, call.args, result))
     owned = list(tensors_in_arguments(call.args))
@@ -102,8 +103,8 @@ def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
 
 
 def check_view_results(spec: OpSpec, call: Binding, result: Returned) -> Result:
-    """Return the results of an op with view results unchanged. Raise ``SL301`` for results of another kind, dtype or
-    shape than declared.
+    """Return, unchanged, the results of an op whose results may be views of arguments. Raise ``SL301`` for results of
+    another kind, dtype or shape than declared.
     """
     values = _check_values(spec, call, spec.returns, result)
     return cast("Result", values[0] if len(values) == 1 else tuple(values))
@@ -129,7 +130,9 @@ def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result:
 
 
 def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
-    """Return all results as a flat tuple of tensors that can be compared. A number becomes a tensor without dims."""
+    """Return all results as a flat tuple of tensors that can be compared. A number becomes a tensor without dims. A
+    result of any other type, such as None, is left out.
+    """
     values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
     flat: list[Tensor] = []
     for value in cast("Sequence[Value]", values):
@@ -185,7 +188,7 @@ def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str
 
 def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
     """Return ``value`` with its tensors contiguous and in memory that no tensor of ``owned`` shares. Tensors are copied
-    if necessary, and appended to ``owned``.
+    if necessary. The returned tensors are appended to ``owned``.
     """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_with_own_memory(v, owned) for v in value])
@@ -360,9 +363,9 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:
-        """Return the result of a repeated call. If its dtypes, sizes, device or memory are not those expected from the
-        first call, check it against the declaration. A result that the declaration does not admit is refused. Any other
-        is copied to contiguous memory of its own.
+        """Return the result of a repeated call. If it does not have the dtypes, sizes, device and memory expected from
+        the first call, check it against the declaration. Raise ``SL301`` if the declaration does not admit it.
+        Otherwise copy it to contiguous memory of its own.
         """
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
         if outputs_as_expected(args, values, expected, device):

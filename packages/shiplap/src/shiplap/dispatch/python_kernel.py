@@ -58,7 +58,7 @@ class PythonFunction(Implementation):
         return getattr(self.function, "__name__", "kernel")
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the function as the only part of the kernel's code. Digests are computed from it."""
+        """Yield the pair of the label ``"function"`` and the Python function, from whose code digests are computed."""
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
@@ -91,7 +91,9 @@ def _parameter_error(spec: OpSpec, kernel: str, got: str, fix: str = "") -> Ship
 
 
 class PythonKernel(Kernel):
-    """A Python function as a kernel of one op."""
+    """A Python function as a kernel of one op. ``out_style`` states whether the function takes the outputs as
+    parameters and fills them, or returns them. ``values`` are the config values that it receives by keyword.
+    """
 
     function: Callable[..., Returned]
 
@@ -134,7 +136,9 @@ class PythonKernel(Kernel):
                 raise _parameter_error(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
 
     def _parameter_fix(self, name: str, takes: NamedParameters) -> str:
-        """Return the fix, such as renaming, for a function parameter ``name`` for which there is no value."""
+        """Return the fix, in words, for a function parameter ``name`` for which there is no value. An example is to
+        rename it.
+        """
         missing = [a.name for a in self.spec.args if a.name not in takes.named]
         outputs = [n for n in self.outputs if n not in takes.named]
         if not missing and name == "out" and outputs:
@@ -173,8 +177,8 @@ class PythonKernel(Kernel):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run the kernel on a call with checked arguments. Return its outputs and a function that repeats the call on
-        other tensors of the same layout. The function is None if each call has to be checked.
+        """Run the kernel on a call with checked arguments. Return ``(outputs, rerun)``. ``rerun`` is a function that
+        repeats the call on other tensors of the same layout. It is None if each call has to be checked.
         """
         outs = self.run_call(call)
         # The number of threads may change between calls, and with it the size of the workspace.
@@ -212,8 +216,8 @@ class PythonKernel(Kernel):
         known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
-            """Return the result of the kernel on ``args``, after comparing its dtypes, sizes and device with those of
-            the first call's outputs.
+            """Return the result of the kernel on ``args``. If its dtypes, sizes or device are not those of the first
+            call's outputs, check it against the declaration.
             """
             given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
@@ -260,7 +264,8 @@ class PythonKernel(Kernel):
         values and the workspace ``scratch`` are passed by keyword. ``device`` is the current CUDA device during the
         call.
 
-        If ``known`` is true, an earlier call with an equal layout needed no copies, and the check is skipped.
+        If ``known`` is true, an earlier call with an equal layout needed no copies, so strides are not checked.
+        Otherwise strided tensors are copied where the function needs that.
         """
         if self.values:
             keywords.update(self.values)
@@ -274,8 +279,9 @@ class PythonKernel(Kernel):
             return launch(args, keywords)
 
     def _launch_checked(self, args: Args, keywords: dict[str, Value]) -> Returned:
-        """Call the function with contiguous copies of strided tensors. Raise ``SL316`` if it changes an argument that
-        it must not change. Copies of written arguments are copied back.
+        """Return the result of the function, called with contiguous copies in place of strided tensors. Copies of
+        arguments that the op writes to are copied back. Raise ``SL316`` if the function changes an argument that it
+        must not change.
 
         The function must not move copies and outputs to other memory, because copies are copied back, and outputs may
         be the caller's.
@@ -285,7 +291,7 @@ class PythonKernel(Kernel):
         places = places_of(self.spec, packed) if copies else []
 
         def launch() -> Returned:
-            """Return the result of the function for the contiguous arguments."""
+            """Return the result of the function for ``packed``, the contiguous arguments in the enclosing method."""
             return self._pass(packed, keywords)
 
         if self.unchanged.left:
@@ -318,8 +324,9 @@ class PythonKernel(Kernel):
             raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
 
     def _pack_arguments(self, args: Args) -> tuple[Args, Copies]:
-        """Return ``args`` with strided tensors replaced by contiguous copies. Return also a pair ``(original, copy)``
-        for each of them that is written to. Arguments that are declared to take any strides are not replaced.
+        """Return ``(arguments, copies)``. ``arguments`` are ``args`` with strided tensors replaced by contiguous
+        copies, except those that are declared to take any strides. ``copies`` holds a pair ``(original, copy)`` for
+        each replaced tensor that is written to.
         """
         copies: Copies = []
 

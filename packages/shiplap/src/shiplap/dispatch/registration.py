@@ -43,7 +43,7 @@ def core_overload_name(spec: OpSpec) -> str:
 
 def kernel_overload_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
     """Return the torch names that kernels implement. They are that of :func:`core_overload_name` and, if ``guarded`` is
-    true, that of the overload below it. ``guarded`` means that the op has an autograd step.
+    true, that of the overload below autograd. ``guarded`` states whether the op has an autograd implementation.
     """
     core = core_overload_name(spec)
     return (core, overload_below_autograd(spec.opname)) if guarded else (core,)
@@ -107,7 +107,7 @@ class RegisteredOp(Executor):
         self._install_autograd()
 
     def install_fast_path(self) -> None:
-        """Install the shortest functions for a call without gradients, for one that autograd records, and for
+        """Install the fastest functions for a call without gradients, for one that autograd records, and for
         ``op.out``. They depend on the kernels and bindings that are attached now.
         """
         composed = bool(self.spec.returned) or self.spec.view
@@ -124,8 +124,9 @@ class RegisteredOp(Executor):
             self.variant.install_fast_paths()
 
     def _check_of_plain_calls(self) -> Check | None:
-        """Return the check that refuses scalar arguments given as tensors with a gradient, if calls without tensors
-        that require one need it. Return None otherwise.
+        """Return the check that refuses scalar arguments given as tensors with a gradient. Return None if
+        ``call_kernel`` does not need it. It needs it if the op has lists of scalars, or if calls of the op cannot skip
+        the dispatcher.
         """
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.can_skip_dispatcher else None
@@ -149,8 +150,8 @@ class RegisteredOp(Executor):
         return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of the op's kernels without recording for autograd. Autocast stays on, so that it also
-        affects an op without an autocast rule.
+        """Return the result of the op's kernels without recording for autograd. If autocast is on, it stays on during
+        the call.
         """
         if self.can_skip_dispatcher and not kwargs and not dispatcher_calls.any_autocast():
             return self.call_kernel(*args)
@@ -170,7 +171,7 @@ class RegisteredOp(Executor):
             return result
 
     def _cast_arguments(self, kind: str, args: Args, kwargs: dict[str, Value]) -> tuple[Args, dict[str, Value]]:
-        """Return the positional arguments and the keywords of a call, converted by the op's autocast rule for the
+        """Return ``(positional, keywords)`` for a call, with its arguments converted by the op's autocast rule for the
         device type ``kind``.
         """
         assert self.cast is not None

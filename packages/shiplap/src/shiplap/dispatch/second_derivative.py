@@ -95,8 +95,8 @@ class SecondDerivative:
         return self._refusing(result, live if linked else [], tensors, level, gap)
 
     def _linked(self, saved: Any, needs: Any) -> bool:
-        """Return whether an error can be attached to the path from the gradients to the arguments. It can if a saved
-        result requires a gradient, or if every argument whose gradient is needed was saved.
+        """Return whether the error of a wrong second derivative reaches every argument whose gradient is needed. It
+        does if a saved result requires a gradient, or if all these arguments were saved.
         """
         if any(t.requires_grad for n in self.spec.results for t in _tensors_in_nested(vars(saved).get(n))):
             return True
@@ -110,7 +110,8 @@ class SecondDerivative:
         """Return the gradients ``result`` as tensors whose own derivatives raise ``SL313``. ``gap`` is the reason, an
         operation that autograd did not record. The error is attached to ``live``, the tensors that autograd tracks.
 
-        Raise ``SL313`` immediately if no tensor can carry the error.
+        Inside of a nested transform of torch.func, which is recognised by ``tensors`` and ``level``, raise ``SL313``
+        immediately. Raise it immediately also if no tensor can carry the error.
         """
 
         def refuse() -> ShiplapError:
@@ -140,8 +141,8 @@ class SecondDerivative:
         rest = dict(zip(map(id, given), made, strict=True))
 
         def replaced(value: Gradient) -> Gradient:
-            """Return a gradient, or a list of gradients, with each tensor replaced by a tensor whose derivative raises
-            ``SL313``.
+            """Return a gradient, or a list of gradients, with each floating-point tensor replaced by a tensor whose
+            derivative raises ``SL313``. Any other value is returned unchanged.
             """
             if isinstance(value, Tensor):
                 return rest.get(id(value), value)
@@ -161,8 +162,9 @@ class SecondDerivative:
         ]
 
     def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
-        """Return the gradients by argument, computed from the formula so that autograd records them. The formula is the
-        function whose derivative is the op's gradient. Return None if no result depends on an argument.
+        """Return the gradients by argument for ``grads``, the gradients of the results, so that autograd records their
+        computation. They are those of the formula, the function whose derivative is the op's gradient. ``needs`` states
+        which arguments need one. Return None if no result depends on an argument.
         """
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
@@ -191,12 +193,12 @@ class SecondDerivative:
     # --- which results are constants by nature ------------------------------------------------------------------------
 
     def _varying_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the names of results declared without a gradient that still depend smoothly on an argument. The mask
-        of a dropout, for example, does not.
+        """Return the names of results declared without a gradient that depend on an argument in a way that has a
+        derivative. The mask of a dropout, for example, does not.
 
-        The formula, the op's differentiable function, is run on fake tensors of the arguments' ``shapes`` to find them,
-        once for each set of present arguments. ``saved`` holds the saved values of the call. If that run fails, return
-        all of them.
+        The formula is the op's differentiable function. It is run on fake tensors of the arguments' ``shapes`` to find
+        these results, once for each set of arguments that are not None. ``saved`` holds the saved values of the call.
+        If that run fails, return all saved results that are declared without a gradient.
         """
         key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
         if key not in self._varying:
@@ -228,7 +230,7 @@ class SecondDerivative:
 
 
 class _DerivativeRefusal(torch.autograd.Function):
-    """An autograd function that returns its first ``count`` tensors unchanged and raises an error if it is
+    """An autograd function that returns views of its first ``count`` tensors and raises an error if it is
     differentiated.
     """
 
@@ -451,8 +453,8 @@ def _detach_nested(value: Value) -> Value:
 
 
 def _fake_tensors(arg: Arg, shape: Shape) -> Any:
-    """Return zeros of this shape under the current fake mode, or a list of them, for an argument. They require a
-    gradient if their dtype can have one.
+    """Return a tensor of zeros for an argument of this shape under the current fake mode, or a list of tensors for a
+    list. It requires a gradient if its dtype can have one. Return None if ``shape`` is None.
     """
     if shape is None:
         return None

@@ -62,9 +62,9 @@ class OpState(HasCode):
         templates: the templates by device type. Inductor fuses neighbouring operations into them.
         gradient: the declared backward, or None.
         sampler: the function that builds arguments for audit and tuning, or None to draw them from the declaration.
-        rule: the rule that sorts calls into buckets, whose calls share a choice.
+        rule: the rule that sorts calls into buckets. Calls in one bucket share a tuned choice.
         batching: the dims along which several calls can be replaced by one.
-        shardings: the declared ways to cut a call into shards, or None to derive them from the declaration.
+        shardings: the declared rules by which DTensor may shard calls, or None to derive them from the declaration.
         native: the native binding in use, or None while the Python binding runs the op's calls.
         entrance: the native functions that torch calls, or None until native code is first attached.
         plan: the checks and conversions of the arguments of a call.
@@ -189,8 +189,8 @@ class OpState(HasCode):
         """Return the kernels to try, in this order, for a call outside of compiled graphs that has no tuned choice. The
         reference runs if no kernel supports the call.
 
-        If the reference is declared with ``reference_is_fast_on=`` for the device type, it comes before templates,
-        which are left out. A template with ``default=False`` runs only if a measurement has chosen it.
+        If the reference is declared with ``reference_is_fast_on=`` for the device type, it is preferred to templates,
+        which are then left out. A template with ``default=False`` runs only if a measurement has chosen it.
         """
         bound = self.kernels.get(device, _NO_KERNELS)
         known = self._eager.get(device)

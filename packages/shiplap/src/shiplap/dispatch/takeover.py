@@ -42,8 +42,9 @@ class Adoption:
     """The parts that a declared op has taken from an existing implementation, and those that it could not take.
 
     Attributes:
-        source: the implementation, as text.
-        taken, left: the parts as text. The reason is added where it is not obvious.
+        source: the name of the implementation.
+        taken, left: what was taken, and what was left, one line of text for each. The reason is added where it is
+            not obvious.
     """
 
     source: str
@@ -58,8 +59,10 @@ class Adoption:
 
 @dataclass(frozen=True)
 class SourceParts:
-    """The parts of an existing implementation, with the function to call, the device types that have kernels, and
-    whether it has a gradient.
+    """An existing implementation as a source of kernels and a gradient.
+
+    ``name`` is its name, ``call`` the function to call, and ``devices`` the device types that have kernels.
+    ``differentiable`` states whether it has a gradient. ``left`` holds lines of text about what cannot be taken.
     """
 
     name: str
@@ -70,8 +73,8 @@ class SourceParts:
 
 
 def take_over(op: Op, parts: SourceParts) -> Adoption:
-    """Bind the kernels and the gradient of an existing implementation, described by ``parts``, to ``op``. Return, in
-    words, which parts were taken and which were left.
+    """Bind the kernels and the gradient of an existing implementation, described by ``parts``, to ``op``. Return an
+    ``Adoption``, which states in words what was taken and what was left.
     """
     spec = op.spec
     taken = [f"kernel on {', '.join(parts.devices)}"] if parts.devices else []
@@ -94,8 +97,8 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
 
 
 def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> SourceParts:
-    """Return the name, function, device types and differentiability of ``source``. Raise ``SL142`` if it does not fit
-    the declaration, or ``SL501`` if torch has no such op.
+    """Return the name, function, device types and differentiability of ``source`` as ``SourceParts``. Raise ``SL142``
+    if it does not fit the declaration, or ``SL501`` if torch has no such op.
 
     ``devices`` are the device types on which it is called. If empty, they are those for which it has kernels.
     """
@@ -120,8 +123,9 @@ def source_name(source: object) -> str:
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
-    """Return the parts of the op that is registered in torch as ``name``. Raise ``SL142`` if its schema does not fit
-    the declaration, or ``SL501`` if there is no such op.
+    """Return the op that is registered in torch as ``name`` as ``SourceParts``. If ``devices`` is empty, the device
+    types are those for which it has kernels. Raise ``SL142`` if its schema does not fit the declaration, or ``SL501``
+    if there is no such op.
     """
     namespace, _, rest = name.partition("::")
     overload = find_overload(namespace, rest) if rest else None
@@ -166,8 +170,8 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
 
 
 def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context: int) -> None:
-    """Raise ``SL142`` if ``function`` cannot take the declared arguments by position, with ``context`` more before
-    them. If its signature is unknown, nothing is checked.
+    """Raise ``SL142`` if ``function`` cannot take the declared arguments by position, after ``context`` further
+    arguments. If its signature is unknown, nothing is checked. ``name`` is that of the function in the error.
     """
     try:
         signature = inspect.signature(function)

@@ -27,7 +27,7 @@ MOST_REMEMBERED_CALLS = 4096  # calls remembered per op: exact sizes may all dif
 
 @dataclass(frozen=True)
 class ChoiceEntry:
-    """One tuned choice in the table.
+    """One tuned choice in the table, a kernel and its config for some calls of an op.
 
     ``key`` is ``(device type, *BucketRule.key)``, and ``source`` the identity of the op. ``place`` names what a choice
     depends on besides the call, such as the code around it in a compiled graph. Eager calls ignore a choice that has a
@@ -67,7 +67,7 @@ class UnprovenChoice(MissingChoice):
 
     def variant_for_call(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
         """Return the kernel with the config of this choice if that config is declared for the sizes of ``call``.
-        Otherwise return the constant ``MISSING_CHOICE``. Results are stored by sizes.
+        Otherwise return the constant ``MISSING_CHOICE``. The result is cached by the sizes.
         """
         # Lists cannot be keys of a dict.
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
@@ -132,8 +132,8 @@ def note_declared_op() -> None:
 
 
 def ready_calls(op: str) -> ReadyCalls:
-    """Return the dict of functions that repeat earlier calls of ``op`` without checks. Each request for an op returns
-    one and the same object. It is cleared when choices or ops change.
+    """Return the dict of functions that repeat earlier calls of ``op`` without checks, by the key of a call. Each
+    request for an op returns the same dict. It is cleared when choices or ops change.
     """
     return _ready.setdefault(op, {})
 
@@ -190,10 +190,11 @@ def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, 
 
 
 def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
-    """Return the tuned choices for ``op`` that fit its present kernels, by device type followed by the key of a call.
-    The value None stands for the reference.
+    """Return the tuned choices for ``op`` that fit its present kernels. The keys of the dict are the device type
+    followed by the key of a call. The value is the kernel, or None for the reference.
 
-    If only Python can check the config of a choice, the value is a :class:`MissingChoice`.
+    If only Python can check the config of a choice, the value is an :class:`UnprovenChoice`, which is a
+    :class:`MissingChoice`.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -219,8 +220,8 @@ def choice_entries() -> list[ChoiceEntry]:
 
 
 def choices_digest(op: str) -> str:
-    """Return a digest of the tuned choices for the op, which is part of the key of compiled graphs. Return an empty
-    string if there are none.
+    """Return a digest of the tuned choices for the op of the name ``op``, which is part of the key of compiled graphs.
+    Return an empty string if there are none.
     """
     entries = _entries.get(op, {}).values()
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)
@@ -311,7 +312,7 @@ def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenChoice | None:
     """Return ``kernel`` with the compile-time values of the choice, or None if the kernel does not declare them. Return
-    an :class:`UnprovenChoice` if that depends on the sizes of a call.
+    an :class:`UnprovenChoice` if the sizes of a call determine whether it declares them.
     """
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:
@@ -326,11 +327,11 @@ def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenC
 
 
 def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
-    """Accept stored configs of a kernel that it does not declare, if ``check(config)`` is true. The config must have
-    the names and types of a declared one.
+    """Accept stored configs that the kernel ``kernel`` for ``device`` does not declare, if ``check(config)`` is true.
+    The config must have the names and types of a declared one.
 
-    This is meant for vendor libraries, whose lists of algorithms are long. These libraries refuse unknown numbers
-    themselves.
+    This is meant for kernels of vendor libraries, whose lists of algorithms are long. These libraries refuse unknown
+    numbers themselves.
     """
     _checks[device, kernel] = check
 

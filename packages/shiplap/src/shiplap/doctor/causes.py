@@ -13,8 +13,9 @@ from shiplap.doctor.places import imported_from, innermost_relevant, is_function
 
 @dataclass(frozen=True)
 class BreakMessage:
-    """A message of torch, split into its first line, explanation, hints, debug context and registry id. ``skipped`` is
-    true if torch could not resume after the break.
+    """A message of torch about a graph break. It is split into its first line (``reason``), its explanation, its hints,
+    its debug context, and its id in torch's registry of graph breaks. ``skipped`` is true if torch could not resume
+    after the break, so that the function runs uncompiled.
     """
 
     reason: str
@@ -27,8 +28,8 @@ class BreakMessage:
 
 @dataclass(frozen=True)
 class BreakCause:
-    """A cause of graph breaks. ``why`` explains it for readers who do not know the compiler, and ``fix`` names the
-    remedy.
+    """A cause of graph breaks with an id and a title. ``why`` explains it for readers who do not know the compiler, and
+    ``fix`` names the remedy.
     """
 
     id: str
@@ -237,8 +238,8 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
 
 
 def classify_message(message: BreakMessage) -> str:
-    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message. Return ``"other"``
-    if no rule matches.
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message. The rules
+    ``CAUSE_RULES`` are tried in order. Return ``"other"`` if none matches.
     """
     # The first rule that matches decides, so that their order matters.
     for cause, reason, context in CAUSE_RULES:
@@ -248,8 +249,8 @@ def classify_message(message: BreakMessage) -> str:
 
 
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
-    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message. If the message fits no
-    specific cause, the source line is examined as well. A line with ``.data_ptr(``, for example, has the cause
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message. If the message fits
+    no specific cause, the source line ``place`` is examined as well. If it contains ``.data_ptr(``, the cause is
     ``"address"``.
     """
     cause = classify_message(message)
@@ -259,8 +260,9 @@ def classify_break(message: BreakMessage, place: SourcePlace) -> str:
 def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlace]) -> str:
     """Return whose code breaks the graph.
 
-    It is ``"yours"`` for the user's program, the name of a library, or ``"torch"``. ``stack`` has the source lines of
-    the calls that led to the break, from the outermost on.
+    It is ``"yours"`` for the user's program, the name of an installed package, or ``"torch"`` for torch's own code.
+    ``cause`` is a key of ``BREAK_CAUSES``. ``stack`` has the source lines of the calls that led to the break, from the
+    outermost on.
     """
     at = innermost_relevant(stack)
     if at is None:
@@ -282,13 +284,14 @@ def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlac
 
 
 def _text(message: BreakMessage) -> str:
-    """Return explanation and context of torch's message in one text. They name the function at fault."""
+    """Return the explanation and the context of torch's message as one string. They name the function at fault."""
     return f"{message.explanation}\n{message.context}"
 
 
 def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
-    """Return the name of the kernel or call that breaks the graph, from torch's message and the source line ``place``.
-    If neither shows a name, return the text of the statement.
+    """Return the name of the kernel or call that breaks the graph, found from torch's message and the source line
+    ``place``. If neither shows a name, return the source code of the statement, cut to 60 characters. ``cause`` is a
+    key of ``BREAK_CAUSES``, and says for which calls the line is searched.
     """
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
@@ -314,7 +317,7 @@ def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
 
 
 def _statement_header(place: SourcePlace) -> str:
-    """Return the source text of the statement at the line ``place`` without its body, such as ``if x.sum() > 0``."""
+    """Return the source code of the statement at the line ``place`` without its body, such as ``if x.sum() > 0``."""
     match statement_at(place):
         case ast.If(test=test):
             return f"if {ast.unparse(test)}"
@@ -330,7 +333,9 @@ def _statement_header(place: SourcePlace) -> str:
 
 
 def _shorten_text(text: str, limit: int = 60) -> str:
-    """Return ``text`` on one line, cut to ``limit`` characters."""
+    """Return ``text`` on one line. If it is longer than ``limit`` characters, it is cut to that length and ends in
+    ``...``.
+    """
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -353,8 +358,8 @@ _CALLS_OF_CAUSE: dict[str, tuple[str, ...]] = {
 
 
 def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
-    """Return the syntax node of the call on the line of ``place`` that fits the cause, or of a subscript such as
-    ``x[mask]``. Return None if there is neither.
+    """Return the syntax node of the call on the line of ``place`` that fits ``cause``, or of a subscript such as
+    ``x[mask]``. Return None if there is neither, or if the source code cannot be read.
     """
     node = statement_at(place)
     if node is None:
@@ -371,10 +376,9 @@ def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
 
 
 def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
-    """Return the call among ``calls`` whose arguments contain no other call, since it runs first. Return None if there
-    are no calls.
+    """Return the most deeply nested call among ``calls``, since it runs first. Return None if there are no calls.
 
-    Casts and constructors of torch are left out if there are other calls.
+    Functions of torch and conversions such as ``.numpy()`` are left out if there are other calls.
     """
     plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
     # ast.walk is breadth first, so the last call is the innermost.

@@ -12,8 +12,8 @@ from shiplap.render.lines import Line, TextTable, line, relative_place, row
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """A line of source. ``package`` is the installed package to which it belongs, or an empty text for the user's own
-    code.
+    """A line of a source file, with its source code and the name of the function around it. ``package`` is the
+    installed package to which it belongs, or an empty string for the user's own code.
     """
 
     file: str
@@ -29,7 +29,7 @@ class SourcePlace:
     @property
     def short(self) -> str:
         """The file relative to its installed package, and the line, such as ``transformers/models/x.py:123``. For the
-        user's own code it is the whole path.
+        user's own code it has the file's whole path.
         """
         # From the right: a virtual environment may lie in a folder that has the name of the package.
         _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
@@ -37,14 +37,14 @@ class SourcePlace:
 
     @property
     def shown(self) -> str:
-        """The file and line for display. The file is relative to its installed package, or to the current directory for
-        the user's own code.
+        """The file and line as a string for display. The file is relative to its installed package, or to the current
+        directory for the user's own code.
         """
         return self.short if self.package else relative_place(str(self))
 
     def around(self, radius: int = 1) -> list[tuple[int, str, bool]]:
-        """Return ``(number, text, whether it is this line)`` for this line and ``radius`` lines on each side. Return an
-        empty list if the source cannot be read.
+        """Return ``(number, source code, is_self)`` for this line and ``radius`` lines on each side. ``is_self`` is
+        true for this line. Return an empty list if the source cannot be read.
         """
         lines = linecache.getlines(self.file)
         numbers = range(max(1, self.line - radius), min(len(lines), self.line + radius) + 1)
@@ -61,20 +61,20 @@ class Break:
         user: the innermost line of the user's own code. It differs from ``place`` inside an installed package.
         chain: the frames from the user's script to ``place``, from the outermost on, without torch's own.
         cause: the id of the cause, a key of ``shiplap.doctor.causes.BREAK_CAUSES``.
-        title, why: the cause's texts there.
-        call: the kernel or call at fault, or the text of the statement if neither can be named.
+        title, why: the texts of that cause in ``BREAK_CAUSES``.
+        call: the kernel or call at fault, or the source code of the statement if neither can be named.
         reason, explanation, hints: torch's message in parts.
         registry: the id of the message in torch's registry of graph breaks.
-        page: the address of the registry's page about it, or an empty text.
+        page: the address of the registry's web page about the message, or an empty string.
         fix: one sentence that says how to remove the break.
-        example: code that removes it, or an empty text.
-        graphs: the number of compiled functions that it cut. Each cut is at least one more graph and one more
-            dispatch.
-        seconds: the compile time spent on those.
+        example: code that removes it, or an empty string.
+        graphs: the number of compiled functions that it cut. Each cut is at least one more graph and one more dispatch.
+        times: the number of its occurrences.
+        seconds: the compile time of the graphs that it ended.
         skipped: whether torch could not resume after it, so that the whole function runs uncompiled.
         owner: whose code has to change. It is ``"yours"``, the name of a library, or ``"torch"``.
         before, after: the numbers of operations in the compiled graphs before and after the break.
-        follows: the break or recompile that causes it, or an empty text.
+        follows: the break or recompile that causes it, or an empty string.
     """
 
     place: SourcePlace
@@ -124,15 +124,15 @@ class Break:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the break, by which breaks of two runs are compared. It has the file, function, cause, call
-        and reason. It has no line number, since edits move lines.
+        """The identity of the break, by which breaks of two runs are compared. It is a tuple of the file, the function,
+        the cause, the call and torch's reason. It has no line number, since edits move lines.
         """
         return self.place.file, self.place.function, self.cause, self.call, self.reason
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """The sort key of graph breaks by importance. It has whether the function runs uncompiled, the number of
-        graphs, and the compile time in seconds.
+        """The sort key of graph breaks by importance. It is a tuple of whether the function runs uncompiled, the number
+        of functions that it cut, and the compile time in seconds.
         """
         return self.skipped, self.graphs, self.seconds
 
@@ -146,9 +146,10 @@ class Break:
         return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation{graphs}"
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the text lines that show the graph break.
+        """Yield the lines of text that show the graph break.
 
-        They have its source, cause, cost, torch's message and the fix. ``number`` is printed in front of the first one.
+        They show its source code, cause, cost, torch's message and the fix. ``number`` is printed in front of the first
+        line.
         """
         yield line(f"{number}. {self.place.shown}", "bold", (f"  {self.call}", "bold red"))
         for n, text, here in self.place.around():
@@ -180,11 +181,11 @@ class Recompile:
         title: the cause in words.
         subject: the argument, dim or attribute that varied.
         values: the values that it had, in order, as far as torch says.
-        guard: the first failed guard in torch's words.
+        guard: the condition of the first failed guard, in torch's syntax.
         reason: torch's whole text about the guard.
         reader: the line that read the varied value, or None if torch does not name it.
-        owner: whose line it is.
-        follows: the break that causes it, or an empty text.
+        owner: whose code has that line. It is ``"yours"`` or the name of a library.
+        follows: the break that causes it, or an empty string.
         limit: whether torch stopped compiling the function after so many versions. It then runs uncompiled.
     """
 
@@ -218,20 +219,20 @@ class Recompile:
 
     @property
     def at(self) -> SourcePlace:
-        """The source line that read the varied value. If it is not known, it is the line of the function."""
+        """The source line that read the varied value. If it is not known, it is the first line of the function."""
         return self.reader or self.place
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the recompile, by which recompiles of two runs are compared. It has the file, function, cause
-        and subject. It has no line number, since edits move lines.
+        """The identity of the recompile, by which recompiles of two runs are compared. It is a tuple of the file, the
+        function, ``"recompile"``, the cause and the varied value. It has no line number, since edits move lines.
         """
         return self.place.file, self.place.function, "recompile", self.cause, self.subject.partition(", dim ")[0]
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """The sort key of recompiles by importance. It has whether torch's limit was reached, the number of recompiles,
-        and the compile time in seconds.
+        """The sort key of recompiles by importance. It is a tuple of whether torch's limit was reached, the number of
+        recompiles, and the compile time in seconds.
         """
         return self.limit, self.times, self.seconds
 
@@ -245,9 +246,9 @@ class Recompile:
         return f"{self.times}x, {self.seconds:.2f} s of compilation{values}{limit}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text lines that show the recompile.
+        """Yield the lines of text that show the recompile.
 
-        They have its function, cause, cost, the failed guard (torch's condition for reusing compiled code) and the fix.
+        They show its function, cause, cost, the failed guard (torch's condition for reusing compiled code) and the fix.
         """
         yield line(f"recompiled: {self.place.shown}", "bold", (f"  {self.place.function}", "bold red"))
         yield from row("cause", f"{self.title}: {self.subject}")
@@ -263,8 +264,8 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Skip:
-    """A reason for which torch did not use CUDA graphs that were requested. ``place`` is the line that torch names, or
-    None. ``times`` counts the cases, and ``fix`` is the remedy.
+    """A reason for which torch did not use CUDA graphs that were requested. ``place`` is the source line that torch
+    names, or None. ``times`` is the number of cases, and ``fix`` is the remedy.
     """
 
     reason: str
@@ -273,7 +274,7 @@ class Skip:
     fix: str = ""
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text lines that show the skipped CUDA graph, with its reason and fix."""
+        """Yield the lines of text that show the skipped CUDA graph, with its reason and fix."""
         at = f" at {self.place.shown}" if self.place else ""
         yield line(f"CUDA graph skipped {self.times}x{at}: {self.reason}", "bold")
         yield from row("fix", self.fix, "green")
@@ -282,7 +283,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of one run of a program, the most costly first.
+    """The graph breaks, recompiles and skipped CUDA graphs of one run of a program, the most costly first.
 
     Attributes:
         target: the command or function.
@@ -291,7 +292,7 @@ class Diagnosis:
         seconds: the compile time of all of them.
         processes: the number of processes that compiled anything.
         exit_code: the exit status of the program.
-        error: the exception that ended it, or an empty text if none was seen.
+        error: the exception that ended it, or an empty string if none was seen.
     """
 
     target: str
@@ -332,9 +333,10 @@ class Diagnosis:
         return [(group[0].title, group[0].why, group) for group in groups]
 
     def lines(self) -> Iterator[Line | TextTable]:
-        """Yield the text of the diagnosis.
+        """Yield the text of the diagnosis, as lines and a table.
 
-        It is a ranked table, then each break, recompile and skip with its code and fix, then the summary.
+        The table ranks the breaks. Then follow each break, recompile and skipped CUDA graph with its code and fix, then
+        the summary.
         """
         if self.breaks:
             yield self._table()
@@ -370,5 +372,5 @@ class Diagnosis:
 
 
 def _format_count(number: int, thing: str) -> str:
-    """Return a number with its noun, such as ``2 graphs``."""
+    """Return a number with its noun, such as ``2 graphs`` for ``thing="graph"``."""
     return f"{number} {thing}" + "s" * (number != 1)

@@ -21,14 +21,17 @@ Edits = tuple[Edit, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A break or recompile with the data that editors need. They are its line, its texts, and the program's present
-    source. An editor is a function that proposes edits which may remove it.
+    """A graph break or recompile with the data that editors need. An editor is a function that proposes edits which may
+    remove it.
 
     Attributes:
-        file: the file of the break or recompile, relative to the program, or None if it lies outside of it.
+        root: the folder of the program.
+        main: the file that runs first, relative to ``root``, or None if it is not known.
+        file: the file of the break or recompile, relative to ``root``, or None if it lies outside of ``root``.
+        line, function: the line in that file, and the function around it.
         subject: the call at fault, or the value that varied.
         text: torch's message about it.
-        texts: files that earlier remedies have changed.
+        texts: the contents of the files that earlier remedies have changed, by file.
     """
 
     root: Path
@@ -41,14 +44,14 @@ class Case:
     texts: dict[str, str] = field(default_factory=dict)
 
     def source(self, file: str) -> Source:
-        """Return a Python file of the program with the changes that remedies of earlier graph breaks and recompiles
-        have made to it.
+        """Return a Python file of the program as a ``Source``, with the changes that remedies of earlier graph breaks
+        and recompiles have made to it.
         """
         return Source(file, self.texts[file] if file in self.texts else self._read(file))
 
     def _read(self, file: str) -> str:
-        """Return the text of a file of the program. Return an empty text for a file that is not UTF-8, so that it is
-        not edited.
+        """Return the content of a file of the program. Return an empty string for a file that is not UTF-8, so that it
+        is not edited.
         """
         try:
             return (self.root / file).read_text(encoding="utf-8")
@@ -57,11 +60,11 @@ class Case:
 
     @cached_property
     def own(self) -> Source | None:
-        """The source of the file in which the break or recompile is, or None if it is not a file of the program."""
+        """The file of the break or recompile as a ``Source``, or None if it is not a file of the program."""
         return self.source(self.file) if self.file else None
 
     def sources(self) -> Iterator[Source]:
-        """Yield the source of each Python file of the program that mentions torch."""
+        """Yield, as a ``Source``, each Python file of the program that mentions torch."""
         for path in list_python_files(self.root):
             file = str(path.relative_to(self.root))
             source = self.source(file)
@@ -73,14 +76,17 @@ Editor = Callable[[Case], Iterator[Edits]]
 
 
 def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> Editor:
-    """Return an editor that calls ``edit(case, source, statement)`` with the statement at fault.
+    """Return an editor that calls ``edit(case, source, statement)`` with the statement at fault and yields its edits.
 
-    An editor is a function that proposes edits for a break or recompile. It yields none if there is no such statement.
+    An editor is a function that proposes edits for a break or recompile. The returned one proposes none if the break or
+    recompile has no statement in the program's own files.
     """
 
     @wraps(edit)
     def edit_statement(case: Case) -> Iterator[Edits]:
-        """Yield the edits that ``edit`` proposes for the statement of the break or recompile, if there is one."""
+        """Yield the edits that ``edit`` of the enclosing function proposes for the statement of the break or recompile.
+        Yield nothing if there is no such statement.
+        """
         if case.own is not None and (node := case.own.statement(case.line)) is not None:
             yield from edit(case, case.own, node)
 
@@ -89,7 +95,9 @@ def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> E
 
 @dataclass(frozen=True)
 class Source:
-    """A file's text with its syntax tree, and the characters at which each of its nodes starts and ends."""
+    """The name and the content of a Python file, with its syntax tree and the offsets in characters of the tree's
+    nodes.
+    """
 
     file: str
     text: str
@@ -105,23 +113,27 @@ class Source:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Return the offset of the first character of each line, followed by the length of the text."""
+        """The offset in characters of the start of each line, followed by the length of the file."""
         starts = [0]
         for line in self.text.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
         return starts
 
     def offset(self, line: int, column: int) -> int:
-        """Return the offset in characters of a line and a column. The column is in bytes, as in syntax trees."""
+        """Return the offset in characters of a position in the file. ``line`` counts from 1. ``column`` is in bytes
+        from 0 on, as in syntax trees.
+        """
         start = self._starts[line - 1]
         return start + len(self.text[start:].encode()[:column].decode(errors="ignore")) if column else start
 
     def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
-        """Return the offsets of the first character of a node and of the character behind it."""
+        """Return the offsets in characters of the first character of a syntax node and of the character behind its last
+        one.
+        """
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno or 0, node.end_col_offset or 0)
 
     def code(self, node: ast.stmt | ast.expr) -> str:
-        """Return the source text of a node."""
+        """Return the source code of a syntax node."""
         start, end = self.span(node)
         return self.text[start:end]
 
@@ -130,19 +142,20 @@ class Source:
         return Edit(self.file, *self.span(node), text)
 
     def statement(self, line: int) -> ast.stmt | None:
-        """Return the innermost statement that covers a line, or None if there is none."""
+        """Return the syntax node of the innermost statement that covers the line ``line``, or None if there is none."""
         return innermost_statement(self.tree, line)
 
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Return the parent of each node in the syntax tree."""
+        """Return a dict from each node of the syntax tree except the root to its parent."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def outermost(self, line: int) -> ast.stmt | None:
-        """Return the module-level statement that covers a line, or None if there is none."""
+        """Return the syntax node of the module-level statement that covers ``line``, or None if there is none."""
         return next((n for n in self.tree.body if n.lineno <= line <= (n.end_lineno or n.lineno)), None)
 
     def before_definition(self, line: int, text: str) -> Edit | None:
-        """Return the edit that inserts ``text`` in front of the module-level statement that covers a line.
+        """Return the edit that inserts ``text`` in front of the module-level statement that covers the line ``line``,
+        and in front of its decorators.
 
         The statement is a function or class, for example. Return None if there is no such statement.
         """
@@ -154,7 +167,7 @@ class Source:
         return Edit(self.file, at, at, text.rstrip("\n") + "\n\n\n")
 
     def after_imports(self, text: str) -> Edit:
-        """Return the edit that inserts statements below the imports at the head of the file."""
+        """Return the edit that inserts the statements ``text`` below the imports at the head of the file."""
         head = 0
         for node in self.tree.body:
             documented = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -171,7 +184,9 @@ class Source:
         return name in bound
 
     def with_import(self, edit: Edit, name: str) -> Edits:
-        """Return ``edit`` and, if the file does not import the module ``name`` yet, the edit that adds the import."""
+        """Return a tuple with ``edit``. If the file does not import the module ``name`` yet, an edit that adds the
+        import precedes it.
+        """
         return (edit,) if self.imports(name) else (self.after_imports(f"import {name}"), edit)
 
 
@@ -182,14 +197,14 @@ def indent_of(source: Source, node: ast.stmt) -> str:
 
 
 def reindent(text: str, indent: str) -> str:
-    """Return lines of code with their common indentation replaced by ``indent``."""
+    """Return ``text``, lines of code, with their common indentation replaced by ``indent``."""
     lines = text.splitlines()
     common = min((len(t) - len(t.lstrip()) for t in lines if t.strip()), default=0)
     return "\n".join(indent + t[common:] if t.strip() else "" for t in lines)
 
 
 def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
-    """Return the source text of consecutive statements, from the start of the first line on."""
+    """Return the source code of the consecutive statements ``nodes``, from the start of their first line on."""
     return source.text[source.offset(nodes[0].lineno, 0) : source.span(nodes[-1])[1]]
 
 
@@ -198,13 +213,15 @@ def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
 
 def add_setting(statement: str, *modules: str) -> Editor:
     """Return an editor that inserts the setting ``statement`` below the imports of the main file. Imports of torch and
-    ``modules`` that are missing there are added.
+    ``modules`` that are missing there are added. In ``statement``, ``{subject}`` stands for the call at fault.
 
     An editor is a function that proposes edits for a break or recompile.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edit that inserts the setting into the main file of the program, unless it is already there."""
+        """Yield the edit that inserts the setting into the main file of the program. Yield nothing if the setting is
+        already there or if the main file is not known.
+        """
         # Where the program begins is not known, so a setting could come too late.
         if case.main is None:
             return
@@ -218,8 +235,8 @@ def add_setting(statement: str, *modules: str) -> Editor:
 
 
 def reorder_print(case: Case) -> Iterator[Edits]:
-    """Yield edits that let torch move prints behind the graph. The later alternatives also turn printed shapes and
-    dtypes into texts, which torch can move.
+    """Yield edits that let torch move calls of ``print`` behind the graph. The later alternatives also convert printed
+    shapes and dtypes to strings, which torch can move.
     """
     for setting in add_setting("torch._dynamo.config.reorderable_logging_functions.add(print)")(case):
         yield setting
@@ -229,7 +246,7 @@ def reorder_print(case: Case) -> Iterator[Edits]:
 
 @of_statement
 def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield edits that put ``str(...)`` around the shapes, dtypes and devices that the statement ``node`` prints."""
+    """Yield the edits that put ``str(...)`` around shapes, dtypes and devices that the statement ``node`` prints."""
     printed = [a for c in _calls_on_line(node, case.line) if ast.unparse(c.func) == "print" for a in c.args]
     texts = [a for a in printed if re.search(r"\.(shape|dtype|device)$|\.size\(\)$", ast.unparse(a))]
     if texts:
@@ -237,8 +254,8 @@ def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def add_hinted_settings(case: Case) -> Iterator[Edits]:
-    """Yield an edit for each setting of ``torch._dynamo.config`` that torch's message about the break recommends. The
-    edit inserts that setting.
+    """Yield, for each setting of ``torch._dynamo.config`` that torch's message about the break recommends, the edit
+    that inserts the setting.
     """
     # A setting that hides what fails, such as suppress_errors, removes no break.
     kinds = "capture|allow|force|trace|enable|specialize"
@@ -255,7 +272,9 @@ def add_dynamic_source(setting: str) -> Editor:
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edit that inserts the setting with the name of the varied value, if that is a plain variable."""
+        """Yield the edit that inserts ``setting`` of the enclosing function with the name of the varied value. Yield
+        nothing if the value is no variable or attribute.
+        """
         subject, _, dim = case.subject.partition(", dim ")
         # torch spells the source of a local variable as L['name'].
         root, dot, rest = subject.partition(".")
@@ -267,8 +286,8 @@ def add_dynamic_source(setting: str) -> Editor:
 
 
 def compile_dynamic(case: Case) -> Iterator[Edits]:
-    """Yield edits that pass ``dynamic=True`` to the decorator of the compiled function. If it has none, pass it to all
-    calls of ``torch.compile``.
+    """Yield the edits that pass ``dynamic=True`` to the decorator of the compiled function, if it has one. Then yield,
+    as an alternative, the edits that pass it to all calls of ``torch.compile`` that are not decorators.
     """
     decorated: list[Edit] = []
     called: list[Edit] = []
@@ -298,8 +317,9 @@ _COMPILE_OPTIONS = frozenset({"fullgraph", "dynamic", "backend", "mode", "option
 
 def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
     """Return whether an expression is ``torch.compile``, or ``call`` is a call of the method ``compile`` of a module.
+    ``call`` is None if the expression is not called.
 
-    Other classes have methods of this name with other arguments.
+    Other classes have methods called ``compile`` with other arguments, so a call with such arguments does not count.
     """
     if not isinstance(node, ast.Attribute) or node.attr != "compile":
         return False
@@ -309,7 +329,9 @@ def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
 
 
 def _with_dynamic(source: Source, node: ast.expr) -> Edit:
-    """Return the edit that adds the argument ``dynamic=True`` to ``node``, a call or decorator without parentheses."""
+    """Return the edit that adds the argument ``dynamic=True`` to ``node``, a call or a decorator without parentheses.
+    An argument ``dynamic`` that is already there is replaced.
+    """
     if not isinstance(node, ast.Call):
         return source.replace(node, source.code(node) + "(dynamic=True)")
     for keyword in node.keywords:
@@ -321,14 +343,16 @@ def _with_dynamic(source: Source, node: ast.expr) -> Edit:
 
 
 def together(*editors: Editor) -> Editor:
-    """Return an editor that combines the first proposals of all ``editors`` into one. It proposes nothing if one of
+    """Return an editor that combines the first proposal of each of ``editors`` into one. It proposes nothing if one of
     ``editors`` proposes nothing.
 
     An editor is a function that proposes edits for a break or recompile.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield one proposal with the first edits of all ``editors``. Yield nothing if one of them proposes nothing."""
+        """Yield one proposal with the first edits of each of ``editors``, which the enclosing function was given. Yield
+        nothing if one of them proposes nothing.
+        """
         first = [next(each(case), None) for each in editors]
         if all(first):
             yield tuple(e for edits in first for e in edits or ())
@@ -341,8 +365,8 @@ def together(*editors: Editor) -> Editor:
 
 @of_statement
 def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that puts ``if not torch.compiler.is_compiling():`` in front of the statement ``node``. This must
-    be a call whose result is unused.
+    """Yield the edit that puts the statement ``node`` under ``if not torch.compiler.is_compiling():``. Yield nothing
+    unless the statement is a call whose result is unused.
     """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         indent = indent_of(source, node)
@@ -363,8 +387,8 @@ def guard_call(text: str, named: str = "") -> Editor:
 
     @of_statement
     def edit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-        """For each call on the line that is at fault or matches the pattern, yield the edit that replaces it by the
-        text.
+        """Yield the edit that replaces a call by ``text`` of the enclosing function, for each call on the line that is
+        at fault. If ``named`` is not empty, the calls whose names match it are replaced instead.
         """
         for call in _calls_on_line(node, case.line):
             name = source.code(call.func)
@@ -382,7 +406,7 @@ guard_predicate = guard_call("(not torch.compiler.is_compiling() and {call})", r
 @of_statement
 def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that replaces the context manager of ``node``, a ``with`` statement, by an empty context while the
-    compiler traces.
+    compiler traces. Yield nothing if there are several context managers or if ``as`` binds a name.
     """
     if isinstance(node, ast.With) and len(node.items) == 1 and node.items[0].optional_vars is None:
         context = node.items[0].context_expr
@@ -392,7 +416,9 @@ def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
 
 
 def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
-    """Return the calls in the head of a statement that cover the line ``line``, from the outermost on."""
+    """Return the syntax nodes of the calls that cover the line ``line``, from the outermost on. Calls in the body of
+    the statement ``node`` are left out.
+    """
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
     nodes = [n for child in own for n in ast.walk(child) if isinstance(n, ast.Call)]
     return [n for n in nodes if n.lineno <= line <= (n.end_lineno or n.lineno)]
@@ -402,8 +428,8 @@ def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
 
 
 def drop_marker(case: Case) -> Iterator[Edits]:
-    """Yield edits that remove calls and decorators ``torch.compiler.disable`` or ``graph_break()`` from the program's
-    own code.
+    """Yield edits that remove a call of ``graph_break()``, or calls and decorators ``torch.compiler.disable`` of the
+    function at fault, from the program's own code.
     """
     source = case.own
     node = source.statement(case.line) if source else None
@@ -426,7 +452,9 @@ def drop_marker(case: Case) -> Iterator[Edits]:
 
 
 def _ends_in(arguments: list[ast.expr], name: str) -> bool:
-    """Return whether the last part of one of the argument expressions is ``name``, as in ``name`` or ``model.name``."""
+    """Return whether one of the expressions ``arguments`` is ``name`` or an attribute called ``name``, such as
+    ``model.name``.
+    """
     return any(ast.unparse(a).rpartition(".")[2] == name for a in arguments)
 
 
@@ -438,7 +466,9 @@ def _is_disable(node: ast.expr) -> bool:
 
 @of_statement
 def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that moves the class definition ``node`` from a function to the module level."""
+    """Yield the edit that moves the class definition ``node`` from a function to the module level. Yield nothing if
+    ``node`` is no class, has a decorator or is at the module level already.
+    """
     # The edit would leave a decorator behind, in front of the next statement.
     if isinstance(node, ast.ClassDef) and node.col_offset and not node.decorator_list:
         above = source.before_definition(node.lineno, reindent(whole_lines(source, [node]), ""))
@@ -451,7 +481,7 @@ def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that decorates the function around the call at fault with
     ``torch.compiler.assume_constant_result``.
 
-    The function must take no arguments.
+    Yield nothing if the function takes arguments besides ``self``, since its first result would serve all of them.
     """
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.FunctionDef) or node.name != case.function:
@@ -469,7 +499,7 @@ def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
 def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that moves the call at fault to the module level, where it runs once.
 
-    The call may only use imported names and constants.
+    Yield nothing if the call uses names that the file does not import.
     """
     for call in _calls_on_line(node, case.line):
         names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
@@ -483,8 +513,8 @@ def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 @of_statement
 def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that passes the keyword arguments of ``Function.apply`` by position, in the order of
-    ``forward``.
+    """Yield the edit that passes the keyword arguments of a call of ``Function.apply`` by position, in the order of the
+    parameters of ``forward``. If ``forward`` has keyword-only parameters, its ``*`` is removed.
     """
     for call in _calls_on_line(node, case.line):
         if not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply" and call.keywords):
@@ -509,7 +539,9 @@ def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | None:
-    """Return the method ``forward`` of the program's class ``name`` with its source file, or None if there is none."""
+    """Return (source file, function) of the method ``forward`` of the program's class ``name``, or None if there is
+    none.
+    """
     for source in case.sources():
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef) and node.name == name:

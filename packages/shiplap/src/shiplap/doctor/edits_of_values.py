@@ -16,7 +16,7 @@ from shiplap.doctor.scratch import Edit
 def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that removes ``.item()``, ``float()`` and ``bool()``, so that values stay tensors.
 
-    They are removed if their results are operands of arithmetic or arguments of torch.
+    The calls are removed if their results are operands of arithmetic or arguments of functions of torch.
     """
     parents = source.parents()
     edits = []
@@ -33,8 +33,8 @@ def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def _tensor_of_number(call: ast.Call) -> ast.expr | None:
-    """Return the tensor that a call turns into a number, or None for other calls. ``int()`` does not count, since it
-    also cuts off digits.
+    """Return the expression of the tensor that a call turns into a number, or None for other calls. ``int()`` does not
+    count, since it also cuts off digits.
     """
     if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
         return call.func.value
@@ -45,8 +45,8 @@ def _tensor_of_number(call: ast.Call) -> ast.expr | None:
 
 
 class _AsTensor(ast.NodeTransformer):
-    """A converter of a condition to an expression of tensors. ``not``, ``and`` and ``or`` become operators, and numbers
-    stay tensors.
+    """A converter of the syntax tree of a condition to an expression of tensors. ``not``, ``and`` and ``or`` become
+    ``~``, ``&`` and ``|``, and calls such as ``float()`` are removed.
     """
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
@@ -72,14 +72,16 @@ class _AsTensor(ast.NodeTransformer):
 
 
 def _condition(test: ast.expr) -> str:
-    """Return the source of a condition on tensors as an expression of bool tensors, with ``&``, ``|`` and ``~``."""
+    """Return the source code of the condition ``test`` as an expression of bool tensors with ``&``, ``|`` and ``~``."""
     # A copy, since other edits read the same tree.
     return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
 
 
 @of_statement
 def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that replaces an ``if`` between two values, in ``node``, by ``torch.where``."""
+    """Yield the edits that replace a choice between two values by ``torch.where``. The choice is a conditional
+    expression in ``node``, or an ``if`` statement that assigns or returns a value.
+    """
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
             sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
@@ -103,7 +105,7 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
-    """Return ``(name, value)`` of ``node`` if it is a plain assignment, such as ``("x", "x + 1")`` for ``x += 1``.
+    """Return ``(name, value)`` of ``node`` if it assigns to one variable, such as ``("x", "x + 1")`` for ``x += 1``.
     Return None for other statements.
     """
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -115,9 +117,11 @@ def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
 
 
 def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, ast.stmt] | None:
-    """Return the values that both sides of an ``if`` return, and the last statement that belongs to them.
+    """Return (value, other value, last statement) of an ``if`` both sides of which return a value. The values are
+    expressions, and the last statement is the one that ends the choice.
 
-    Return None if the sides do not return one value each.
+    A ``return`` directly behind an ``if`` without ``else`` is its other side. Return None if the sides do not return
+    one value each.
     """
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Return) or node.body[0].value is None:
         return None
@@ -166,18 +170,18 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
 
 
 def _tuple_text(items: list[str]) -> str:
-    """Return the source of a tuple of these items."""
+    """Return the source code of a tuple of the expressions ``items``."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
 def _assigned_names(body: list[ast.stmt]) -> list[str]:
-    """Return the names that statements assign, in order and without repetitions."""
+    """Return the names that the statements ``body`` assign, in order and without repetitions."""
     stored = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return list(dict.fromkeys(n.id for n in stored))
 
 
 def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
-    """Return the innermost function around a node, or None if there is none."""
+    """Return the innermost function around the syntax node ``node``, or None if there is none."""
     parents = source.parents()
     while node in parents:
         node = parents[node]
@@ -187,8 +191,8 @@ def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None
 
 
 def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
-    """Return the names that may be read after the statement ``node`` in its function. If the statement is in a loop, a
-    later round of the loop may read a name that stands before it.
+    """Return the names that may be read after the statement ``node`` in its function. If the statement is in a loop,
+    all names that the loop reads are included, since its next round may read them.
     """
     function = _enclosing_function(source, node)
     parents: dict[ast.AST, ast.AST] = source.parents()
@@ -244,7 +248,9 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 @of_statement
 def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that replaces ``node``, an ``assert`` or ``if`` that only raises, by ``torch._assert_async``."""
+    """Yield the edit that replaces ``node`` by ``torch._assert_async``. The statement is an ``assert``, or an ``if``
+    that only raises an exception.
+    """
     if isinstance(node, ast.Assert):
         text = f"torch._assert_async({_condition(node.test)}, {_message_text(node.msg)})"
         yield source.with_import(source.replace(node, text), "torch")
@@ -261,8 +267,8 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _message_text(node: ast.expr | None) -> str:
-    """Return the constant parts of the message ``node`` as the source of a string literal. If there are none, return
-    the literal of ``a check failed``.
+    """Return the constant strings in the expression ``node``, joined, as the source code of a string literal. If there
+    are none, return the literal of ``a check failed``.
     """
     constants = (
         [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)] if node else []
@@ -272,9 +278,10 @@ def _message_text(node: ast.expr | None) -> str:
 
 @of_statement
 def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield edits that declare an expression as an op of Shiplap. The compiler cannot trace the expression.
+    """Yield edits that declare the expression in the statement ``node`` as an op of Shiplap, since the compiler cannot
+    trace it.
 
-    The result of the op has the size of the first input or, as an alternative, no dims.
+    The result of the op has the sizes of the first input or, as an alternative, no dims.
     """
     value = getattr(node, "value", None)
     if not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:

@@ -32,9 +32,9 @@ def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None
     """Run ``command`` as it would run on its own, with torch's trace switched on. Return the diagnosis of all its
     processes.
 
-    The program keeps its arguments, directory, streams and exit status. If ``stdout`` is not None, however, it prints
-    to ``stdout``. The program gets one more environment variable, ``TORCH_TRACE``. Ctrl-C reaches it as always, and all
-    compilations until then are diagnosed. Raise ``SL701`` if it cannot be started.
+    The program keeps its arguments, directory, streams and exit status. If ``stdout`` is not None, however, the
+    program's standard output goes to ``stdout``. The program gets one more environment variable, ``TORCH_TRACE``.
+    Ctrl-C reaches it as always, and all compilations until then are diagnosed. Raise ``SL701`` if it cannot be started.
     """
     with _trace_directory() as directory:
         try:
@@ -49,7 +49,9 @@ def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None
 
 
 def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
-    """Return ``SL701`` for a command that cannot be started. The error has a fix for a script without ``python``."""
+    """Return the error ``SL701`` for a command that cannot be started because of ``e``. If the command is a script
+    without ``python``, the error has a fix.
+    """
     where, expected = " ".join(command), "a program, such as 'python script.py'"
     if command[0].endswith(".py") and Path(command[0]).is_file():
         fix = f"let Python run the file: shiplap doctor -- python {where}"
@@ -59,9 +61,9 @@ def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
 
 @contextlib.contextmanager
 def _trace_directory() -> Iterator[Path]:
-    """Return a context with a new directory for torch's trace, which is removed at the end.
+    """Return a context whose value is a new directory for torch's trace, which is removed at the end.
 
-    If the user has a trace directory, the new one is in it and is kept.
+    If the user has a trace directory, the new directory is made inside it and is kept.
     """
     if wanted := os.environ.get("TORCH_TRACE"):
         # The user's own tools expect the trace below the folder of the variable.
@@ -115,10 +117,10 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 
 
 def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[EventTrace, str]:
-    """Call ``fn`` and return ``(trace, failure)``.
+    """Call ``fn(*args, **kwargs)`` and return ``(trace, failure)``.
 
-    The trace has the events that torch's compiler logged during the call. The failure is the first line of an
-    exception, or an empty text.
+    The trace has the events that torch's compiler logged during the call. The failure is the first line of an exception
+    that ``fn`` raised, or an empty string.
     """
     failure = ""
     # Recorded even if the call raises: the breaks ahead of the exception are findings as well.
@@ -159,8 +161,8 @@ def diagnose_trace(
 
 
 def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
-    """Return a graph break that torch's limit of recompiles has caused, with a reference to the recompiles of its
-    function. Return any other break unchanged.
+    """Return ``b``, a graph break. If torch's limit of recompiles has caused it, the result refers to the recompiles of
+    its function in ``follows``.
     """
     if b.cause == "recompiles" and any(r.place == b.place and r.limit for r in recompiles):
         return replace(b, follows=f"the recompiles of {b.place.function} below")
@@ -170,7 +172,7 @@ def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
 def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> list[Break]:
     """Return one graph break for each line, reason and call among the occurrences ``seen``, the most costly first.
 
-    ``compiled`` has the program's compilations.
+    ``compiled`` has the program's compilations, and ``paths`` the folders of its modules.
     """
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
@@ -184,8 +186,9 @@ def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: 
 
 
 def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tuple[int, int]:
-    """Return the numbers of operations before and after a break, which occurred as ``rows``. The first is the sum over
-    the graphs that end at the break. The second is that of the largest graph that begins there.
+    """Return the numbers of operations before and after a break, which has the occurrences ``rows``. The first is the
+    sum over the graphs that end at the break. The second is that of the largest graph that begins there. ``compiled``
+    has the program's compilations.
     """
     keys, at = {(s.process, s.compile_id) for s in rows}, rows[0].stack
     before = sum(c.operations for c in compiled if c.key in keys)
@@ -195,7 +198,7 @@ def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tup
 
 
 def _make_break(rows: list[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> Break:
-    """Return one graph break made from ``rows``, all its occurrences. ``compiled`` has the program's compilations, and
+    """Return the graph break that has the occurrences ``rows``. ``compiled`` has the program's compilations, and
     ``paths`` the folders of its modules.
     """
     longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
@@ -241,7 +244,8 @@ _SKIP_FIXES = (
 
 
 def _cuda_graph_skips(compiled: Sequence[Compilation]) -> list[Skip]:
-    """Return the CUDA graphs that the program requested but torch skipped, grouped by reason, the most frequent first.
+    """Return the reasons for which torch skipped CUDA graphs that the program requested, each with its number of cases.
+    The most frequent reason comes first.
 
     ``compiled`` has the program's compilations.
     """

@@ -74,9 +74,11 @@ ExampleWriter = Callable[[BreakMessage, SourcePlace, str, tuple[Path, ...]], str
 def remedy_for_break(
     cause: str, message: BreakMessage, place: SourcePlace, call: str, owner: str, paths: tuple[Path, ...] = ()
 ) -> tuple[str, str]:
-    """Return ``(sentence, example code)`` that say how to remove a graph break with this cause and call at fault.
+    """Return ``(sentence, example code)`` that say how to remove a graph break with the cause ``cause`` and the call at
+    fault ``call``. ``owner`` is whose code breaks the graph. ``paths`` are folders in which modules of the program are
+    found.
 
-    The code is an empty text if there is none or if the line is not the user's own.
+    The code is an empty string if there is none or if the line is not the user's own.
     """
     if cause == "disabled" and owner != "yours":
         return _DISABLED_ELSEWHERE.get(owner, _DISABLED_ELSEWHERE[""]).format(owner=owner), ""
@@ -93,10 +95,10 @@ def _example_from_template(template: str) -> ExampleWriter:
 
 
 def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...]) -> str:
-    """Return the draft of an op declaration for ``call``, the call at fault in the line ``place``. Return an empty text
-    if no declaration can bind it.
+    """Return the source code of a draft of an op declaration for ``call``, the call at fault in the line ``place``.
+    Return an empty string if no declaration can bind it.
 
-    The called function is also searched for in ``paths``.
+    The called function is also searched for in the folders ``paths``.
     """
     module, _, name = call.rpartition(".")
     fn = _import_function(module, name, paths) if "qualname" in message.context else None
@@ -123,8 +125,8 @@ def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, pat
 
 
 def _signatures_of_function(fn: object, where: str) -> list[DraftSignature]:
-    """Return the signatures of the function ``fn`` for a draft, or an empty list if none can be read. ``where`` is the
-    function's location.
+    """Return the signatures of the function ``fn`` for a draft of a declaration, or an empty list if none can be read.
+    ``where`` is the function's location, such as ``module:name``.
     """
     try:
         return [s for s in signatures_of_function(fn, where) if callable(fn)] if callable(fn) else []
@@ -145,8 +147,8 @@ def _signatures_of_call(place: SourcePlace) -> list[DraftSignature]:
 
 
 def _import_function(module: str, name: str, paths: tuple[Path, ...]) -> object:
-    """Return the function ``name`` of a module of the diagnosed program, or None if it cannot be imported. The module
-    is found in ``paths`` or installed.
+    """Return the function ``name`` of the module ``module`` of the diagnosed program, or None if it cannot be imported.
+    The module is found in ``paths`` or installed.
     """
     if not module:
         return None

@@ -28,8 +28,8 @@ def parse_frames(text: str) -> list[SourcePlace]:
 
 
 def make_place(file: str, line: int, function: str = "") -> SourcePlace:
-    """Return the source line number ``line`` of ``file``, with its text and the package to which it belongs.
-    ``function`` is the name of the function around it, or an empty text.
+    """Return the source line number ``line`` of ``file``, with its source code and the package to which it belongs.
+    ``function`` is the name of the function around it, or an empty string.
     """
     return SourcePlace(
         file, line, _original_function_name(function), linecache.getline(file, line).strip(), owning_package(file)
@@ -37,7 +37,7 @@ def make_place(file: str, line: int, function: str = "") -> SourcePlace:
 
 
 def _original_function_name(function: str) -> str:
-    """Return the name of the user's function for a name in torch's trace.
+    """Return the name of the user's function for a name in torch's trace. Return an empty string for ``?``.
 
     Torch continues ``forward`` after a break as ``torch_dynamo_resume_in_forward_at_12``.
     """
@@ -47,8 +47,8 @@ def _original_function_name(function: str) -> str:
 
 @cache
 def owning_package(file: str) -> str:
-    """Return the installed package to which ``file`` belongs. Return ``"python"`` for the standard library, and an
-    empty text for the user's own code.
+    """Return the name of the installed package to which ``file`` belongs. Return ``"python"`` for the standard library,
+    and an empty string for the user's own code.
     """
     # Ahead of the standard library, whose folder contains site-packages.
     if match := _SITE_PACKAGE.search(file):
@@ -70,8 +70,8 @@ def _is_outside_torch(p: SourcePlace) -> bool:
 
 
 def innermost_relevant(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost line of ``stack`` that is outside of torch and Python's standard library. If there is none,
-    return the innermost line. Return None for an empty stack.
+    """Return the innermost line of ``stack`` that is outside of torch and Python's standard library. If all lines are
+    inside of these, return the innermost line. Return None for an empty stack.
     """
     return next((p for p in reversed(stack) if _is_outside_torch(p)), stack[-1] if stack else None)
 
@@ -85,7 +85,7 @@ def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[Sour
     """Return the lines of ``stack`` that lead to ``end``, without repetitions, from the first line of the user's code
     on.
 
-    Lines in torch, in Python and in this diagnosis are left out.
+    Lines in torch, in Python and in the code of ``shiplap doctor`` are left out. The last one is ``end``.
     """
     steps = [p for p in stack if _is_outside_torch(p) and not p.file.startswith(_DOCTOR_FOLDER)]
     # Frames ahead of the user's first line belong to a launcher such as torchrun.
@@ -95,15 +95,17 @@ def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[Sour
 
 
 def statement_at(p: SourcePlace) -> ast.stmt | None:
-    """Return the syntax node of the innermost statement that covers the line. Return None if the source cannot be
-    read.
+    """Return the syntax node of the innermost statement that covers the line ``p``. Return None if there is none, or if
+    the file cannot be parsed.
     """
     tree = _parse_file(p.file)
     return None if tree is None else innermost_statement(tree, p.line)
 
 
 def innermost_statement(tree: ast.AST, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a syntax tree that covers a line, or None if there is none."""
+    """Return the innermost statement of the syntax tree ``tree`` that covers the line ``line``, or None if there is
+    none.
+    """
     statements = (n for n in ast.walk(tree) if isinstance(n, ast.stmt))
     around = [n for n in statements if n.lineno <= line <= (n.end_lineno or n.lineno)]
     return around[-1] if around else None  # breadth first: the last is the innermost
@@ -111,7 +113,7 @@ def innermost_statement(tree: ast.AST, line: int) -> ast.stmt | None:
 
 @cache
 def is_function_disabled(file: str, name: str) -> bool:
-    """Return whether the file marks its own function ``name`` with ``torch.compiler.disable``, as a decorator or by a
+    """Return whether ``file`` marks its own function ``name`` with ``torch.compiler.disable``, as a decorator or by a
     call.
     """
     tree = _parse_file(file)
@@ -128,7 +130,7 @@ def is_function_disabled(file: str, name: str) -> bool:
 
 @cache
 def imported_from(file: str, name: str) -> str:
-    """Return the module from which a file imports ``name`` by ``from ... import``, or an empty text."""
+    """Return the name of the module from which ``file`` imports ``name`` by ``from ... import``, or an empty string."""
     tree = _parse_file(file)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
@@ -138,8 +140,8 @@ def imported_from(file: str, name: str) -> str:
 
 @cache
 def definition_line(file: str, line: int) -> int:
-    """Return the line of the ``def`` of the innermost function around ``line``. Return ``line`` itself if it is outside
-    of a function.
+    """Return the line of the ``def`` of the innermost function of ``file`` around ``line``. Return ``line`` itself if
+    it is outside of a function.
     """
     # A later match lies deeper, so the innermost function wins.
     tree, start = _parse_file(file), line

@@ -35,9 +35,9 @@ class Probe:
     """The state of one run of a program whose compiled functions are observed.
 
     ``spec`` has the keys ``mode`` (``"record"``, ``"compare"`` or ``"time"``), ``recording``, ``result``, ``eager``,
-    ``uncompiled`` and ``ignored``. ``eager`` says whether ``torch.compile`` uses its eager backend, and ``uncompiled``
-    whether compiled functions run eagerly. ``ignored`` names Python values that are not compared, since they vary by
-    themselves.
+    ``uncompiled`` and ``ignored``. ``recording`` and ``result`` are paths of files. ``eager`` says whether
+    ``torch.compile`` uses its eager backend, and ``uncompiled`` whether compiled functions run eagerly. ``ignored``
+    names Python values that are not compared, since they vary by themselves.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Probe:
 
     def patch_compile(self, torch: ModuleType) -> None:
         """Replace ``torch.compile`` by a function whose compiled functions are observed. Their calls are timed,
-        recorded or compared. Random generators are seeded, except for timing.
+        recorded or compared. Random generators are seeded unless calls are timed.
         """
         # torch.compile is only replaced after torch's import, and before any module of the program uses it.
         original = torch.compile
@@ -94,8 +94,8 @@ class Probe:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Return the result of the compiled function. The call is timed, recorded or compared, unless it is inside
-            of another one or is traced.
+            """Return the result of ``compiled`` of the enclosing function. The call is timed, recorded or compared,
+            unless it is inside of another observed call or is traced.
             """
             # Inner calls are part of the outer one, whose results are compared.
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
@@ -111,10 +111,11 @@ class Probe:
     def _observe(
         self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Call ``compiled`` and return its result. The mode determines how the call is observed.
+        """Call ``compiled(*args, **kwargs)`` and return its result. The mode in ``spec`` determines how the call is
+        observed.
 
         The call is timed, or recorded with its inputs and results, or repeated on recorded inputs and compared with
-        recorded results.
+        recorded results. ``name`` is the name of the function, and ``owner`` the module to which it belongs, or None.
         """
         if self.spec["mode"] == "time":
             start = time.perf_counter()
@@ -146,8 +147,8 @@ class Probe:
         return result
 
     def _copies(self, torch: ModuleType, leaves: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """Return the leaves, which are named tensors and simple values, with copies of the tensors. Add the sizes of
-        these to the attribute ``bytes``.
+        """Return a list of ``leaves``, which are named tensors and simple values, with copies of the tensors. Add the
+        bytes of the tensors to the attribute ``bytes``.
         """
         copies = []
         for path, leaf in leaves:
@@ -161,8 +162,8 @@ class Probe:
     def _results(self, torch: ModuleType, result: Any, given: Any) -> dict[str, Any]:
         """Return copies of the results of a call, each as a list of names and values.
 
-        They are its return value (``outputs``), its arguments after the call (``given`` as ``state``), and the
-        ``gradients``.
+        They are its return value ``result`` (key ``outputs``), its arguments ``given`` after the call (key ``state``),
+        and the gradients (key ``gradients``), which are None if autograd fails.
         """
         outputs = list(find_leaves(torch, result))
         return {
@@ -172,7 +173,7 @@ class Probe:
         }
 
     def _compare(self, torch: ModuleType, where: str, known: dict[str, Any], found: dict[str, Any]) -> None:
-        """Append a text to ``differences`` for each result in ``found`` that differs from the recorded one in
+        """Append a text to ``differences`` for each result in ``found`` that differs from the recorded result in
         ``known``. ``where`` names the call in the text.
         """
         for kind in ("outputs", "state", "gradients"):
@@ -201,7 +202,8 @@ class Probe:
     def finish(self, torch: ModuleType | None) -> None:
         """Write times and differences as JSON to the result file that ``spec`` names.
 
-        The recorded calls are written too or, when comparing, their number is compared with that of the recording.
+        If calls were recorded, they are written, too. If calls were compared, their number is compared with that of the
+        recording.
         """
         if self.spec["mode"] == "record" and torch is not None:
             torch.save(self.calls, self.spec["recording"])
@@ -219,10 +221,11 @@ class Probe:
 def find_leaves(
     torch: ModuleType, value: Any, path: str = "", depth: int = 0, seen: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and plain objects.
+    """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and objects with
+    attributes.
 
-    The path is ``path``, followed by the keys and attribute names that lead to the leaf. ``depth`` and ``seen`` are for
-    recursive calls. They hold the depth of nesting and the ids of the objects that were visited.
+    The path is the argument ``path``, followed by the keys and attribute names that lead to the leaf. ``depth`` and
+    ``seen`` are for recursive calls. They hold the depth of nesting and the ids of the objects that were visited.
     """
     seen = set() if seen is None else seen
     if isinstance(value, (torch.Tensor, *_SIMPLE)):
@@ -253,7 +256,9 @@ def seed_generators(torch: ModuleType) -> None:
 
 
 def rng_state(torch: ModuleType) -> dict[str, Any]:
-    """Return the states of the random generators of torch, Python, NumPy and CUDA."""
+    """Return a dict with the states of the random generators of torch, Python, NumPy and CUDA. A generator is left out
+    if NumPy is not imported or CUDA is not in use.
+    """
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
@@ -276,8 +281,8 @@ def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
 
 
 def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: list[tuple[str, Any]]) -> None:
-    """Copy the recorded values into the tensors of ``given``, by name. A tensor is left unchanged if its size or dtype
-    differs from that of the recorded tensor, or if there is none of its name.
+    """Copy the values in ``recorded`` into the tensors in ``given`` that have the same names. A tensor is left
+    unchanged if its size or dtype differs from that of the recorded tensor, or if there is none of its name.
     """
     values = dict(recorded)
     with torch.no_grad():
@@ -290,10 +295,11 @@ def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: li
 
 
 def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | None:
-    """Return ``(name, gradient)`` of all leaf tensors of autograd on which the outputs depend, or None if autograd
+    """Return ``(name, gradient)`` of all leaf tensors of autograd on which ``outputs`` depend, or None if autograd
     fails.
 
-    The gradients of the outputs are random.
+    A gradient is None if autograd does not reach the leaf. The gradients of the outputs are random numbers from a fixed
+    seed.
     """
     targets = [t for t in outputs if t.requires_grad and t.is_floating_point()]
     leaves = find_graph_leaves(targets)
@@ -338,8 +344,8 @@ def leaf_name(leaf: Any) -> str:
 
 
 def difference(torch: ModuleType, expected: Any, got: Any) -> str:
-    """Return in words how ``got``, a tensor or a simple value, differs from ``expected``. Return an empty text if they
-    agree.
+    """Return in words how ``got``, a tensor or a simple value, differs from ``expected``. Return an empty string if
+    they agree.
     """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         if type(expected) is not type(got):
@@ -365,7 +371,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return, once, the import spec of torch with a loader that calls ``then`` after the import. Return None for
-        any other module.
+        any other module. ``path`` and ``target`` are ignored.
         """
         if name != "torch":
             return None
@@ -377,7 +383,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            """Run the code of torch's module, then call ``then`` with it."""
+            """Run the code of torch's module ``module``, then call ``then`` of the finder with it."""
             execute(module)
             self.then(module)
 
@@ -386,8 +392,8 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def run_program(arguments: list[str], paths: list[str]) -> None:
-    """Run ``script.py ...`` or ``-m module ...`` in this process as Python does. ``paths`` come first on the module
-    search path.
+    """Run the program ``script.py ...`` or ``-m module ...`` in ``arguments`` in this process, as Python does. The
+    folders ``paths`` come first on the module search path.
     """
     module = arguments[0] == "-m"
     program, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
@@ -404,9 +410,10 @@ def run_program(arguments: list[str], paths: list[str]) -> None:
 
 
 def run(spec: dict[str, Any], arguments: list[str]) -> None:
-    """Run the program with the calls of its compiled functions timed, recorded or compared, as ``spec`` says.
+    """Run the program in ``arguments`` with the calls of its compiled functions timed, recorded or compared, as
+    ``spec`` says.
 
-    The result file is written even if the program raises an error.
+    The result file is written even if the program raises an error. ``spec`` is explained in ``Probe``.
     """
     probe = Probe(spec)
     sys.meta_path.insert(0, _TorchFinder(probe.patch_compile))

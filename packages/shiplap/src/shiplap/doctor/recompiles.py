@@ -15,8 +15,8 @@ from shiplap.doctor.sightings import Compilation
 
 @dataclass(frozen=True)
 class VariationKind:
-    """A kind of variation. It has a title, the remedy in one sentence, and an example with ``{name}`` as
-    placeholder.
+    """A kind of variation of a value, which makes torch compile a function again. It has a title, the remedy in one
+    sentence, and an example in which ``{name}`` and ``{dim}`` stand for the value.
     """
 
     title: str
@@ -96,8 +96,9 @@ VARIATION_KINDS: dict[str, VariationKind] = {
 
 @dataclass(frozen=True)
 class GuardFailure:
-    """A failed guard, which is torch's condition for reusing compiled code. ``cause`` is the kind of the value that
-    varied, ``subject`` the argument, dim or attribute, and ``values`` are its values before and after.
+    """A failure of a guard, which is torch's condition for reusing compiled code. ``cause`` is the kind of the value
+    that varied, a key of ``VARIATION_KINDS``. ``subject`` is the argument, dim or attribute, and ``values`` are its
+    values before and after, as far as torch says.
     """
 
     cause: str
@@ -114,10 +115,10 @@ _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dt
 
 
 def parse_failed_guard(reason: str) -> GuardFailure:
-    """Return the value that varied and its values before and after, from torch's text of a failed guard. A guard is
-    torch's condition for reusing compiled code.
+    """Return the kind, the name and the values of the value that varied, from torch's text of a failed guard. A guard
+    is torch's condition for reusing compiled code.
 
-    Such a text is ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
+    An example of ``reason`` is ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
     """
     guard = _guard_condition(reason)
     if "Cache line invalidated" in guard or re.match(r"\w*\W*___stack\d", guard):
@@ -151,7 +152,7 @@ def parse_failed_guard(reason: str) -> GuardFailure:
 
 
 def plain_source(name: str) -> str:
-    """Return the name of a variable as it is written in the program. For torch's ``L['self']._modules['attn']`` this is
+    """Return the name of a variable as it is written in the program. For torch's ``L['self']._modules['attn']`` it is
     ``self.attn``.
     """
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
@@ -159,9 +160,9 @@ def plain_source(name: str) -> str:
 
 
 def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
-    """Return which property of a tensor varied, and its values.
+    """Return the failure of a guard on a tensor, with the property that varied and its values.
 
-    ``match`` is the match of a pattern with ``reason``, torch's text of a failed guard.
+    ``match`` is the match of ``_TENSOR_GUARD`` in ``reason``, torch's text of the failed guard.
     """
     values = tuple(v for v in (match["old"], match["new"]) if v)
     cause = _KIND_OF_TENSOR_GUARD.get(match["what"].split()[-1], "device")
@@ -185,7 +186,7 @@ def _guard_condition(reason: str) -> str:
 
 def _source_of_guard(guard: str) -> str:
     """Return the expression on which ``guard``, a condition for reusing compiled code, depends, as it is written in the
-    program. Return an empty text if there is none.
+    program. Return an empty string if there is none.
     """
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
     return plain_source(match[1]) if match else ""
@@ -195,6 +196,7 @@ def find_reader(reason: str, file: str) -> SourcePlace | None:
     """Return the source line that read the value which a guard compares, or None if it is not known.
 
     ``reason`` is torch's text of the failed guard, which names the line as in ``# y = x[n] # model.py:12 in forward``.
+    ``file`` is the path of the compiled function, of which torch may print the last parts alone.
     """
     match = re.search(r"#\s+(\S*?):(\d+) in (\w+)", reason)
     if match is None:
@@ -205,8 +207,8 @@ def find_reader(reason: str, file: str) -> SourcePlace | None:
 
 
 def _is_written(subject: str, place: SourcePlace) -> bool:
-    """Return whether the function at ``place`` assigns the attribute ``subject``, such as ``self.count``. Each call
-    then changes it.
+    """Return whether the function at the line ``place`` assigns the attribute ``subject``, such as ``self.count``. Each
+    call then changes it.
     """
     function = statement_at(place)
     for node in ast.walk(function) if function else ():
@@ -216,8 +218,8 @@ def _is_written(subject: str, place: SourcePlace) -> bool:
 
 
 def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
-    """Return one recompile for each function, cause and varied value among the compilations. The most costly one comes
-    first.
+    """Return one recompile for each function, cause and varied value among the compilations ``compiled``. The most
+    costly one comes first.
     """
     groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, GuardFailure]]] = {}
     for c in compiled:
@@ -236,9 +238,10 @@ def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
 
 
 def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recompile:
-    """Return the recompile that stands for ``rows``, all compilations with the same failed guard.
+    """Return the recompile that stands for ``rows``, all compilations of one function with the same cause and varied
+    value.
 
-    Each row has a compilation, torch's text and its parsed form.
+    Each row is (compilation, torch's text of the failed guard, its parsed form).
     """
     (first, reason, failure), varied = rows[0], VARIATION_KINDS[rows[0][2].cause]
     subject, _, dim = failure.subject.partition(", dim ")

@@ -12,7 +12,7 @@ from shiplap import torch_private
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """The newest wording of one entry of torch's catalogue of graph breaks.
+    """One kind of graph break in torch's catalogue of graph breaks, in its newest wording.
 
     Its texts are templates. Torch fills in their ``{fields}`` when it raises the error.
     """
@@ -40,20 +40,25 @@ def registry_entries() -> dict[str, RegistryEntry]:
 
 
 def _parse_entry(id: str, row: dict[str, object]) -> RegistryEntry:
-    """Return a catalogue entry from its row in the JSON file."""
+    """Return the entry with the id ``id`` of torch's catalogue of graph breaks, made from ``row``, its fields in the
+    JSON file.
+    """
     hints = row.get("Hints")
     texts = tuple(map(str, hints)) if isinstance(hints, list) else ()
     return RegistryEntry(id, str(row.get("Gb_type", "")), str(row.get("Explanation", "")), texts)
 
 
 def entry_by_id(id: str) -> RegistryEntry | None:
-    """Return the catalogue entry with an id, in any case of letters, or None if there is none."""
+    """Return the entry of torch's catalogue of graph breaks with the id ``id``, in any case of letters. Return None if
+    there is none.
+    """
     return registry_entries().get(id.upper())
 
 
 @cache
 def _type_patterns() -> tuple[tuple[re.Pattern[str], RegistryEntry], ...]:
-    """Return ``(pattern, entry)`` of all entries in torch's catalogue of graph breaks, the longest first.
+    """Return ``(pattern, entry)`` of all entries in torch's catalogue of graph breaks. An entry with a longer ``type``
+    comes first.
 
     The pattern matches the entry's ``type``, which is the first line of a message.
     """
@@ -63,7 +68,7 @@ def _type_patterns() -> tuple[tuple[re.Pattern[str], RegistryEntry], ...]:
 
 
 def entry_by_type(text: str) -> RegistryEntry | None:
-    """Return the catalogue entry whose type matches the first line of a message without an id, or None if there is
-    none. Types may have ``{fields}``.
+    """Return the entry of torch's catalogue of graph breaks whose ``type`` matches ``text``, the first line of a
+    message without an id. Return None if there is none. Types may have ``{fields}``, which match any text.
     """
     return next((entry for pattern, entry in _type_patterns() if pattern.match(text)), None)

@@ -21,8 +21,9 @@ class Remedy:
     Attributes:
         title: what it does, in the imperative.
         edit: the function that yields the edits.
-        causes: the causes of breaks, or the kinds of variation of recompiles, for which it is tried.
-        reason, call: patterns that torch's first line and the call at fault have to match.
+        causes: the causes of breaks, or the kinds of variation of recompiles, for which it is tried. If empty, it is
+            tried for all.
+        reason, call: regular expressions that torch's first line and the call at fault have to match.
         own: whether the line has to be in the program's own files. Settings help wherever the line is.
         caveat: its effects that a comparison of results does not show.
     """
@@ -37,7 +38,7 @@ class Remedy:
     caveat: str = ""
 
     def fits(self, entry: Break | Recompile) -> bool:
-        """Return whether the remedy can be tried on a break or recompile.
+        """Return whether the remedy can be tried on ``entry``, a break or recompile.
 
         Its cause, the owner of the code, torch's message, and the call or varied value have to match.
         """
@@ -49,8 +50,9 @@ class Remedy:
 
 
 def _setting(id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", **conditions: str) -> Remedy:
-    """Return the remedy that inserts the compiler setting ``setting``, a statement, into the program. ``causes`` and
-    ``caveat`` are fields of the remedy. ``conditions`` are patterns that the break must match.
+    """Return the remedy with the id ``id`` that inserts the compiler setting ``setting``, a statement, into the
+    program. ``causes`` and ``caveat`` are fields of the remedy. ``conditions`` are its fields ``reason`` and ``call``,
+    regular expressions that the break must match.
     """
     modules = re.findall(r"\((logging|warnings)\.", setting)
     return Remedy(
@@ -231,5 +233,7 @@ REMEDIES: tuple[Remedy, ...] = (
 
 
 def list_remedies(entry: Break | Recompile) -> list[Remedy]:
-    """Return the remedies whose preconditions hold for a break or recompile, in the order in which they are tried."""
+    """Return the remedies whose preconditions hold for ``entry``, a break or recompile, in the order in which they are
+    tried.
+    """
     return [r for r in REMEDIES if r.fits(entry)]

@@ -40,8 +40,8 @@ class Program:
     root: Path
 
     def in_copy(self, copy: Path) -> tuple[str, ...]:
-        """Return the program's arguments for its copy in the folder ``copy``. The path of the script is that in the
-        copy. A program started by ``-m`` keeps its arguments.
+        """Return the program's arguments for its copy in the folder ``copy``. The path of the script is replaced by
+        that in the copy. A program started by ``-m`` keeps its arguments.
         """
         if self.arguments[0] == "-m":
             return self.arguments
@@ -55,7 +55,9 @@ class Program:
         return [str(copy / p.relative_to(self.root)) for p in named if p.is_relative_to(self.root)]
 
     def main_file(self) -> str | None:
-        """Return the file that runs first, relative to the program's folder, or None if it is not known."""
+        """Return the path of the file that runs first, relative to the program's folder. Return None if it is not
+        known.
+        """
         if self.arguments[0] != "-m":
             return str(Path(self.arguments[0]).resolve().relative_to(self.root))
         stem = self.arguments[1].replace(".", "/")
@@ -63,8 +65,8 @@ class Program:
 
 
 def parse_program(command: Sequence[str]) -> Program:
-    """Return interpreter, arguments and folder of the program that a command runs. Raise ``SL703`` for a command other
-    than Python with a script or module.
+    """Return the program that ``command`` runs, with its interpreter, arguments and folder. Raise ``SL703`` for a
+    command other than Python with a script or module, or for a folder with more than ``MAX_FILES`` Python files.
     """
     name = Path(command[0]).name
     for at, word in enumerate(command[1:], 1):
@@ -89,8 +91,8 @@ def parse_program(command: Sequence[str]) -> Program:
 
 
 def list_python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files below ``root``. Hidden folders, links and installations are left out. Stop soon after
-    ``MAX_FILES``.
+    """Yield the paths of the Python files below ``root``. Hidden folders, links and installations are left out. Stop
+    soon after ``MAX_FILES`` files.
     """
     count = 0
     for folder, below, files in os.walk(root):
@@ -113,9 +115,10 @@ def _is_copied_folder(folder: Path) -> bool:
 
 
 def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
-    """Copy the Python files below ``root`` to ``target``, link all other files there, and return ``target``.
+    """Copy the Python files below ``root`` to the new folder ``target``, link all other files there, and return
+    ``target``.
 
-    ``changed`` has the texts of changed files by relative file name, which are written to the copy.
+    ``changed`` maps relative file names to new contents, which are written to the copy.
     """
     target.mkdir(parents=True)
     for entry in sorted(root.iterdir()):
@@ -133,8 +136,8 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
 
 
 def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dict[str, str] | None:
-    """Return a copy of ``texts``, which maps the paths of files to their contents, with ``edits`` applied. Return None
-    if a result is not valid Python.
+    """Return a copy of ``texts``, which maps the paths of files to their contents, with ``edits`` applied to the
+    contents. No file is written. Return None if a result is not valid Python.
 
     Files that ``texts`` lacks are read below ``root``.
     """
@@ -154,14 +157,14 @@ def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dic
 
 
 def with_own_newlines(file: Path, text: str) -> str:
-    """Return ``text`` with the line ends of ``file``. They are CRLF if most of its lines have them."""
+    """Return ``text`` with the line ends of ``file``. They are CRLF if most lines of that file end in CRLF."""
     content = file.read_bytes()
     return text.replace("\n", "\r\n") if 2 * content.count(b"\r\n") > content.count(b"\n") else text
 
 
 def diff_texts(root: Path, texts: dict[str, str], against: dict[str, str] | None = None) -> str:
-    """Return a unified diff to ``texts`` from the texts in ``against``. Files that it lacks are compared with those
-    below ``root``.
+    """Return a unified diff from the contents in ``against`` to those in ``texts``, which both map paths to contents.
+    For a file that ``against`` lacks, the diff is from its content below ``root``.
     """
     parts: list[str] = []
     for file, text in sorted(texts.items()):

@@ -36,8 +36,9 @@ SKIPPED_TEXT = "Skipping the function and falling back to eager"
 
 @dataclass(frozen=True)
 class Compilation:
-    """One compilation of one function. ``compile_id`` is torch's id of it, ``file`` and ``line`` are where the function
-    begins, and ``seconds`` is the time that it took. ``metrics`` are torch's figures.
+    """One compilation of one function. ``process`` is the id of the process and ``compile_id`` torch's id of the
+    compilation. The function begins at ``line`` of ``file``. ``seconds`` is the time that the compilation took.
+    ``metrics`` are torch's figures about it.
     """
 
     process: int
@@ -50,8 +51,8 @@ class Compilation:
 
     @property
     def frame(self) -> tuple[int, str]:
-        """The identity of the compiled function, which is its process and torch's frame id. It is equal for all its
-        compilations.
+        """The identity of the compiled function, which is the id of its process and torch's frame id. It is equal for
+        all compilations of the function.
         """
         return self.process, self.compile_id.partition("/")[0]
 
@@ -62,22 +63,22 @@ class Compilation:
 
     @property
     def resumes_at(self) -> int:
-        """The line at which this compilation continues a function after a break. It is 0 for one that starts at the
-        function's beginning.
+        """The line at which this compilation continues a function after a break. It is 0 for a compilation that starts
+        at the function's beginning.
         """
         match = re.fullmatch(r"torch_dynamo_resume_in_.+_at_(\d+)", self.function)
         return int(match[1]) if match else 0
 
     @property
     def key(self) -> tuple[int, str]:
-        """The identity of this compilation, which is its process and compile id."""
+        """The identity of this compilation, which is the id of its process and its compile id."""
         return self.process, self.compile_id
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """One occurrence of a graph break in torch's log. It has torch's message, the stack of source lines at the break,
-    and the process, id and seconds of the compilation.
+    """One occurrence of a graph break in torch's log. It has torch's message and the stack of source lines at the
+    break. It also has the process, the id and the seconds of the compilation.
     """
 
     message: BreakMessage
@@ -88,7 +89,9 @@ class Sighting:
 
 
 def list_compilations(trace: EventTrace) -> list[Compilation]:
-    """Return the compilations of functions that a trace records. The compilation of a backward graph is not listed."""
+    """Return the compilations of functions that ``trace`` records, in its order. Compilations of backward graphs are
+    left out.
+    """
     compiled: list[Compilation] = []
     for event in trace.events_of_kind("compilation_metrics"):
         m = event.data
@@ -128,7 +131,7 @@ def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[S
 
 
 def _compilation_key(event: TraceEvent) -> tuple[int, str]:
-    """Return process and compile id of an event. They identify the compilation to which it belongs."""
+    """Return the process id and the compile id of an event, which identify the compilation that it belongs to."""
     return event.process, event.compile_id
 
 
@@ -151,9 +154,9 @@ def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
 
 
 def _sighting_of_failure(c: Compilation) -> Sighting:
-    """Return the occurrence of a graph break for the compilation ``c``, which failed without logging one.
+    """Return the occurrence of a graph break for the compilation ``c``, which failed without logging a break.
 
-    This happens with ``fullgraph=True`` or too many recompiles.
+    This happens with ``fullgraph=True`` or after too many recompiles.
     """
     m = c.metrics
     message = parse_break_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
@@ -192,5 +195,5 @@ def parse_break_message(text: str, kind: str = "") -> BreakMessage:
 
 
 def _strip_lines(text: str) -> str:
-    """Return the lines of ``text`` that are not empty, without indentation."""
+    """Return the lines of ``text`` that are not empty, without indentation, as one string."""
     return "\n".join(line.strip() for line in text.strip().splitlines() if line.strip())

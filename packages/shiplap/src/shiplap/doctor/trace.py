@@ -25,10 +25,11 @@ _PREFIXES_OF_EVENTS = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_st
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace. ``payload`` is the text of an artifact, and empty for other events.
+    """An event of torch's trace in the process ``process``.
 
-    ``kind`` is the name of the artifact, or the event's key if it is not an artifact. ``data`` has its fields, and
-    ``compile_id`` is ``"frame/version"``.
+    ``kind`` is the key of the event, such as ``compilation_metrics``, and ``data`` has its fields. An artifact is an
+    event that consists of a text. Its ``kind`` is its name and ``payload`` the text. ``compile_id`` is
+    ``"frame/version"``.
     """
 
     kind: str
@@ -40,7 +41,9 @@ class TraceEvent:
 
 @dataclass
 class EventTrace:
-    """All events of a run that are read later. They are in order, process by process."""
+    """The events of one run that the diagnosis uses. They are in the order in which torch wrote them, process by
+    process.
+    """
 
     events: list[TraceEvent] = field(default_factory=list)
 
@@ -49,9 +52,10 @@ class EventTrace:
         return (e for e in self.events if e.kind == kind)
 
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
-        """Append an event of torch's trace unless the diagnosis does not use its kind.
+        """Append the event with the fields ``metadata`` of torch's trace, unless the diagnosis does not use its kind.
 
-        ``payload()`` returns the event's text, and is only called if needed.
+        ``process`` is the id of the process of the event. ``payload()`` returns the event's text, and is only called if
+        the text is needed.
         """
         kind = _kind_of_event(metadata)
         if kind is None:
@@ -65,7 +69,7 @@ class EventTrace:
 
 
 def _kind_of_event(metadata: dict[str, Any]) -> str | None:
-    """Return the kind of an event from its metadata, or None for a kind that the diagnosis does not use."""
+    """Return the kind of the event with the fields ``metadata``, or None for a kind that the diagnosis does not use."""
     artifact = metadata.get("artifact")
     if isinstance(artifact, dict):
         return artifact["name"] if artifact.get("name") in _ARTIFACT_KINDS else None
@@ -73,16 +77,16 @@ def _kind_of_event(metadata: dict[str, Any]) -> str | None:
 
 
 def _compile_id(metadata: dict[str, Any]) -> str:
-    """Return the id of the compilation to which an event belongs, from its frame and version. It is unique within a
-    process.
+    """Return the id of the compilation to which the event with the fields ``metadata`` belongs, such as ``0/1``. It
+    consists of a frame and a version, and is unique within a process.
     """
     prefix = f"{metadata['compiled_autograd_id']}/" if "compiled_autograd_id" in metadata else ""
     return f"{prefix}{metadata.get('frame_id', '')}/{metadata.get('frame_compile_id', '')}"
 
 
 def read_trace_files(directory: Path) -> EventTrace:
-    """Return the events in the trace files of a directory, from the oldest file on. A line that a crash has cut off is
-    left out.
+    """Return the events in the trace files ``*.log`` of a directory, from the oldest file on. A line that a crash has
+    cut off is left out.
     """
     trace = EventTrace()
     # torch writes one file per process and rank.
@@ -98,7 +102,9 @@ def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
     payload: list[str] = []
 
     def keep() -> None:
-        """Append the event whose header and payload lines have been collected, if there is one."""
+        """Append the event in ``header`` and ``payload`` of the enclosing function to its ``trace``. Do nothing if
+        there is no event.
+        """
         if header is not None:
             trace.add(*header, lambda: "".join(payload))
 
@@ -114,7 +120,9 @@ def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
 
 
 def _parse_header(line: str) -> tuple[int, dict[str, Any]] | None:
-    """Return ``(process, metadata)`` of the first line of an event, or None for any other line."""
+    """Return ``(process id, fields)`` of ``line``, the first line of an event. Return None for any other line or an
+    event that the diagnosis does not use.
+    """
     match = _EVENT_LINE.match(line)
     # Most lines of a trace are of other kinds, so the start of the text is compared before JSON is parsed.
     if match is None or not match[2].startswith(_PREFIXES_OF_EVENTS):
@@ -127,8 +135,8 @@ def _parse_header(line: str) -> tuple[int, dict[str, Any]] | None:
 
 @contextmanager
 def record_events() -> Iterator[EventTrace]:
-    """Return a context that collects the events of torch's trace in this process. A trace that the user has switched on
-    continues.
+    """Return a context whose value collects the events of torch's trace in this process. A trace that the user has
+    switched on continues.
     """
     import os
 

@@ -21,14 +21,15 @@ class TriedEntry:
         where: the line.
         call: the call at fault, or the value that varied.
         cause: the cause in words.
-        owner: whose line it is.
-        remedy: the id of the remedy that helped, or an empty text if none did.
+        owner: whose code has that line.
+        remedy: the id of the remedy that helped, or an empty string if none did.
         title, caveat: the texts of the remedy.
-        diff: the remedy's changes of files.
+        diff: the changes of files by the remedy, as a unified diff.
         before, after: the numbers of breaks and recompiles without and with the remedy.
         outputs, gradients: the numbers of tensors that were compared and agreed.
-        refused: the remedies that were tried before it, with the reasons why they did not help.
+        refused: the ids of the remedies that were tried before it, with the reasons why they did not help.
         with_others: whether a remedy of another break or recompile has removed this one.
+        key: the identity of the break or recompile.
         times: how often a recompile occurred without and with the remedy. The second number is 0 if it was removed.
     """
 
@@ -61,13 +62,15 @@ class TriedEntry:
 
     @property
     def removed(self) -> bool:
-        """Whether a trial showed that the entry (a break or recompile) is removed, by its own remedy or with others."""
+        """Whether a trial showed that the break or recompile is removed, by its own remedy or by one of another break
+        or recompile.
+        """
         return bool(self.remedy and not self.times[1]) or self.with_others
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the text lines that show the break or recompile and its remedy, or that there is none.
+        """Yield the lines of text that show the break or recompile and its remedy, or say that there is no remedy.
 
-        ``number`` is printed in front of the first one.
+        ``number`` is printed in front of the first line.
         """
         yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
         yield from row("cause", self.cause)
@@ -100,7 +103,7 @@ class TriedEntry:
 class RunTime:
     """The seconds of a steady call of the function ``function``, which was called ``calls`` times. ``eager`` is the
     time without compilation, ``compiled`` that with it, and ``remedied`` that with all remedies that helped. A time is
-    None if there were fewer than three calls.
+    None if there were fewer than three calls or if it was not measured.
     """
 
     function: str
@@ -110,7 +113,7 @@ class RunTime:
     remedied: float | None
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text line with the times of one call of the function. They are the times without compilation,
+        """Yield the line of text with the times of one call of the function. They are the times without compilation,
         compiled, and compiled with the remedies.
         """
         if self.compiled is None:
@@ -123,16 +126,17 @@ class RunTime:
 
 @dataclass(frozen=True)
 class Treatment:
-    """All that the trials of a program showed.
+    """The results of all trials of remedies for a program.
 
     Attributes:
+        target: the command of the program.
         before: the diagnosis of the unchanged program.
         after: the diagnosis of the program with all remedies that helped.
         tried: what was found for each break and recompile.
         times: the times of each compiled function.
         ignored: Python values that differ in two runs of the unchanged program, and so were not compared.
-        diff: the changes of all remedies.
-        changed: the new text of each changed file, by its path.
+        diff: the changes of all remedies, as a unified diff.
+        changed: the new content of each changed file, by its path.
     """
 
     target: str
@@ -158,7 +162,9 @@ class Treatment:
         return f"{removed} of {len(self.tried)} entries have a remedy that was shown to remove them; {left}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text of all trials. It has each break or recompile with its remedy, the times, and the summary."""
+        """Yield the lines of text about all trials. They show each break or recompile with its remedy, the times, and
+        the summary.
+        """
         for number, each in enumerate(self.tried, 1):
             yield from each.lines(number)
         for each_time in self.times:

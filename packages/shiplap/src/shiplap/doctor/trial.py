@@ -31,10 +31,10 @@ _PATIENCE = (4, 60)
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program whose compiled functions were observed. ``differences`` says how its results differ from the
-    recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the numbers of compared
-    outputs, gradients and calls. ``times`` has the seconds of each call by function. ``status`` is the exit status, and
-    ``seconds`` the duration.
+    """One run of a program whose compiled functions were observed, with its diagnosis. ``differences`` says how its
+    results differ from the recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the
+    numbers of compared outputs, gradients and calls. ``times`` has the seconds of each call by function. ``status`` is
+    the exit status, and ``seconds`` the duration of the run.
     """
 
     diagnosis: Diagnosis
@@ -47,14 +47,14 @@ class Run:
 
     @property
     def entries(self) -> list[Break | Recompile]:
-        """The breaks and recompiles of the run, without those that others cause."""
+        """The breaks and recompiles of the run, without those that other breaks or recompiles cause."""
         found: list[Break | Recompile] = [*self.diagnosis.breaks, *self.diagnosis.recompiles]
         return [e for e in found if not e.follows]
 
 
 class Laboratory:
-    """The runs of copies of one program, and the folder that holds the copies, recordings and traces. ``limit`` is the
-    greatest number of seconds of a run, or None. ``ignored`` names the values that are not compared.
+    """A runner of copies of one program, with the folder that holds the copies, recordings and traces. ``limit`` is the
+    greatest number of seconds of a run, or None for no limit. ``ignored`` names the values that are not compared.
     """
 
     def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
@@ -70,8 +70,9 @@ class Laboratory:
         """Run a copy of the program in which the files ``texts`` (path to content) are changed. Return the run, or None
         if it takes longer than the time limit.
 
-        The run has a diagnosis. In the ``mode`` compare it also has the differences of its results from the recorded
-        ones. If ``uncompiled`` is true, the program runs without compilation. If ``show`` is true, its output is shown.
+        ``mode`` is ``"time"``, ``"record"`` or ``"compare"``, and says what is done in each call of a compiled function
+        (see ``Probe``). A run with ``"compare"`` has the differences of its results from the recorded ones. If
+        ``uncompiled`` is true, the program runs without compilation. If ``show`` is true, its output is shown.
         Otherwise it is hidden.
         """
         self.number += 1
@@ -119,10 +120,14 @@ class Laboratory:
 
 
 def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
-    """Return a diagnosis in which the paths of all source lines have the folder ``new`` in place of ``old``."""
+    """Return a copy of ``diagnosis`` in which the paths of all source lines have the folder ``new`` in place of
+    ``old``.
+    """
 
     def moved(place: SourcePlace) -> SourcePlace:
-        """Return a source line with the folder ``new`` in place of ``old`` in its path."""
+        """Return a copy of the source line ``place``. Its path has the folder ``new`` in place of ``old``, both of the
+        enclosing function.
+        """
         return replace(place, file=place.file.replace(old, new, 1))
 
     return replace(
@@ -141,7 +146,9 @@ STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for a
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
-    """Return how often a graph break occurred in a run, or how often a recompile's function was compiled again."""
+    """Return how often ``entry`` occurred in ``run``. For a recompile, this is the number of recompiles of its function
+    for any reason.
+    """
     if isinstance(entry, Break):
         return sum(e.times for e in run.entries if e.key == entry.key)
     place = (entry.place.file, entry.place.function)
@@ -149,10 +156,12 @@ def count_times(entry: Break | Recompile, run: Run) -> int:
 
 
 def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
-    """Return the reason why the run ``after`` does not prove that a remedy removes ``entry``, or an empty text.
+    """Return the reason why the run ``after`` does not prove that a remedy removes ``entry``, or an empty string if it
+    does.
 
-    ``entry`` is a break or recompile. ``before`` is the run without the remedy. If ``fewer`` is false, ``entry`` must
-    occur less often in ``after`` than in ``before``. If it is true, it may occur as often.
+    ``entry`` is a break or recompile. ``before`` is the run without the remedy. If ``after`` is None, that run took too
+    long. If ``fewer`` is false, ``entry`` must occur less often in ``after`` than in ``before``. If it is true, it may
+    occur as often.
     """
     if after is None:
         return "the program ran too long"
@@ -193,7 +202,7 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
     same lines as every backend. Their random generators are seeded, so that equal parameters are drawn.
 
     Raise ``SL702`` if nothing is compiled, and ``SL703`` for a command that cannot be run in a copy. Raise ``SL704`` if
-    two runs without a change differ.
+    the results of two runs of the unchanged program differ.
     """
     program = parse_program(command)
     with tempfile.TemporaryDirectory(prefix="shiplap-doctor-") as folder:
@@ -228,10 +237,11 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
 
 
 def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
-    """Try the remedies of each break and recompile. Return ``(records, changed files, last run)``.
+    """Try the remedies of each break and recompile. Return ``(records, changed files, last run)``. The changed files
+    map paths to contents.
 
-    The changes of remedies that have helped are kept for the trials after them. Breaks and recompiles that only show
-    then are treated as well.
+    The changes of remedies that have helped are kept for the trials after them. Breaks and recompiles that only appear
+    with these changes are treated as well. ``first`` is the run of the unchanged program.
     """
     texts: dict[str, str] = {}
     now, done, tried = first, set[tuple[str, ...]](), list[TriedEntry]()
@@ -256,9 +266,9 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
 
 
 def _ordered(run: Run) -> list[Break | Recompile]:
-    """Return the breaks and recompiles of a run in the order in which they are tried.
+    """Return the breaks and recompiles of ``run`` in the order in which they are tried.
 
-    Those about torch's limit of recompiles come last, since others cause them.
+    Breaks that torch's limit of recompiles has caused come last.
     """
     limits = [e for e in run.entries if e.cause == "recompiles"]
     return [*(e for e in run.entries if e not in limits), *limits]
@@ -268,10 +278,11 @@ def _try_entry(
     laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
 ) -> tuple[TriedEntry, dict[str, str], Run]:
     """Return ``(record, changed files, run)`` of the first remedy that removes ``entry``, a break or recompile.
-    ``texts`` has the files that earlier remedies have changed, by path, and ``now`` is the run with them.
+    ``texts`` has the contents of the files that earlier remedies have changed, by path, and ``now`` is the run with
+    them.
 
-    If no remedy removes it, but some make a recompile rarer, return those of the remedy that leaves the fewest. If none
-    helps, return a record of the failed trials, with ``texts`` and ``now``.
+    If no remedy removes it, but some make a recompile rarer, return the triple of the remedy that leaves the fewest
+    recompiles. If none helps, return a record of the failed trials, with ``texts`` and ``now``.
     """
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
@@ -313,8 +324,8 @@ def _candidates(
     """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each edit that the
     remedy proposes.
 
-    ``texts`` maps paths to the contents of files, and contains the edits of remedies that were accepted before this
-    call. Each proposal is applied to it alone, and gives a new mapping. Neither ``texts`` nor a file is changed. Two
+    ``texts`` maps paths to the contents of files, and contains the edits of remedies that were accepted before. Each
+    proposal is applied to ``texts`` alone, which gives a new mapping. Neither ``texts`` nor a file is changed. Two
     proposals with equal results are yielded once.
     """
     seen: list[dict[str, str]] = [texts]
@@ -331,7 +342,8 @@ def _candidates(
 
 
 def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
-    """Return the case that editors get for ``entry``, a break or recompile. Editors are functions that propose edits.
+    """Return the ``Case`` of ``entry``, a break or recompile, which is passed to editors. Editors are functions that
+    propose edits. ``texts`` has the contents of files that earlier remedies have changed, by path.
 
     The case has the file, the line, the call at fault or varied value, and torch's message.
     """
@@ -354,7 +366,8 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
 def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) -> tuple[RunTime, ...]:
     """Return the times of a call of each compiled function. Calls in which something is compiled are left out.
 
-    The times are those without compilation, compiled, and compiled with the changed files ``texts``.
+    The times are those without compilation, compiled (from the run ``shown``), and compiled with the changed files
+    ``texts``.
     """
     # The limit comes from a run with the eager backend. These runs may generate code, which takes longer.
     laboratory.limit = None

@@ -10,12 +10,13 @@ from types import FrameType, MappingProxyType
 
 
 class ShiplapError(Exception):
-    """The base class of all errors of the catalogue.
+    """The base class of all errors of the catalogue, which :func:`error` makes.
 
-    :func:`error` makes them. The class has no constructor of its own: ``torch.compile`` cannot trace the construction
-    of such an exception, and would report that in place of the error.
+    The class has no constructor of its own. ``torch.compile`` cannot trace a call of one, and would report that instead
+    of the error.
 
-    Attributes: ``id`` (``"SL202"``), ``what``, ``got``, ``expected``, ``where`` (op, argument or file), ``fix``.
+    ``id`` is the id, such as ``SL202``, and ``what`` says what failed. ``got`` is the wrong value, and ``expected``
+    says what is accepted. ``where`` names the op, argument or file, and ``fix`` says how to correct it.
     """
 
     id: str
@@ -27,12 +28,16 @@ class ShiplapError(Exception):
 
 
 class ShiplapNotice(UserWarning):
-    """A warning that a slower or narrower path is used. It is given once per process and reason."""
+    """A warning that Shiplap uses a slower or more restricted implementation. :func:`notice` gives it once per process
+    for each key.
+    """
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the catalogue: the meaning of an error, its reason, and the usual fix."""
+    """One error of the catalogue. It holds the id such as ``SL202``, the exception class ``kind``, the title, the
+    reason why the error exists, and the usual fix.
+    """
 
     id: str
     kind: type[ShiplapError]
@@ -48,8 +53,8 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(_entries)
 
 
 def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """Add entries ``(id, title, why, fix)`` to the error catalogue. :func:`error` then returns errors of these ids as
-    instances of ``kind``.
+    """Add errors to the catalogue, given as tuples ``(id, title, why, fix)``. :func:`error` then returns errors of
+    these ids as instances of ``kind``.
 
     A family of kernels declares its own errors in this way, in a module that is imported with the family. An id stands
     for one failure, whichever packages are installed. If an id is taken, ValueError is raised and nothing is added.
@@ -68,8 +73,11 @@ def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]
 def error(
     id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
 ) -> ShiplapError:
-    """Return, without raising it, the catalogue error ``id`` with its particulars: the place, the wrong value (``got``)
-    and the admitted ones (``expected``). ``what`` and ``fix`` default to the catalogue entry's title and fix.
+    """Return the catalogue error ``id`` as an exception, without raising it.
+
+    ``where`` names the op, argument or file. ``got`` is the wrong value, and ``expected`` says what is accepted. If
+    ``what`` or ``fix`` is an empty string, the catalogue's title or fix takes its place. An unknown ``id`` raises
+    KeyError.
     """
     entry = CATALOGUE[id]
     what, fix = what or entry.title, fix or entry.fix
@@ -87,15 +95,15 @@ ERROR_PARTS = ("id", "what", "where", "got", "expected", "fix")
 
 
 def error_parts(e: ShiplapError) -> dict[str, str]:
-    """Return the fields of an error by name as plain texts, so that ``error(**parts)`` makes an equal error, in another
-    process too.
+    """Return the arguments of :func:`error` that make an error equal to ``e``, as a dict from parameter name to string.
+    The dict can be sent to another process, which calls ``error(**parts)``.
     """
     return {name: getattr(e, name) for name in ERROR_PARTS}
 
 
 def first_line(e: BaseException) -> str:
-    """Return ``Type: text`` for an exception, with the first non-empty line of its text. The type alone if it has no
-    text.
+    """Return ``Type: text`` for the exception ``e``, with the first non-empty line of its message. If the message is
+    empty, return the type's name alone.
     """
     lines = [line for line in str(e).splitlines() if line.strip()]
     return f"{type(e).__name__}: {lines[0].strip()}" if lines else type(e).__name__
@@ -106,8 +114,8 @@ _announced: set[str] = set()
 
 
 def notice(key: str, message: str) -> None:
-    """Issue ``message`` as a ShiplapNotice warning at the user's line, once per process for each ``key``. Every slow
-    path or restriction is reported so.
+    """Issue ``message`` as a ShiplapNotice warning, and attribute it to the line of the user's code that led to the
+    call. Only the first call with each ``key`` in a process warns.
     """
     if key not in _announced:
         _announced.add(key)
@@ -118,8 +126,8 @@ def notice(key: str, message: str) -> None:
 
 
 def _of_the_user(frame: FrameType) -> FrameType:
-    """Return the innermost frame from ``frame`` outwards whose code is neither Shiplap's nor torch's, or the outermost
-    frame if there is none.
+    """Return the frame of the user's code that is nearest to ``frame``, going from callee to caller. This is the first
+    frame whose module belongs neither to Shiplap nor to torch. If there is none, return the outermost frame.
 
     A call of an op passes through torch's dispatcher and generated functions, so that no fixed number of frames lies
     between a notice and the line of the user. Generated functions have no module.

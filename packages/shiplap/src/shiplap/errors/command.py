@@ -197,7 +197,8 @@ register(
 def writing(
     path: str | PathLike[str], what: str = "the file", expected: str = "a path in a writable directory"
 ) -> Iterator[None]:
-    """Enter a context that raises SL602 in place of an OSError of its body, which writes the file ``path``.
+    """Return a context manager whose body writes the file ``path``. It raises ``SL602`` in place of an OSError of the
+    body.
 
     Args:
         path: The file that is written. The error names it.

@@ -24,10 +24,11 @@ from shiplap.tuning.inputs import layout_name
 
 @dataclass(frozen=True)
 class LoweredCall:
-    """One call of an op in the graph that is being lowered.
+    """One call of an op in the graph that Inductor is lowering.
 
-    ``values`` are fake tensors and scalars in schema order. ``env`` maps the names of dims and scalars to their values,
-    which may be symbolic. ``node`` is the FX node of the call.
+    ``args`` are Inductor's IR nodes and constants in schema order, and ``values`` are the fake tensors and scalars for
+    them. ``env`` maps the names of dims and scalars to their values, which may be symbolic. ``output`` is the fake
+    tensor of the result. ``node`` is the FX node of the call.
     """
 
     op: Op
@@ -40,7 +41,7 @@ class LoweredCall:
     memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of :func:`candidates`
 
     def __enter__(self) -> LoweredCall:
-        """Return this call, whose memory and candidates are released when the ``with`` block ends."""
+        """Return this call. Its shared memory and its candidates are released when the ``with`` block ends."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,7 +54,8 @@ class LoweredCall:
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
         """Return the buffer that this call stores under ``name``. At the first request, ``make(*args)`` makes it.
 
-        The possible kernels of the call (candidates) are tested one after another, and all of them use these buffers.
+        The possible kernels of the call, called candidates, are tested one after another, and all of them use these
+        buffers.
         """
         if name not in self._scratch:
             self._scratch[name] = make(*args)
@@ -61,8 +63,8 @@ class LoweredCall:
 
     @staticmethod
     def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LoweredCall:
-        """Return the call of ``op`` that Inductor is lowering. ``args`` and ``kwargs`` hold Inductor's IR nodes. The
-        fake tensors are read from the current FX node.
+        """Return the call of ``op`` that Inductor is lowering. ``args`` and ``kwargs`` hold Inductor's IR nodes and
+        constants. The fake tensors are read from the FX node that is being lowered.
         """
         # Inductor replaces the arguments by IR nodes, which have no values. The fakes are found through the FX node.
         node = inductor_lowering.current_node()
@@ -81,14 +83,14 @@ class LoweredCall:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of the op with all of its kernels. It is cached, because ``Op.identity`` computes it at every
+        """A digest of the op with all of its kernels. It is cached here, because ``Op.identity`` is computed at each
         access.
         """
         return self.op.identity
 
     def reference(self, *tensors: Any) -> Any:
-        """Return the result of the op's reference, its implementation in plain PyTorch. ``tensors`` take the place of
-        the tensor arguments that are not None. All other arguments are those of this call.
+        """Return the result of the op's reference, its implementation in PyTorch operations. ``tensors`` replace the
+        tensor arguments that are not None, in schema order. All other arguments are those of this call.
         """
         return self.op.run_reference(self._all_arguments(tensors))
 
@@ -98,8 +100,8 @@ class LoweredCall:
         """
 
         def run(*tensors: Any) -> Any:
-            """Return the result of ``function`` with ``tensors`` in place of the tensor arguments that are not None.
-            All other arguments are those of this call.
+            """Return the result of ``function``. Its arguments are those of this call, with ``tensors`` in place of the
+            tensor arguments that are not None.
             """
             positional, named = self.op.spec.split(self._all_arguments(tensors))
             return function(*positional, **named)
@@ -107,72 +109,74 @@ class LoweredCall:
         return run
 
     def _all_arguments(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return all arguments of the op in schema order, with ``tensors`` in place of the tensors that are present."""
+        """Return all arguments of the op in schema order. ``tensors`` replace its tensors that are not None."""
         given = iter(tensors)
         return tuple(next(given) if isinstance(v, Tensor) else v for v in self.values)
 
     @property
     def nodes(self) -> list[Any]:
-        """The IR nodes of the tensor arguments that are present, in schema order."""
+        """The IR nodes of the tensor arguments that are not None, in schema order."""
         return [n for n, v in zip(self.args, self.values, strict=True) if isinstance(v, Tensor)]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The fake tensors of the tensor arguments that are present, by argument name."""
+        """The fake tensors of the tensor arguments that are not None, by argument name."""
         pairs = zip(self.op.spec.args, self.values, strict=True)
         return {a.name: v for a, v in pairs if isinstance(v, Tensor)}
 
     @property
     def dtypes(self) -> dict[str, torch.dtype]:
-        """The dtypes of the tensor arguments by name, and of the output under ``out``."""
+        """The dtypes of the tensor arguments that are not None, by argument name, and the dtype of the output under
+        ``out``.
+        """
         return {name: t.dtype for name, t in self.tensors.items()} | {"out": self.output.dtype}
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """The dims and scalars of the call by name, as numbers. A symbolic size has the value with which the graph is
+        """The dims and scalars of the call by name, as numbers. A symbolic size has the value that it has in the call
         being compiled.
         """
         return self.numbers({})
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
         """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. A
-        symbol that ``sizes`` lacks has the value with which the graph is being compiled.
+        symbol that ``sizes`` lacks has the value that it has in the call being compiled.
         """
         return {k: _as_hints(v, sizes) for k, v in self.env.items()}
 
     @cached_property
     def sizes(self) -> SizeRange:
-        """The range of sizes at which the compiled graph may run this call, computed once."""
+        """The range of sizes at which the compiled graph may run this call. It is computed once."""
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the shape of the output as numbers. A size symbol gets its value from ``sizes``. A symbol that
-        ``sizes`` lacks has the value with which the graph is being compiled.
+        ``sizes`` lacks has the value that it has in the call being compiled.
         """
         return tuple(evaluate_size(s, sizes) for s in self.output.shape)
 
     @property
     def static(self) -> bool:
-        """Whether all sizes and strides of the tensor arguments and of the output are plain ints."""
+        """Whether all sizes and strides of the tensor arguments and of the output are ints rather than symbols."""
         return all(isinstance(s, int) for t in (*self.tensors.values(), self.output) for s in (*t.shape, *t.stride()))
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The compile-time constants, by name, that the kernel template gets for this call.
+        """The compile-time constants, by name, that a kernel template gets for this call.
 
-        They are ``HAS_BIAS`` for an optional argument ``bias``, ``STRIDE_0`` for an item of a list ``stride``, and each
-        scalar under its name in capitals. A symbolic size among them is fixed to its current value by a guard of the
-        graph.
+        They are ``HAS_BIAS`` for an optional argument ``bias``, ``STRIDE_0`` for the first item of a list ``stride``,
+        and each scalar under its name in capitals. A symbolic size among them is fixed to its current value by a guard
+        of the graph.
         """
         return template_constants(
             self.op.spec, self.values, lambda v: inductor_lowering.static_size(v) if isinstance(v, torch.SymInt) else v
         )
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """Return constants for a kernel template about the memory of this call. ``buffers`` holds the input buffers by
-        name.
+        """Return constants for a kernel template about the memory of this call, by name. ``buffers`` holds the input
+        buffers by argument name.
 
-        ``K_ALIGN`` is a power of two that always divides the size ``k``. ``A_INNER`` is the axis along which the tensor
+        ``K_ALIGN`` is a power of two that always divides the size ``k``. ``A_INNER`` is the dim along which the tensor
         ``a`` has stride 1, or -1 if there is none.
         """
         alignments = {
@@ -186,7 +190,7 @@ class LoweredCall:
         """Return Inductor's input buffers for ``template`` by name. They are the tensor arguments in schema order, then
         the template's tables. A table is a tensor that is computed from sizes at compile time.
 
-        A tensor is copied if the dim that the template requires to be innermost in memory is not innermost.
+        A tensor is copied if the dim that the template requires to have stride 1 has another stride.
         """
         wanted, layouts = dict(template.innermost), {}
         for arg, node in zip(self.op.spec.args, self.args, strict=True):
@@ -209,14 +213,14 @@ class LoweredCall:
 
     @property
     def recipe(self) -> SampleRecipe:
-        """The recipe of a test input like this call, from which tensors with random values can be made. It holds the
-        sizes, scalars, dtypes, memory layouts and absent arguments of the call.
+        """A description from which test inputs like those of this call can be drawn. It holds the sizes, scalars,
+        dtypes, memory layouts and absent arguments of the call.
         """
         return self.recipe_at({})
 
     def recipe_at(self, at: Sizes) -> SampleRecipe:
-        """Return the recipe of a test input like this call in which the size symbols have their values in ``at``. Any
-        other symbol has the value with which the graph is being compiled.
+        """Return a description from which test inputs like those of this call can be drawn. Size symbols have their
+        values in ``at``. A symbol that ``at`` lacks has the value that it has in the call being compiled.
         """
         spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)
@@ -232,8 +236,8 @@ class LoweredCall:
         return SampleRecipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
 
     def _layouts(self) -> dict[str, str]:
-        """Return the name of the memory layout of each tensor argument, by argument name. Tensors whose layout has no
-        name are left out.
+        """Return the name of the memory layout of each tensor argument, such as ``transposed``, by argument name.
+        Tensors whose layout has no name are left out.
         """
         layouts = {}
         for name, value in self.tensors.items():
@@ -244,8 +248,8 @@ class LoweredCall:
 
 
 def _as_hints(value: Any, sizes: Sizes) -> Any:
-    """Return ``value`` with each symbolic size as a number, also in a list. The number comes from ``sizes``. A symbol
-    that ``sizes`` lacks has the value with which the graph is being compiled.
+    """Return ``value`` with a number for each symbolic size. The number comes from ``sizes``. A symbol that ``sizes``
+    lacks has the value that it has in the call being compiled. A list or tuple is returned as a tuple.
     """
     if isinstance(value, (list, tuple)):
         return tuple(_as_hints(v, sizes) for v in value)
@@ -253,8 +257,8 @@ def _as_hints(value: Any, sizes: Sizes) -> Any:
 
 
 def _specialise_sizes(value: Any) -> Any:
-    """Return ``value`` with each symbolic size as the number of this call, also in a list. Each such number becomes a
-    guard of the graph.
+    """Return ``value`` with a number for each symbolic size, which is its value in the call being compiled. Each such
+    number becomes a guard of the graph. A list or tuple is returned as a tuple.
     """
     if isinstance(value, (list, tuple)):
         return tuple(_specialise_sizes(v) for v in value)

@@ -40,10 +40,10 @@ SILENT = "Inductor gave no reason"
 
 @dataclass(frozen=True)
 class UnfusedNeighbour:
-    """A separate kernel that reads the output of a template, or writes an input of it.
+    """A separate kernel that reads the output of a template's kernel, or writes an input of it.
 
-    ``side`` is ``"before"`` or ``"after"`` the template. ``reason`` is Inductor's text, and ``meaning`` explains that
-    text.
+    ``kernel`` is its name, and ``operators`` are its operators. ``side`` is ``"before"`` or ``"after"`` the template's
+    kernel. ``reason`` is Inductor's text why they were not fused. ``meaning`` explains that text, or is empty.
     """
 
     kernel: str
@@ -53,7 +53,7 @@ class UnfusedNeighbour:
     meaning: str = ""
 
     def lines(self) -> Iterator[Line]:
-        """Yield the printed lines of this neighbour, with its kernel and operators, Inductor's reason against the
+        """Yield the printed lines of this kernel. They hold its name, its operators, Inductor's reason against the
         fusion, and the meaning of that reason.
         """
         meaning = f"\n{self.meaning}" if self.meaning else ""
@@ -86,10 +86,10 @@ class CompiledKernel:
     unfused: tuple[UnfusedNeighbour, ...] = ()
 
     def lines(self, number: int, several_graphs: bool) -> Iterator[Line]:
-        """Yield the printed lines of this kernel under the number ``number``. They hold the name and kind, operators,
-        source lines, choices of candidates, and neighbours that were not fused.
+        """Yield the printed lines of this kernel, which is listed under ``number``. They hold its name, kind,
+        operators, source lines, choices of candidates, and the neighbours that were not fused.
 
-        If ``several_graphs`` is true, they also name the graph. Otherwise there is only one.
+        If ``several_graphs`` is true, the first line also names the graph.
         """
         graph = f"  graph {self.graph + 1}" if several_graphs else ""
         yield line(f"{number}. {self.name or 'no kernel'}", "bold", (f"  {self.kind}{graph}", "dim"))
@@ -106,8 +106,9 @@ class CompiledKernel:
 class Explanation:
     """A description of a function as it was compiled.
 
-    ``source`` holds the generated code, one text for each graph. ``fusion_choices`` holds all choices of candidates,
-    including those of calls that no longer have a kernel.
+    ``target`` is the name of the function. ``kernels`` are the kernels of all graphs. ``fusion_choices`` holds all
+    choices of candidates, including those for calls that no longer have a kernel. ``source`` holds the generated code,
+    one string for each graph.
     """
 
     target: str
@@ -117,17 +118,19 @@ class Explanation:
 
     @property
     def graphs(self) -> int:
-        """The number of graphs that were compiled while the explanation was recorded."""
+        """The number of graphs that were compiled for the function."""
         return len(self.source)
 
     @property
     def ok(self) -> bool:
-        """Whether no candidate has the status ``wrong``, ``broken`` or ``dropped``."""
+        """Whether no tested candidate has the status ``wrong``, ``broken`` or ``dropped``."""
         return not any(v.status in ("wrong", "broken", "dropped") for d in self.fusion_choices for v in d.verdicts)
 
     @property
     def summary(self) -> str:
-        """The kernels counted by kind, in one line such as ``2 kernels in 1 graph: 1 template, 1 generated``."""
+        """The number of kernels, in all and of each kind, in one line such as ``2 kernels in 1 graph: 1 template, 1
+        generated``.
+        """
         kinds = [k.kind for k in self.kernels]
         listed = ", ".join(f"{kinds.count(k)} {k}" for k in ("template", "extern", "generated") if k in kinds)
         return f"{_count_phrase(len(kinds), 'kernel')} in {_count_phrase(self.graphs, 'graph')}" + (
@@ -149,9 +152,9 @@ class Explanation:
         yield line(self.summary, "bold")
 
     def as_json(self, facts: Mapping[str, str], source: bool = False) -> dict[str, Any]:
-        """Return the explanation as one dict that can be written as JSON. It holds ``facts`` about the machine, the
-        fields of the explanation and its summary. If ``source`` is true, it also holds the generated code. Otherwise
-        the code is left out.
+        """Return the explanation as one dict of JSON values. It holds ``facts`` about the machine, the fields of the
+        explanation, ``ok``, ``summary`` and ``graphs``. If ``source`` is true, it also holds the generated code.
+        Otherwise the code is left out.
         """
         value = value_json(self, facts, ok=self.ok, summary=self.summary, graphs=self.graphs)
         if not source:
@@ -207,8 +210,8 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
 
 
 def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionChoice]) -> Iterator[CompiledKernel]:
-    """Yield the kernels of compiled graph number ``number`` in their order. Each has its operators, source lines,
-    choices and neighbours that were not fused. ``made`` holds the choices of candidates for calls in this graph.
+    """Yield the kernels of the compiled graph ``graph``, whose number is ``number``, in their order. ``made`` holds the
+    choices of candidates for calls in this graph. Each kernel gets the choices for its own calls.
     """
     groups = graph.groups_with_kernel_names()
     for group in groups:
@@ -226,8 +229,8 @@ def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionCho
 
 
 def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
-    """Return the names of the operators of one kernel, as the user declared them and without duplicates. The registered
-    name of an op that was declared again with another schema ends in a number.
+    """Return the names of the operators of one kernel without duplicates. A declared op has the name that the user
+    declared. Its registered name may differ, since an op that is declared again with another schema gets a number.
     """
     # The part below autograd is the overload that appears in a compiled graph.
     known = {_schema_name(op.below_autograd): op.spec.name for op in registry.declared_op_list()}
@@ -235,20 +238,24 @@ def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
 
 
 def _schema_name(overload: Any) -> str:
-    """Return the qualified name of an operator overload without the name of the overload, such as ``aten::add``."""
+    """Return the name of an operator overload with its namespace, such as ``aten::add``. The name of the overload, such
+    as ``Tensor``, is left out.
+    """
     return str(overload._schema.name)
 
 
 def _source_lines(group: FusedGroup) -> tuple[str, ...]:
-    """Return the lines of source, without duplicates, from which the operators of one kernel come."""
+    """Return the lines of the user's source, as ``file:line`` without duplicates, from which the operators of one
+    kernel come.
+    """
     return tuple(dict.fromkeys(o.where for o in group.origins if o.where))
 
 
 def _unfused_neighbours(
     graph: ReportedGraph, groups: Sequence[FusedGroup], template: FusedGroup
 ) -> Iterator[UnfusedNeighbour]:
-    """Yield each kernel that writes an input of the kernel ``template``, or reads its output, and was not fused with
-    it. Each comes with Inductor's reason.
+    """Yield each kernel of ``groups`` that writes an input of the kernel ``template`` or reads its output. Such a
+    kernel was not fused with it, and Inductor's reason is included.
     """
     for other in groups:
         before, after = template.reads & set(other.writes), other.reads & set(template.writes)
@@ -266,8 +273,8 @@ def _unfused_neighbours(
 
 
 def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -> str:
-    """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``. ``second`` runs
-    later. Return an empty string if Inductor gave no reason.
+    """Return Inductor's last reason for not fusing any part of the kernel ``first`` with any part of ``second``, which
+    runs later. Return an empty string if Inductor gave no reason.
     """
     logged = ""
     # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
@@ -278,13 +285,13 @@ def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -
 
 
 def _fused_parts(name: str) -> set[str]:
-    """Return the set of the operation names in the name of a fused node, which Inductor joins as ``op0_op1``."""
+    """Return the operation names in ``name``, the name of a fused node, which Inductor joins as ``op0_op1``."""
     return set(name.split("_"))
 
 
 def _explain_refusal(reason: str, other: FusedGroup) -> str:
-    """Return the meaning, in plain words, of Inductor's ``reason`` for not fusing a template with ``other``. Return an
-    empty string if the meaning is unknown.
+    """Return an explanation of ``reason``, Inductor's text why it did not fuse a template with the kernel ``other``.
+    Return an empty string if there is no explanation.
     """
     # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):
@@ -293,5 +300,5 @@ def _explain_refusal(reason: str, other: FusedGroup) -> str:
 
 
 def _count_phrase(n: int, what: str) -> str:
-    """Return the number ``n`` with the noun ``what`` as text, such as ``1 kernel`` or ``2 kernels``."""
+    """Return the number ``n`` with the noun ``what``, such as ``1 kernel`` or ``2 kernels``."""
     return f"{n} {what}" + "s" * (n != 1)

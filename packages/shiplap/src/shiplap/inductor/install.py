@@ -23,10 +23,10 @@ LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch
 
 
 def install_lowerings() -> None:
-    """Register the lowerings of all declared ops that need one and have none yet.
+    """Register with Inductor the lowerings of all declared ops that need one and have none yet.
 
-    These are ops with templates, and ops with an overload below autograd. The second kind is registered only after the
-    program has loaded Inductor.
+    These are ops with kernel templates, and ops that have a separate overload without autograd. Ops without templates,
+    and fixes for ops that write to arguments, are registered only after the program has loaded Inductor.
     """
     loaded = "torch._inductor.lowering" in sys.modules
     if loaded and not _prepared and any(op.spec.mutated for op in registry.declared_op_list()):
@@ -51,8 +51,8 @@ def install_lowerings() -> None:
 
 
 def say_opaque(op: Op) -> None:
-    """Issue a notice, once, that compiled code calls ops with kernel templates, such as ``op``, as opaque functions.
-    The reason is that no test run has verified templates on this version of torch.
+    """Issue a notice that compiled code calls ops with kernel templates, such as ``op``, as opaque functions. It is
+    shown once. The reason is that no test run has verified templates on this version of torch.
     """
     notice(
         "templates are opaque",
@@ -62,8 +62,8 @@ def say_opaque(op: Op) -> None:
 
 
 def _lower_below(op: Op) -> None:
-    """Make code that Inductor generates call the overload of ``op`` below autograd in place of the outer overload.
-    Compiled code records no gradient at that point, so the outer overload is not needed.
+    """Make code that Inductor generates call ``op.below_autograd``, the overload without autograd, in place of
+    ``op.overload``. Compiled code records no gradient at that point.
     """
     from shiplap.torch_private import inductor_lowering
 
@@ -72,8 +72,11 @@ def _lower_below(op: Op) -> None:
 
 
 def _make_kernel_visible(op: Op) -> None:
-    """Register a lowering that gives Inductor the Triton kernel of ``op`` itself, so that neighbours can be fused with
-    it. Do nothing if torch's flag for such fusion is off, or if the op has no such kernel.
+    """Register a lowering of ``op`` that gives Inductor the op's Triton kernel, so that Inductor can fuse neighbours
+    into it.
+
+    Register nothing if torch's flag for such fusion is off. Register nothing either if the op has no device on which a
+    single launch of a Triton kernel is its only kernel.
     """
     from shiplap.torch_private import inductor_lowering
 
@@ -89,8 +92,8 @@ def _make_kernel_visible(op: Op) -> None:
 
 
 def _register_lowering(op: Op) -> None:
-    """Register :func:`lower_op` as Inductor's lowering of ``op``, which has kernel templates. It is registered for the
-    outer overload and for the one below autograd.
+    """Register :func:`lower_op` as Inductor's lowering of ``op``, which has kernel templates. It is registered for
+    ``op.overload`` and for ``op.below_autograd``, the overload without autograd.
     """
     from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import dynamo, inductor_lowering
@@ -107,8 +110,9 @@ _PLAIN = "4"
 
 
 def _part_of_key(op: OpState) -> str:
-    """Return the part of a compiled graph's cache key that one op adds. It is a version number and, for an op with
-    templates, the digest of the code that lowers them.
+    """Return the part of a compiled graph's cache key that the op ``op`` adds. It is a version number and, for an op
+    with templates, a digest of the code that lowers them. If templates are not used on this version of torch, the word
+    ``opaque`` replaces the digest.
     """
     if not op.templates:
         return _PLAIN

@@ -40,11 +40,10 @@ UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 
 def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the Inductor IR node for one call of ``op``.
+    """Return the Inductor IR node for one call of ``op`` with ``args`` and ``kwargs``, which hold IR nodes.
 
     It is the kernel of the chosen template, with which Inductor can fuse neighbours, or the fallback. The fallback is a
-    call of the op's own kernel, or its reference traced into the graph. ``overload`` is the overload that the fallback
-    calls.
+    call of ``overload``, or the op's reference traced into the graph.
     """
     with LoweredCall.bind(op, args, kwargs) as call:
         wanted = forced_candidate(op.spec.name)  # a trial of a candidate that has been proven
@@ -67,8 +66,9 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
-    """Return ``choice`` after adding guards that keep the graph from running at sizes for which the template is not
-    proven. Return the choice of the fallback if such a guard cannot be set.
+    """Return ``choice`` after adding guards to the graph. They keep the graph from running at sizes for which the
+    chosen template is not proven. If such a guard cannot be set, return the choice of the fallback, which uses no
+    template.
     """
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
@@ -76,19 +76,20 @@ def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
 
 
 def _unproven_sizes(call: LoweredCall, why: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
-    """Return the choice of the fallback, and issue a notice, for a call whose templates cannot be proven for all sizes
-    of the graph. ``why`` is the reason.
+    """Return the choice of the fallback, which uses no template, for a call whose templates cannot be proven for all
+    sizes of the graph. Issue a notice. ``why`` is the reason. ``verdicts`` are the results of the candidates so far.
     """
     notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
     return _fusion_choice(call, REFERENCE, why, verdicts)
 
 
 def _choose_candidate(call: LoweredCall) -> FusionChoice:
-    """Return the choice of a candidate for ``call``.
+    """Return the choice of a candidate for ``call``. A candidate is a template with one config, or the fallback, which
+    uses no template.
 
-    A candidate that an earlier tuning stored or an installed table names comes first. If there is none and the user
-    requested tuning, the fastest candidate is measured now. Without tuning, the first candidate that agrees with the
-    reference is chosen. If no candidate can be chosen, the fallback is.
+    A candidate that an earlier tuning stored, or that an installed table names, comes first. If there is none and the
+    user requested tuning, the candidates are measured now, and the fastest is chosen. Without tuning, the first
+    template candidate that agrees with the reference is chosen. If there is none, the fallback is chosen.
     """
     # The tuner compiles only to get here, and takes the result from its request.
     if answer_tuning_request(call):
@@ -123,8 +124,8 @@ def _choose_candidate(call: LoweredCall) -> FusionChoice:
 
 
 def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
-    """Return the candidate that will probably be tested and used for a call, so that its compilation can start early.
-    Return None if that is unknown or no test is needed.
+    """Return the candidate, that is a template with one config, that will probably be tested and used for ``call``. Its
+    compilation can then start early. Return None if no candidate needs a test, or if none can be foreseen.
     """
     switch = switches_of(call.op)
     valid = [c for c in template_candidates(call)[0] if switch.only in c.label] if switch.templates else []
@@ -147,8 +148,8 @@ def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
 
 
 def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
-    """Return the candidates that may be used without a measurement. The one labelled ``first``, if there is any, leads
-    the list. It is followed by those of templates that are marked as default.
+    """Return those of ``valid`` that may be used without a measurement. They are the candidates of templates that are
+    marked as default, and the candidate labelled ``first``, if there is one. That candidate comes first.
     """
     taken = [c for c in valid if c.template.default or c.label == first]
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
@@ -158,10 +159,10 @@ def _apply_known_choice(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], choice: Choice
 ) -> FusionChoice:
     """Return the choice for a call for which ``choice`` is stored, installed or frozen. ``valid`` are the candidates
-    that can run the call, and ``verdicts`` gets the verdict on each that is tried.
+    that can run the call. The result of each candidate that is tested is appended to ``verdicts``.
 
-    A stored choice was verified when it was measured, with equal source on this machine. Any other choice is proven
-    here.
+    A stored choice was verified when it was measured, with equal source code on this machine, and is used without a
+    test. If no candidate has its label, or for any other choice, candidates are tested as by :func:`_by_default`.
     """
     if choice.origin != "stored":
         return _by_default(call, valid, verdicts, f"{choice.origin}: {choice.reason}", choice.label)
@@ -174,10 +175,11 @@ def _by_default(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str, first: str = ""
 ) -> FusionChoice:
     """Return the choice for a call for which nothing is measured. ``valid`` are the candidates that can run the call,
-    and ``reason`` is the reason for the choice. ``verdicts`` gets the verdict on each candidate that is tried.
+    and ``reason`` is the reason for the choice. The result of each candidate that is tested is appended to
+    ``verdicts``.
 
-    The choice is the candidate labelled ``first``, which ``sl.tune`` chose, or a default one. If none of them is
-    proven, it is the reference. Issue a notice if an unmeasured template is chosen.
+    The choice is the candidate labelled ``first``, which ``sl.tune`` chose, or a candidate of a default template. If
+    none of them agrees with the reference, it is the reference. Issue a notice if an unmeasured template is chosen.
     """
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
@@ -203,8 +205,8 @@ def _first_proven(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str
 ) -> FusionChoice:
     """Return the choice of the first candidate in ``valid`` whose results agree with the reference on test inputs. If
-    none agrees, return the choice of the reference. The verdict on each tried candidate is appended to ``verdicts``.
-    ``reason`` becomes a part of the choice.
+    none agrees, return the choice of the reference. The result of each candidate that is tested is appended to
+    ``verdicts``. ``reason`` becomes the reason of the choice.
     """
     for candidate in valid:
         verdicts.append(prove_template(candidate))
@@ -215,8 +217,9 @@ def _first_proven(
 
 
 def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node of a call that uses no template. It is a call of the op's own kernel, or its reference traced
-    into the graph for Inductor to fuse.
+    """Return the IR node of a call for which no template is used. It is a call of ``overload`` if the op has a kernel
+    of its own, or if its reference cannot be traced. Otherwise it is the reference traced into the graph for Inductor
+    to fuse.
     """
     if call.op.native_kernels(call.device.type):  # without the eager form of a template, which was refused here
         return _opaque_call(call, overload, args, kwargs)
@@ -231,8 +234,8 @@ def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwarg
 
 
 def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node that calls the op as an opaque function, with which Inductor fuses nothing. Raise ``SL307`` in a
-    package (AOTInductor), where that call would need Python.
+    """Return the IR node that calls ``overload`` as an opaque function, with which Inductor fuses nothing. Raise
+    ``SL307`` while a package (AOTInductor) is made, if the call would need Python there.
     """
     if dynamo.is_packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
@@ -242,8 +245,8 @@ def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
-    """Issue a notice that a candidate of ``op``, rendered from a template, is not used. ``verdict`` holds the candidate
-    and the reason.
+    """Issue a notice that a candidate of ``op``, that is a template with one config, is not used. ``verdict`` holds its
+    label and the reason.
     """
     notice(
         f"template {op.identity} {verdict.candidate}",
@@ -252,8 +255,8 @@ def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
 
 
 def _fusion_choice(call: LoweredCall, chosen: str, reason: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
-    """Return the record of a choice with the label ``chosen`` of the candidate, the reason and the verdicts. It
-    includes the sizes and dtypes of the call as text.
+    """Return the record of the choice of the candidate labelled ``chosen`` for ``call``, with ``reason`` and
+    ``verdicts``. The sizes and dtypes of the call are added as text.
     """
     # The numbers are those of the call at hand, also where the graph serves a range of sizes.
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())

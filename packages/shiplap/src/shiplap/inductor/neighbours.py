@@ -20,7 +20,9 @@ CASTS = frozenset({"convert_element_type", "_to_copy"})
 
 @dataclass(frozen=True)
 class FusibleSurroundings:
-    """A call and the operations that may be fused with it. ``nodes`` are pointwise operations and views that depend on
+    """A call of an op and the operations that may be fused with it.
+
+    ``call`` is the call, and ``node`` its FX node. ``nodes`` are pointwise operations, casts and views that depend on
     the call's result, in graph order.
     """
 
@@ -30,9 +32,7 @@ class FusibleSurroundings:
 
     @staticmethod
     def around_call(call: LoweredCall) -> FusibleSurroundings:
-        """Return the call with at most 24 pointwise operations, casts and views that depend on its result and may be
-        fused with it.
-        """
+        """Return ``call`` with at most 24 pointwise operations, casts and views that depend on its result."""
         node = inductor_lowering.current_node()
         inside: dict[fx.Node, None] = {node: None}
         for other in node.graph.nodes:
@@ -48,23 +48,23 @@ class FusibleSurroundings:
 
     @property
     def text(self) -> str:
-        """The names of the operations around the call, such as ``add, gelu``. This text is part of the key of a stored
-        choice.
+        """The names of the operations in ``nodes``, such as ``add, gelu``, or an empty string if there are none. This
+        text is part of the key of a stored choice.
         """
         return ", ".join(_operator_base_name(n) for n in self.nodes)
 
     @cached_property
     def _inputs(self) -> tuple[fx.Node, ...]:
-        """The graph nodes outside of the call and its operations whose results these read, in the order of their first
-        use.
+        """The FX nodes that the call and the operations in ``nodes`` read, without these themselves, in the order of
+        their first use.
         """
         inside = {self.node, *self.nodes}
         read = [i for n in (self.node, *self.nodes) for i in n.all_input_nodes if i not in inside]
         return tuple(dict.fromkeys(read))
 
     def graph(self) -> fx.GraphModule:
-        """Return a new FX graph of the call and its operations with fixed sizes. Its inputs are ``_inputs``, and its
-        outputs are the results that the remaining model reads.
+        """Return a new FX graph of the call and the operations in ``nodes``, with fixed sizes. Its inputs stand for
+        ``_inputs``. Its outputs are the results that no node or a node outside of it reads.
         """
         graph, made = fx.Graph(), {}
         for node in self._inputs:
@@ -82,8 +82,8 @@ class FusibleSurroundings:
         return [inductor_lowering.fixed_fake(n.meta["val"]) for n in self._inputs]
 
     def arguments(self, args: tuple[Any, ...]) -> list[Any]:
-        """Return real tensors as inputs of :meth:`graph`. The inputs of the call come from ``args``. All others are
-        normally distributed numbers.
+        """Return real tensors as inputs of :meth:`graph`. The inputs of the call come from ``args``, its arguments. The
+        inputs of the other operations are filled with normally distributed numbers.
         """
         # Valid values for the op; for its neighbours any numbers will do.
         given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
@@ -91,7 +91,7 @@ class FusibleSurroundings:
 
 
 def _can_fuse(node: fx.Node) -> bool:
-    """Return whether a node of the graph is a pointwise operation, a cast or a view that returns one tensor."""
+    """Return whether ``node`` is a pointwise operation, a cast or a view, and returns one tensor."""
     overload = overload_of(node)
     if overload is None:
         return False
@@ -100,5 +100,5 @@ def _can_fuse(node: fx.Node) -> bool:
 
 
 def _operator_base_name(node: fx.Node) -> str:
-    """Return the name of a node's ATen operator without namespace and overload, such as ``add``."""
+    """Return the name of the ATen operator that ``node`` calls, without namespace and overload, such as ``add``."""
     return str(node.target).split(".")[1]

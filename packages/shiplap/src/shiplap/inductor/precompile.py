@@ -34,8 +34,8 @@ _graphs: weakref.WeakKeyDictionary[Any, CompileProgress] = weakref.WeakKeyDictio
 def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress:
     """Return the progress counter of the graph that contains ``call``.
 
-    At the first call of a graph, also start compiling kernels in worker processes. ``likely`` returns the candidate
-    that will probably be used for a call.
+    At the first call of a graph with several calls, also start to compile the kernels of all its calls in worker
+    processes. ``likely`` returns the candidate that will probably be used for a call, or None.
     """
     graph = inductor_templates.current_graph()
     progress = _graphs.get(graph)
@@ -51,7 +51,7 @@ def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress
 
 def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
     """Return the calls after ``call`` in its graph whose ops have kernel templates for its device. They are pairs of an
-    op and an FX node, in the order in which they are lowered.
+    op and an FX node, in the order of the graph.
     """
     ops: dict[Any, Op] = {
         overload: op
@@ -64,8 +64,9 @@ def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
 
 
 def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
-    """Start to compile the candidate that ``likely`` returns for the call ``node`` of ``op``. Do nothing if ``kinds``,
-    the descriptions of earlier calls, contains an equal call. Errors are only logged.
+    """Start to compile the kernel of the candidate that ``likely`` returns for the call ``node`` of ``op``. Do nothing
+    if ``kinds`` contains the description of an equal call, and otherwise add the description to it. Errors are only
+    logged.
     """
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     rest = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)]
@@ -85,8 +86,8 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
 
 
 def _start_compiler(candidate: TemplateCandidate | None) -> None:
-    """Start compiling the kernel of ``candidate`` in another process, unless its verdict is known already. Do nothing
-    if ``candidate`` is None, or if its template reads tables or copied inputs.
+    """Start to compile the kernel of ``candidate`` in another process, unless the result of its test is known already.
+    Do nothing if ``candidate`` is None, or if its template reads tables or copied inputs.
     """
     if candidate is None or candidate.template.tables or candidate.template.innermost:
         return  # tables and copies would stay in the graph
@@ -96,8 +97,8 @@ def _start_compiler(candidate: TemplateCandidate | None) -> None:
 
 
 def _describe_argument(value: Any) -> str:
-    """Return an argument as text that is equal for equal calls. For a tensor it holds the dtype, shape, strides and
-    device. For any other value it is ``str(value)``.
+    """Return a string for an argument of a call that is equal for equal calls. For a tensor it holds the dtype, shape,
+    strides and device. For any other value it is ``str(value)``.
     """
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.device}"

@@ -24,7 +24,7 @@ EACH = 5.0  # seconds from one line to the next, where lines stay
 @dataclass
 class CompileProgress:
     """The progress of lowering a graph. ``done`` is the number of calls of ops whose lowering has begun, out of
-    ``total``. ``began`` is the time at which the lowering of the graph began, in seconds of the monotonic clock.
+    ``total``. ``began`` is the time at which the lowering of the graph began, as ``time.monotonic()`` returned it.
     """
 
     total: int
@@ -34,8 +34,9 @@ class CompileProgress:
     _status: Status | None = None
 
     def step(self, op: str) -> None:
-        """Count one more call as being lowered. If the compilation has taken three seconds, show the count and the name
-        ``op`` on stderr.
+        """Add 1 to ``done``, since the lowering of a call of the op named ``op`` begins. If the compilation has taken
+        three seconds and progress is wanted, show the count and ``op`` on stderr. With the last call, remove the status
+        line.
         """
         self.done += 1
         seconds = time.monotonic() - self.began
@@ -68,7 +69,7 @@ class CompileProgress:
 
 def start_progress(total: int, graph: Any) -> CompileProgress:
     """Return a progress counter for the ``total`` calls of ``graph`` that are lowered to kernels. Its status line on
-    the terminal ends with the last call, or when the graph is freed.
+    the terminal is removed at the last call, or when ``graph`` is freed.
     """
     progress = CompileProgress(total)
     # Lowering may fail before the last call, and a status line would stay on the terminal.
@@ -77,7 +78,7 @@ def start_progress(total: int, graph: Any) -> CompileProgress:
 
 
 def _progress_is_wanted() -> bool:
-    """Return whether progress is shown. It is if the environment variable ``SHIPLAP_PROGRESS`` is set, or if stderr is
-    a terminal.
+    """Return whether progress is shown. This is so if stderr is a terminal, or if the environment variable
+    ``SHIPLAP_PROGRESS`` asks for it.
     """
     return settings().progress or sys.stderr.isatty()

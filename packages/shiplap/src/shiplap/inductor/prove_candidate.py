@@ -34,20 +34,20 @@ _verdicts: dict[tuple[str, Key], CandidateVerdict] = {}  # also of proofs that f
 
 
 def draw_sample(call: LoweredCall, seed: int = SEED) -> SampleCase:
-    """Return a sample with the sizes, scalars and dtypes of ``call``. Its values are drawn from the op's declaration
-    with ``seed``.
+    """Return a test input with the sizes, scalars, dtypes and memory layouts of ``call``. Its values are drawn from the
+    op's declaration with ``seed``.
     """
     return Samples(call.op, seed, str(call.device)).build(call.recipe)
 
 
 def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> CandidateVerdict:
-    """Return the verdict on a candidate after a comparison of its outputs with those of the op's reference. ``seeds``
-    determine the test inputs.
+    """Return the result of comparing the outputs of ``candidate``, a template with one config, with those of the op's
+    reference. Equal candidates for equal calls are tested once.
 
-    The verdict is ``ok`` if they agree, ``wrong`` if not, ``broken`` if there was an error, and ``refused`` if the
-    candidate cannot be tested. Memory of the outputs is filled with unlikely values before each run. The first samples
-    have the sizes of the call. The next have sizes over the range at which the graph may run, and the last those of the
-    call again. Equal candidates for equal calls share one verdict.
+    The status is ``ok`` if they agree, ``wrong`` if not, ``broken`` if there was an error, and ``refused`` if the
+    candidate cannot be tested. The outputs are filled with unlikely values before each run. The first test inputs,
+    drawn with ``seeds``, have the sizes of the call. The next have sizes over the range at which the graph may run, and
+    the last have those of the call again.
     """
     verdict = known_verdict(candidate)
     if verdict is None:
@@ -57,8 +57,8 @@ def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED,
 
 
 def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
-    """Return the verdict on an equal candidate for an equal call from this process, or from an earlier one on disk.
-    Return None if there is none, or if the candidate cannot be rendered.
+    """Return the result of the test of an equal candidate for an equal call, from this process or from an earlier one
+    on disk. Return None if there is none, or if the candidate cannot be rendered.
     """
     key = _proof_key(candidate)
     if key is None:
@@ -74,8 +74,8 @@ def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
 
 
 def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) -> None:
-    """Store the verdict of a proof for all equal candidates of equal calls in this process. If the verdict is ``ok``,
-    store it also on disk. A proof is a comparison with the reference.
+    """Store ``verdict``, the result of testing ``candidate``, for all equal candidates of equal calls in this process.
+    If its status is ``ok``, store it on disk, too.
     """
     key = _proof_key(candidate)
     if key is None:
@@ -89,8 +89,9 @@ def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) ->
 
 
 def _proof_key(candidate: TemplateCandidate) -> Key | None:
-    """Return the key under which the verdict on a candidate is stored. It consists of the kernel's text, the call's
-    sizes, scalars, dtypes and memory layout, and the op's sampler. Return None if the kernel cannot be rendered.
+    """Return the key under which the result of testing ``candidate`` is stored. It covers the source code of the
+    kernel, the sizes, scalars, dtypes and memory layouts of the call, and the op's sampler. Return None if the kernel
+    cannot be rendered.
     """
     try:
         rendered = candidate.digest
@@ -111,8 +112,8 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
-    """Return the verdict on a candidate after running it on test inputs and comparing its outputs with the reference.
-    Stop at the first failure.
+    """Run ``candidate`` on test inputs and compare its outputs with those of the op's reference, up to the first
+    failure. Return the result.
 
     ``seeds`` are the seeds of the inputs that have the sizes of the call.
     """
@@ -153,19 +154,20 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
 
 
 class _Cases:
-    """The samples of a proof, as pairs of a sample and sizes. The sizes are None for a sample of the call's own sizes,
-    which runs in shared memory.
+    """The test inputs of a candidate, as pairs of a sample and sizes.
 
-    ``others`` counts the samples of other sizes than those of the call, after they were drawn.
+    The sizes are None for a sample of the call's own sizes, which runs in memory that all candidates share. ``others``
+    counts the samples drawn so far that have other sizes than the call.
     """
 
     def __init__(self, candidate: TemplateCandidate, seeds: tuple[int, ...]) -> None:
-        """Set the candidate, its call and the seeds of the samples at the sizes of the call."""
+        """Set the candidate, its call, and the seeds of the first samples, which have the sizes of the call."""
         self.candidate, self.call, self.seeds, self.others = candidate, candidate.call, seeds, 0
 
     def __iter__(self) -> Iterator[tuple[SampleCase, Sizes | None]]:
-        """Yield pairs of a sample and sizes. The sizes are None for a sample of the call's sizes, which runs in shared
-        memory. Otherwise they are the values of the size symbols, and the sample runs in memory of its own.
+        """Yield pairs of a sample and sizes. The sizes are None for the first samples, which run in memory that all
+        candidates share. Otherwise they map size symbols to values, and the sample runs in memory of its own. An empty
+        dict stands for the sizes of the call.
         """
         call = self.call
         for seed in self.seeds:
@@ -183,9 +185,9 @@ class _Cases:
         yield draw_sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
-        """Yield at most eight small samples of the call with values of the kind ``values``. These values lie around
-        constants in the kernel's source, where it may branch. With several samples, each constant can occur at every
-        position.
+        """Yield at most eight samples of the call with values of the kind ``values``, fewer if they are large. These
+        values lie around constants in the kernel's source, where it may branch. With several samples, each constant can
+        occur at every position.
         """
         recipe = self.call.recipe.but(values=values)
         count, seed = 1, self.seeds[-1]
@@ -198,8 +200,8 @@ class _Cases:
 
 
 def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ...]) -> str:
-    """Return how ``outs`` differ from the results of the op's reference on ``case`` beyond the tolerance, as text.
-    Return an empty string if they do not.
+    """Return how ``outs`` differ from the results of the op's reference on ``case`` beyond the tolerance, as a
+    sentence. Return an empty string if they agree.
     """
     sums = derive_reduction(call.op.spec, case.env)
     work = sums.terms * outs[0].numel()
@@ -211,11 +213,11 @@ def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ..
 
 
 def _as_float64(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the tensors ``own``. Those of floating-point dtypes are converted to float64."""
+    """Return ``own`` with its floating-point tensors converted to float64. All other tensors are unchanged."""
     return tuple(t.double() if t.is_floating_point() else t for t in own)
 
 
 def _wait_for_call_device(call: LoweredCall) -> None:
-    """Wait until the device of the call has finished its work. On the CPU, return immediately."""
+    """Wait until the accelerator has finished its work if the device of ``call`` is not the CPU."""
     if call.device.type != "cpu":
         torch.accelerator.synchronize()

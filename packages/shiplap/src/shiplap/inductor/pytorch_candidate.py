@@ -28,8 +28,8 @@ from shiplap.torch_private import inductor_lowering
 class StandaloneFunction:
     """A function of a call's tensors, compiled by itself and without tuning.
 
-    ``run`` is the compiled function. ``like`` holds a pair of sizes and strides for each argument, which the argument
-    must have.
+    ``run`` is the compiled function. ``like`` holds a pair of sizes and strides for each tensor, which the tensor must
+    have.
     """
 
     run: Callable[..., Any]
@@ -38,7 +38,7 @@ class StandaloneFunction:
     @staticmethod
     def compile_for_call(call: LoweredCall, function: Callable[..., Any]) -> StandaloneFunction:
         """Return ``function`` compiled by Inductor without tuning, for tensors of the sizes and strides of ``call``.
-        The graph of ``call`` must be in the process of lowering.
+        Inductor must be lowering the graph of ``call`` at that time.
         """
         # With fixed sizes: it is measured at those of the call alone.
         values = [inductor_lowering.fixed_fake(v) for v in call.values if isinstance(v, Tensor)]
@@ -47,8 +47,8 @@ class StandaloneFunction:
         return StandaloneFunction(compiled, tuple((tuple(v.shape), tuple(v.stride())) for v in values))
 
     def bind_copies(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without parameters that runs the compiled function on copies of the tensors among ``args``.
-        The copies have the layouts of the call.
+        """Return a function without parameters that runs the compiled function on copies of the tensors among ``args``
+        and returns its results as a tuple. The tensors are copied once, to the layouts in ``like``.
         """
         tensors = [a for a in args if isinstance(a, Tensor)]
         laid = [_copy_with_layout(t, *like) for t, like in zip(tensors, self.like, strict=True)]
@@ -57,8 +57,8 @@ class StandaloneFunction:
 
 @dataclass
 class TracedCandidate(TemplateCandidate):
-    """A template that is a function of PyTorch operations. By itself it is compiled without tuning. In the graph,
-    Inductor may tune it.
+    """A candidate of a template that is a function of PyTorch operations. For tests and measurements it is compiled
+    alone and without tuning. In the graph, Inductor may tune it.
     """
 
     compiles = False
@@ -66,7 +66,7 @@ class TracedCandidate(TemplateCandidate):
 
     def render(self) -> StandaloneFunction:
         """Return the template's function, compiled by Inductor as a graph of its own at the first request. Errors of
-        its operations are passed on.
+        the compilation are passed on.
         """
         if self._alone is None:
             self._alone = StandaloneFunction.compile_for_call(self.call, self._function)
@@ -74,9 +74,7 @@ class TracedCandidate(TemplateCandidate):
 
     @property
     def _function(self) -> Callable[..., Any]:
-        """The template's PyTorch function, as a function of only the tensor arguments that are not None in this
-        call.
-        """
+        """The template's PyTorch function as a function of only those tensors that are not None in this call."""
         assert self.template.function is not None
         return self.call.function_of_tensors(self.template.function)
 
@@ -90,7 +88,7 @@ class TracedCandidate(TemplateCandidate):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Return False. A PyTorch function has no kernel that another process could compile before the graph."""
+        """Return False. A PyTorch function has no kernel that another process could compile."""
         return False
 
     def precompile(self, args: tuple[Any, ...]) -> None:
@@ -98,12 +96,14 @@ class TracedCandidate(TemplateCandidate):
         raise NotImplementedError(f"{self.label} compiles nothing beside others")
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the compiled function on copies of ``args`` and returns the outputs."""
+        """Return a function without parameters that runs the compiled function on copies of the tensors in ``args`` and
+        returns the outputs.
+        """
         return self.render().bind_copies(args)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the template's PyTorch operations eagerly on ``args``. ``sizes`` holds the values
-        of the size symbols and is not read, since the operations are the same for all sizes.
+        """Return a function without parameters that runs the template's PyTorch operations eagerly on ``args`` and
+        returns the outputs. ``sizes``, the values of the size symbols, is ignored.
         """
         assert self.template.function is not None
         # Eagerly, since compiling for each size of a proof would take too long.
@@ -115,8 +115,8 @@ class TracedCandidate(TemplateCandidate):
         return ""
 
     def node(self, fusion: bool = True) -> Any:
-        """Return the Inductor node of the function traced into the current graph. If ``fusion`` is true, Inductor may
-        fuse neighbours with the node. If it is false, the node is excluded from fusion.
+        """Return the Inductor node of the template's function, traced into the current graph. If ``fusion`` is true,
+        Inductor may fuse neighbours with the node. If it is false, the node is excluded from fusion.
         """
         graph = inductor_lowering.trace_to_aten(self._function, list(self.call.tensors.values()))
         node = inductor_lowering.inline_graph(graph, self.call.nodes)
@@ -124,10 +124,10 @@ class TracedCandidate(TemplateCandidate):
 
 
 def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return the candidates that can run a call, and a dict from the label of each other candidate to the reason
+    """Return the candidates that can run ``call``, and a dict from the label of each other candidate to the reason
     against it. A candidate is a template with one of its configs.
 
-    Both results are stored with the call, so each candidate is rendered only once.
+    Both are stored in ``call.memo``, so each candidate is rendered only once. Copies are returned.
     """
     if "candidates" not in call.memo:
         call.memo["candidates"] = _list_template_candidates(call)
@@ -136,8 +136,8 @@ def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dic
 
 
 def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return a candidate for each template and config that supports the call. Return also a dict from the label of each
-    other candidate to the reason against it.
+    """Return a list of candidates that can run ``call``, one for each template and config. Return also a dict from the
+    label of each other candidate to the reason against it.
     """
     valid: list[TemplateCandidate] = []
     refused: dict[str, str] = {}
@@ -153,7 +153,7 @@ def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate
 
 
 def _copy_with_layout(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a copy of ``tensor`` in new memory with the given sizes and strides."""
+    """Return a copy of ``tensor`` in new memory with the given sizes and strides. ``tensor`` must have these sizes."""
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 

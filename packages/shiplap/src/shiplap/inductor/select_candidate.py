@@ -61,15 +61,15 @@ _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
 
 def forced_candidate(op: str) -> str | None:
-    """Return the label of the candidate that calls of ``op`` must use in this context. ``force_candidate`` sets it for
-    a trial compilation. Return None if no label is set.
+    """Return the label of the candidate that calls of the op named ``op`` must use in this context.
+    :func:`force_candidate` sets it for a trial compilation. Return None if no label is set.
     """
     return _forced.get({}).get(op)
 
 
 @contextmanager
 def force_candidate(op: str, candidate: str) -> Iterator[None]:
-    """Within this context, compile calls of the op named ``op`` with the candidate labelled ``candidate``. The
+    """Compile calls of the op named ``op`` within the ``with`` block with the candidate labelled ``candidate``. The
     candidate must have been proven.
     """
     token = _forced.set({**_forced.get({}), op: candidate})
@@ -81,8 +81,8 @@ def force_candidate(op: str, candidate: str) -> Iterator[None]:
 
 @dataclass
 class FallbackCandidate(Candidate):
-    """A candidate for ``call`` that uses no template. It is the op's own kernel. If the op has none, it is the code
-    that Inductor generates from the op's reference.
+    """A candidate for ``call`` that uses no template. It is the op's own kernel. If the op has none on this device, it
+    is the code that Inductor generates from the op's reference.
     """
 
     call: LoweredCall
@@ -94,15 +94,16 @@ class FallbackCandidate(Candidate):
     _alone: StandaloneFunction | None = None
 
     def render(self) -> None:
-        """Compile the op's reference as a graph of its own for this call, at the first request. The surrounding graph
-        must be in the process of lowering. Do nothing if the op has a kernel of its own.
+        """Compile the op's reference as a graph of its own for this call, at the first request. Do nothing if the op
+        has a kernel of its own. Inductor must be lowering the graph of the call at that time.
         """
         if self._alone is None and not self.call.op.native_kernels(self.call.device.type):
             self._alone = StandaloneFunction.compile_for_call(self.call, self.call.reference)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the fallback on ``args``. It runs the op if that has a kernel of its own.
-        Otherwise it runs the compiled reference on copies.
+        """Return a function without parameters that runs the fallback on ``args`` and returns the outputs as a tuple.
+        If the op has a kernel of its own, it runs the op. Otherwise it runs the compiled reference on copies of the
+        tensors.
         """
         self.render()
         if self._alone is None:
@@ -112,8 +113,10 @@ class FallbackCandidate(Candidate):
 
 @dataclass(frozen=True)
 class CandidateSelection:
-    """The keys of one call in the store of choices, and the objects that are needed to measure the call. ``alone`` is
-    the key of the call without neighbouring operations.
+    """The data with which a candidate is chosen for one call of an op, and with which the choice is stored.
+
+    ``surroundings`` holds the operations that may be fused with the call. ``inputs`` are sample inputs. ``key`` is the
+    key of the call with these operations in the store of choices, and ``alone`` is its key without them.
     """
 
     call: LoweredCall
@@ -124,8 +127,8 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        """Return what is needed to choose a candidate for a call. That is the operations around it, sample inputs, and
-        two keys of the store of choices. The first key includes these operations, and the second does not.
+        """Return the data with which a candidate is chosen for ``call``. Inductor must be lowering the call at that
+        time.
         """
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
@@ -137,9 +140,9 @@ class CandidateSelection:
 
 
 def choice_for_selection(selection: CandidateSelection, key: Key | None = None) -> Choice | None:
-    """Return the candidate that was chosen for ``key`` earlier, by a tuning or in an installed table. Return None if
-    there is none. The default key is that of the call with its neighbouring operations. While choices are frozen, only
-    the frozen table is read.
+    """Return the candidate that was chosen earlier for ``key``, by a tuning or in an installed table. Return None if
+    there is none. The default key is that of the call with the operations around it. While choices are frozen, only the
+    frozen table is read.
     """
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
@@ -149,11 +152,12 @@ def choice_for_selection(selection: CandidateSelection, key: Key | None = None) 
 
 
 def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
-    """Return the label of the candidate to try first for a call that was never measured with these neighbouring
-    operations.
+    """Return the label of the candidate to try first for a call that was never measured together with the operations
+    around it.
 
-    It is the candidate chosen for the call without neighbouring operations. If there is none, it is the one chosen for
-    eager calls, provided that it is in ``names``, the labels that are possible here. Otherwise return an empty string.
+    It is the candidate chosen for the call without other operations. If there is none, it is the candidate chosen for
+    eager calls, if ``names`` has its label. ``names`` are the labels that are possible in this graph. Otherwise return
+    an empty string.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
@@ -163,8 +167,8 @@ def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> 
 
 
 def why_not_measurable() -> str:
-    """Return the reason why a measurement is not allowed now, such as a backward pass or the capture of a CUDA graph.
-    Return an empty string if it is allowed.
+    """Return the reason why a measurement is not allowed at this moment, such as a running backward pass or the capture
+    of a CUDA graph. Return an empty string if it is allowed.
     """
     if in_backward():
         return "a backward pass is waiting"
@@ -180,11 +184,12 @@ def measure_candidates(
     report: Report | None = None,
     within: WorkerProcess | None = None,
 ) -> tuple[Choice, list[CandidateVerdict]]:
-    """Verify and time the fallback and ``candidates``. Return the choice of the fastest, and a verdict for each
-    candidate. If ``options.keep`` is true, store the choice.
+    """Verify and time ``candidates`` and the fallback, which is the op without a template. Return the choice of the
+    fastest, and a list with the result of each. If ``options.keep`` is true, store the choice.
 
-    A tuning passes ``options``, ``report`` and, as ``within``, its worker process. Without a worker, the candidates run
-    in this process. A compilation that measures for itself passes none of the three arguments.
+    A tuning passes ``options``, ``report``, which is called with each step, and its worker process ``within``. If
+    ``within`` is None, the candidates run in this process. A compilation passes none of the three. It then uses default
+    options and a worker process that all compilations share.
     """
     # A compilation measures for itself, in a worker that all compilations share.
     call, own = selection.call, options is None
@@ -206,9 +211,11 @@ def measure_candidates(
 def _list_verdicts(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]
 ) -> list[CandidateVerdict]:
-    """Return a verdict for each measured candidate of ``listed``. The timed ones come first, the fastest first, with
-    their time with neighbouring operations from ``raced`` as detail. The dropped ones follow with their reasons.
-    ``ranking`` and ``raced`` hold indices in ``listed``.
+    """Return the result of each measured candidate of ``listed``. The timed candidates come first, the fastest first,
+    and the dropped ones follow with their reasons.
+
+    ``ranking.order`` holds the indices of the timed candidates in ``listed``. ``raced`` maps indices to times together
+    with the operations around the call, which become the details.
     """
     around = selection.surroundings.text
     together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
@@ -221,8 +228,9 @@ def _list_verdicts(
 
 
 def render_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> list[Any]:
-    """Return a list of the fallback and ``candidates``, all rendered to kernels in this thread, since rendering needs
-    the current graph. If rendering fails, the later verification reports the error.
+    """Return a list of the fallback, which is the op without a template, and ``candidates``. All are rendered to
+    kernels in this thread, since rendering needs the graph that is being lowered. If rendering fails, the later
+    verification reports the error.
     """
     listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
@@ -238,10 +246,10 @@ atexit.register(_isolation.stop)
 
 
 def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess | None) -> Bench:
-    """Return the bench that verifies and times the candidates of ``task``.
+    """Return a ``Bench`` that verifies and times the candidates of ``task``.
 
-    It is in the worker process ``isolation`` if the worker can draw an equal call, which needs static sizes and layouts
-    that have a name. Otherwise, and if ``isolation`` is None, it is in this process.
+    It works in the worker process ``isolation`` if the worker can draw an equal call. That needs fixed sizes, and
+    memory layouts that have a name. Otherwise, and if ``isolation`` is None, it works in this process.
     """
     # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)
@@ -256,9 +264,12 @@ def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess
 def _choose_finalist(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, here: bool
 ) -> tuple[Choice, dict[int, Timing]]:
-    """Return the choice among the candidates ``listed``, and times by index in ``listed``. The times are those of the
-    candidates that were compiled and timed together with the operations around the call. If ``here`` is true,
-    ``ranking`` was verified in this process and not in a worker.
+    """Return the choice among the candidates ``listed``, and a dict of times by index in ``listed``. The times are
+    those of the best candidates, compiled together with the operations around the call. The dict is empty if none were
+    compiled so.
+
+    ``ranking`` holds the times of the candidates alone. If ``here`` is true, they were verified in this process and not
+    in a worker.
     """
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
@@ -294,8 +305,8 @@ def _choose_finalist(
 
 
 def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
-    """Return whether a candidate agrees with the reference at all tested sizes that its graph may get. If it does not,
-    append a finding with the reason to ``ranking``.
+    """Return whether ``candidate`` agrees with the reference at all tested sizes at which its graph may run. If it does
+    not, append a finding with the reason to ``ranking.findings``.
     """
     verdict = prove_template(candidate)
     if verdict.status != "ok":
@@ -306,8 +317,11 @@ def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
 
 
 def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
-    """Return ``around``, times by index in ``listed``, without the untuned fallback, unless it is clearly faster than
-    the tuned fallback. The untuned fallback is compiled without Inductor's tuning. The tuned fallback has index 0.
+    """Return a copy of ``around``, times by index in ``listed``, without the untuned fallback, unless that is clearly
+    faster than the tuned fallback.
+
+    The untuned fallback is compiled without Inductor's tuning. The tuned fallback has index 0. If one of them has no
+    time, nothing is left out.
     """
     untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
     if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
@@ -316,19 +330,20 @@ def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> 
 
 
 def _ranking_cost(candidate: Candidate, timing: Timing) -> float:
-    """Return the seconds by which a candidate is ranked. They are its median time. The time of the fallback is reduced
-    by a small fixed share, so that a template wins only if it is measurably faster.
+    """Return the seconds by which ``candidate`` is ranked. They are its median time. For a fallback, this time is
+    multiplied by ``TIE``, so that a template wins only if it is measurably faster.
     """
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
 def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
     """Return the indices in ``listed`` of the candidates that Inductor's own tuning may make faster in the final graph.
-    ``alone`` holds the times of the candidates in isolation. The set is empty if Inductor does not tune.
+    ``alone`` holds the times of the candidates by index. The set is empty if Inductor does not tune.
 
-    Such candidates are templates that are PyTorch code, and the fallback. A fallback that is the op's own kernel is
-    called unchanged, so it is left out. If the reference calls a fast library, the fallback is always included, because
-    Inductor's tuning starts from that call.
+    Such candidates are templates of PyTorch operations, and the fallback, which is the op without a template. A
+    fallback that is the op's own kernel is called unchanged, so it is left out. If the reference calls a fast library,
+    the fallback is always included, because Inductor's tuning starts from that call. All others are included if they
+    take at most three times as long as the fastest.
     """
     if not inductor_lowering.is_autotuning() or not alone:
         return set()
@@ -342,8 +357,8 @@ def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[i
 
 
 def _inductor_tunes(candidate: Candidate) -> bool:
-    """Return whether a candidate is PyTorch code that Inductor tunes if the compile mode requests it. Such candidates
-    are traced templates and the tuned fallback.
+    """Return whether ``candidate`` consists of PyTorch operations that Inductor tunes if the compile mode requests it.
+    Such candidates are templates of PyTorch operations and the tuned fallback.
     """
     return isinstance(candidate, TracedCandidate) or (candidate.kernel == REFERENCE and candidate.config != UNTUNED)
 
@@ -351,9 +366,9 @@ def _inductor_tunes(candidate: Candidate) -> bool:
 def _selection_choice(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
-    """Return the record of the choice of the first candidate in ``times``, which holds seconds by index in ``listed``,
-    the best candidate first. ``how`` describes the surroundings in which they were measured. ``tried`` is the number of
-    candidates tried.
+    """Return the record of the choice of the first candidate in ``times``. ``times`` holds median seconds by index in
+    ``listed``, the best candidate first. ``how`` describes in words how they were measured. ``tried`` is the number of
+    candidates that were tested.
     """
     ranked = list(times) or [0]
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
@@ -378,9 +393,11 @@ def _selection_choice(
 
 
 def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
-    """Return the reason of a choice as one sentence. It holds the best time, the times of the fallbacks and of the next
-    candidate, and the number of dropped candidates. ``ranked`` holds indices in ``listed``, best first. ``times`` holds
-    seconds by index, and ``how`` describes the surroundings.
+    """Return the reason of a choice as one line. It holds the best time, the times of the fallbacks and of the next
+    candidate, and the number of dropped candidates.
+
+    ``ranked`` holds indices in ``listed``, the best first. ``times`` holds seconds by index. ``how`` describes in words
+    how they were measured.
     """
     if not times:
         return "the fallback: no template could be run"
@@ -395,8 +412,8 @@ def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, floa
 
 
 def _name_fallback(candidate: Candidate) -> str:
-    """Return the name of a fallback candidate in a reason. It is ``fallback untuned`` if Inductor compiles it without
-    tuning, and otherwise ``fallback``.
+    """Return ``fallback untuned`` if Inductor compiles the fallback ``candidate`` without tuning. Otherwise return
+    ``fallback``.
     """
     return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
@@ -405,11 +422,12 @@ def _race_with_surroundings(
     selection: CandidateSelection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
     """Return the times, by index in ``listed``, of the candidates ``finalists``. Each is compiled together with the
-    operations around the call, and all run in alternation. A candidate that cannot be compiled is left out.
+    operations around the call, and all run in alternation. A candidate that cannot be compiled is left out. If fewer
+    than two are left, the dict is empty.
 
-    All are compiled in the mode of this compilation. The kernels beside a template are then those of the final graph
-    and need no further tuning. PyTorch code that is not in ``ambient`` is compiled without tuning, because tuning would
-    not make it fast enough.
+    All are compiled in the compile mode of the user, so that the kernels around a template are those of the final
+    graph. PyTorch operations that are not in ``ambient`` are compiled without tuning, because tuning would not make
+    them fast enough.
     """
     around = selection.surroundings
     clock = clock_for(str(selection.call.device))

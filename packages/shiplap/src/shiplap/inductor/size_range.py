@@ -45,17 +45,15 @@ SIZES = (2, 3, 5, 7, 9, 64, 65, 127)  # beside EDGES
 
 
 class SizedCall(Protocol):
-    """The interface of a call of an op in a graph, as far as sizes are concerned. ``env`` maps each dim and scalar to
-    its value, which may be symbolic.
-    """
+    """The part of a :class:`LoweredCall`, a call of an op in a graph, that :func:`size_range` reads."""
 
     @property
     def op(self) -> Op:
-        """The declared op that is called."""
+        """The declared op of the call."""
 
     @property
     def env(self) -> Mapping[str, Any]:
-        """The dims and scalars of the call by name. Sizes may be symbolic."""
+        """The dims and scalars of the call by name. They may be symbolic."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -67,7 +65,7 @@ class SizedCall(Protocol):
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
         """Return the dims and scalars of the call by name, as numbers. A size symbol gets its value from ``sizes``. A
-        symbol that ``sizes`` lacks has the value with which the graph is being compiled.
+        symbol that ``sizes`` lacks has the value that it has in the call being compiled.
         """
 
 
@@ -99,14 +97,14 @@ class SizeRange:
     memory: tuple[tuple[tuple[Any, Any], ...], ...] = field(default=(), repr=False)
 
     def limit_graph(self) -> bool:
-        """Add guards to the graph that is being lowered, so that it does not run at sizes beyond this range. Return
-        whether all guards could be set.
+        """Add guards to the graph that is being lowered, so that it does not run at sizes beyond this range. Stop at
+        the first guard that cannot be set. Return whether all were set.
         """
         return all(inductor_lowering.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
 
     def points(self, mined: CodeConstants, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
-        """Yield the sizes, as a value for each symbol, at which a candidate is run for its proof. ``mined`` holds
-        constants of the candidate's code, and ``tiles`` holds tile sizes from its config.
+        """Yield the sizes at which a candidate is run for its proof, as dicts from symbols to values. ``mined`` holds
+        constants of the candidate's source code, and ``tiles`` holds tile sizes from its config.
         """
         seen: list[Sizes] = []
         for together in (*self._end_sizes(), *self._edge_sizes(mined, tiles)):
@@ -117,17 +115,17 @@ class SizeRange:
                     yield laid
 
     def _admits(self, sizes: Sizes) -> bool:
-        """Return whether a graph may get ``sizes``. Its conditions on size symbols must hold for them, and tensors of
-        such sizes must fit in memory without sharing elements.
+        """Return whether the graph may run at ``sizes``, values of size symbols. Its conditions must hold for them, and
+        tensors of such sizes must fit in memory without elements that share an address.
         """
         laid = self._with_strides(sizes)
         return laid is not None and inductor_lowering.conditions_admit(self.conditions, laid)
 
     def _with_strides(self, sizes: Sizes) -> Sizes | None:
-        """Return ``sizes`` completed with values for symbols that occur only in strides. A value is the current one, or
-        a larger one if elements of a tensor would otherwise share memory.
+        """Return ``sizes`` completed with values for the symbols that occur only in strides. A value is that of the
+        call, or a larger one if elements of a tensor would otherwise share an address.
 
-        Return None if elements share memory all the same, or if a tensor spans more memory than a test input may.
+        Return None if elements share an address all the same, or if a tensor spans more memory than a test input may.
         """
         whole, free = {**sizes, **{s.symbol: s.hint for s in self.others}}, {s.symbol for s in self.others}
         for dims in self.memory:
@@ -146,15 +144,15 @@ class SizeRange:
         return whole
 
     def _vary_each(self, sizes: Sizes) -> Iterator[Sizes]:
-        """Yield sizes for each symbol, in which that symbol has its value in ``sizes`` and all other symbols have the
-        values of the call.
+        """Yield one dict of sizes for each symbol. In it, that symbol has its value in ``sizes``, and all other symbols
+        have the values of the call.
         """
         for s in self.symbols:
             yield {o.symbol: sizes[o.symbol] if o is s else o.hint for o in self.symbols}
 
     def _end_sizes(self) -> Iterator[Sizes]:
         """Yield sizes at the ends of the range. Each symbol takes its upper and its lower end while all other symbols
-        are small. In the last sizes, all symbols are as large as a sample may be.
+        are small. In the last dict, all symbols are as large as the cost of a sample allows.
         """
         if not self.symbols:
             return
@@ -167,8 +165,9 @@ class SizeRange:
         yield together
 
     def _edge_sizes(self, mined: CodeConstants, tiles: Sequence[int]) -> Iterator[Sizes]:
-        """Yield sizes that combine, for all symbols, values where errors are likely, such as ends of tiles and
-        constants of the code. Stop when the symbols have no values left or the samples have taken much work.
+        """Yield dicts of sizes with values where errors are likely, such as the ends of tiles and constants of the
+        source code. Each dict takes a new value for as many symbols as the cost of a sample allows. Stop when the
+        symbols have no values left or the samples have taken too much work.
         """
         limit = max(
             self._work_of_many, TALL * self.work(self._fill_others({}, 0))
@@ -189,9 +188,12 @@ class SizeRange:
             yield sizes
 
     def _edge_values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
-        """Return values of one size symbol at which a kernel is worth testing, those most likely to reveal an error
-        first. They lie around tile sizes, constants ``mined`` from its code, and bounds of guards. Values whose sample
-        takes more than ``limit`` operations are left out.
+        """Return values of the size symbol ``s`` at which a kernel is worth testing, those most likely to reveal an
+        error first.
+
+        They lie around the tile sizes ``tiles``, the constants ``mined`` from the kernel's source code, the size of the
+        call, and the bounds of guards. Values outside of the range, and values whose sample takes more than ``limit``
+        operations, are left out.
         """
         upper = s.upper if s.upper is not None else s.hint
         compared, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
@@ -217,7 +219,7 @@ class SizeRange:
 
     def _fill_others(self, sizes: Sizes, turn: int) -> Sizes:
         """Return ``sizes`` completed with small values for the size symbols that it lacks. Different symbols get
-        different values. ``turn`` is a counter by which the values vary.
+        different values if their ranges allow it. ``turn`` is a counter by which the values vary.
         """
         small = [5, 17, 3, 33, 2, 9]
         whole = dict(sizes)
@@ -230,12 +232,12 @@ class SizeRange:
         return whole
 
     def _symbol_values(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
-        """Return an iterator over the pairs of a symbol of the range and its value in ``sizes``."""
+        """Return an iterator over pairs of a symbol of the range and its value in ``sizes``."""
         return ((s, sizes[s.symbol]) for s in self.symbols)
 
     @property
     def _work_of_many(self) -> int:
-        """The largest number of operations of one sample if many small samples are run."""
+        """The largest number of operations of one sample among many small ones."""
         return INTERPRETED if self.interpreted else SMALL
 
     @property
@@ -245,8 +247,10 @@ class SizeRange:
 
 
 def size_range(call: SizedCall) -> SizeRange:
-    """Return the range of sizes at which a candidate for ``call`` is tested. It is the range in which the graph may be
-    run, cut to sizes that a test can hold. It has no symbols if all sizes of the call are fixed.
+    """Return the range of sizes at which a candidate for ``call`` is proven. It has no symbols if all sizes of the call
+    are fixed.
+
+    It is the range of sizes at which the graph may run, cut to those that a proof can cover.
     """
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
     symbols = inductor_lowering.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
@@ -263,8 +267,8 @@ def size_range(call: SizedCall) -> SizeRange:
 
 
 def _count_elements(tensor: Tensor, sizes: Sizes) -> int:
-    """Return the number of elements of a tensor at ``sizes``. If the tensor spans more elements in memory, return that
-    number.
+    """Return the number of elements of ``tensor`` at ``sizes``. If the distance in memory between its first and its
+    last element is larger, return that distance.
     """
     dims = [tuple(inductor_lowering.evaluate_size(n, sizes) for n in of) for of in (tensor.shape, tensor.stride())]
     spanned = sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True))
@@ -272,20 +276,22 @@ def _count_elements(tensor: Tensor, sizes: Sizes) -> int:
 
 
 def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
-    """Return the pairs of size and stride of each dim of a tensor, from the smallest stride to the largest."""
+    """Return the pairs of size and stride of the dims of ``tensor``, from the smallest stride to the largest. Symbolic
+    strides are compared by their values in the call being compiled.
+    """
     dims = zip(tensor.shape, tensor.stride(), strict=True)
     return tuple(sorted(dims, key=lambda dim: inductor_lowering.size_hint(dim[1])))
 
 
 def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
-    """Return a function from sizes to the approximate number of operations of a sample of the call. Each element of
+    """Return a function from sizes to the approximate number of operations of a sample of ``call``. Each element of the
     inputs and outputs counts as at least ``element`` operations.
     """
 
     def work(sizes: Sizes) -> int:
-        """Return the approximate number of operations that a test of the call takes at ``sizes``. It is the larger one
-        of the op's operations and the cost of drawing and comparing the elements. If a tensor is too large, the number
-        is above every limit.
+        """Return the approximate number of operations that a sample of ``call`` costs at ``sizes``. It is the number of
+        the op's operations, or ``element`` times the number of elements, whichever is larger. If a tensor is too large
+        for a sample, the number is above every limit.
         """
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
@@ -299,9 +305,9 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
 
 
 def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
-    """Return ``free`` with an upper end for each size symbol. The end is the symbol's own one if a proof can cover it.
-    Otherwise it is a lower one, which a guard of the graph sets. If neither is possible, ``problem`` of the result
-    holds the reason.
+    """Return ``free``, the range of ``call``, with an upper end for each size symbol. The end is the symbol's own if a
+    proof can cover it. Otherwise it is a smaller size to which a guard limits the graph. If neither is possible,
+    ``problem`` of the result holds the reason.
     """
     faster, far = (1, FAR) if call.device.type == "cpu" else (FASTER, FAR_ON_DEVICE)
     drawn = free.work if far == FAR else _work_of(call, DRAWN)
@@ -310,8 +316,8 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     for place, s in enumerate(free.symbols):
 
         def cost(size: int, s: SizeSymbol = s, work: Callable[[Sizes], int] = free.work) -> int:
-            """Return the operations of a sample with ``size`` for the symbol ``s`` and at most 64 for the other
-            symbols. ``work`` computes the operations from sizes.
+            """Return the operations of a sample with ``size`` for the symbol ``s`` and at most 64 for each other
+            symbol. ``work`` computes the operations from sizes.
             """
             return work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
@@ -334,8 +340,10 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
 
 
 def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: int) -> int:
-    """Return the upper end up to which a size is tested. It is at least twice the size of the call. It is up to ``far``
-    as long as ``cost``, the operations of a test at a size, stays below ``limit``.
+    """Return the largest size of the symbol ``s`` that a proof covers.
+
+    It starts at ``far`` and is halved until ``cost``, the operations of a sample of that size, is at most ``limit``. It
+    stays at least twice the size of the call, rounded up to a power of two. It is at most the upper end of ``s``.
     """
     # Else the graph would be compiled again for a call that is a little larger.
     least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
@@ -346,8 +354,9 @@ def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: 
 
 
 def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
-    """Return the upper end of a size symbol that no guard can limit directly, or None if there is none. Return also the
-    other symbols whose guarded ends imply it.
+    """Return the upper end of the size symbol ``s``, which no guard can limit directly, or None if there is none.
+    Return also the other symbols, with upper ends, on which guards are needed for it. The end follows from conditions
+    of the graph.
     """
     if s.upper is not None or dynamo.is_packaging():
         return s.upper, []
@@ -366,8 +375,8 @@ def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list
 
 
 def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
-    """Return the reason, as text for users, why a template cannot be tested at all sizes of the symbol ``s``. ``upper``
-    is the upper end of ``s``, or None if it has none.
+    """Return a sentence for users that states why a template cannot be proven for all sizes of the symbol ``s``.
+    ``upper`` is the upper end of ``s``, or None if it has none.
     """
     name = _name_symbol(call, s)
     if dynamo.is_packaging():
@@ -376,8 +385,8 @@ def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> st
 
 
 def _name_symbol(call: SizedCall, s: SizeSymbol) -> str:
-    """Return the name of the op's dim for which the size symbol ``s`` stands. If a dim is computed from it, return
-    ``part of <dim>``. Otherwise return ``a size``.
+    """Return the name of the op's dim or scalar that is the size symbol ``s``. If there is none and one named ``m`` is
+    computed from ``s``, return ``part of m``. Otherwise return ``a size``.
     """
     named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
     exact = next((k for k, v in named if v.node.expr == s.symbol), None)
@@ -386,6 +395,8 @@ def _name_symbol(call: SizedCall, s: SizeSymbol) -> str:
 
 
 def _show_range(call: SizedCall, free: SizeRange) -> str:
-    """Return the range of each symbol as text, such as ``m 2..1024, n 2..4096``."""
+    """Return the range of each symbol as one line, such as ``m 2..1024, n 2..4096``. A symbol without an upper end is
+    shown as ``m 2..``.
+    """
     shown: Sequence[tuple[str, SizeSymbol]] = [(_name_symbol(call, s), s) for s in free.symbols]
     return ", ".join(f"{name} {s.lower}..{'' if s.upper is None else s.upper}" for name, s in shown)

@@ -32,8 +32,8 @@ TORCHS = {"at", "c10", "torch", "std"}  # namespaces whose variables are not a t
 
 @dataclass
 class TemplateCandidate(Candidate):
-    """A candidate which is a template with a config, its compile-time values. It is rendered for ``call`` while
-    Inductor lowers the graph, and run at that time or later.
+    """A candidate that is ``template`` with ``config``, a set of tuning parameters. It is rendered to a kernel for
+    ``call`` while Inductor lowers the graph, and run at that time or later.
     """
 
     call: LoweredCall
@@ -48,26 +48,26 @@ class TemplateCandidate(Candidate):
     _run: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Set the kernel's name to that of the template."""
+        """Set the field ``kernel`` to the name of the template."""
         self.kernel = self.template.name
 
     @property
     def label(self) -> str:
-        """The name of the candidate. It is the name of its template, followed by its config (tuning parameters) in
-        parentheses if it has one.
+        """The name of the candidate. It is the name of its template, followed by its config, the tuning parameters, in
+        parentheses if it has any.
         """
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def why_refused(self) -> str:
-        """Return the reason why the template's ``supports`` function refuses this call with this config (tuning
-        parameters). Return an empty string if it does not.
+        """Return the reason why the template's ``supports`` function refuses this call with this config. Return an
+        empty string if it accepts the call, or if there is no such function.
         """
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def render(self) -> Any:
-        """Return the candidate as an Inductor choice, which is a kernel rendered for this call. It is rendered at the
+        """Return the candidate as an Inductor choice, that is a kernel rendered for this call. It is rendered at the
         first request. Errors of the rendering are passed on.
         """
         if self._choice is None:
@@ -78,8 +78,8 @@ class TemplateCandidate(Candidate):
 
     @property
     def digest(self) -> str:
-        """A digest of the kernel's text as it is rendered for this call, and of the memory layout of the buffers that
-        it reads.
+        """A digest of the kernel's source code as it is rendered for this call, and of the memory layout of the buffers
+        that it reads.
         """
         text = inductor_templates.kernel_source(self.render())
         memory = [(name, _memory_of_slot(expressions, {})) for name, expressions in self._slots]
@@ -91,17 +91,17 @@ class TemplateCandidate(Candidate):
 
     def precompile(self, args: tuple[Any, ...]) -> None:
         """Compile the rendered kernel alone, in this process and outside of a compiled graph. Any thread may call this
-        method. ``args`` is not read.
+        method. ``args`` is ignored.
         """
         inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone, outside of a compiled graph. Return a function that runs it on copies of ``args``
-        and returns the output.
+        """Compile the kernel alone, outside of a compiled graph. Return a function without parameters that runs it on
+        copies of ``args`` and returns the outputs.
 
-        The output is first filled with NaN, or with a byte pattern for other dtypes. Elements that the kernel does not
-        write are noticed by this. The candidates of one call share inputs and output, and each ``prepare`` fills them
-        again. Errors of the kernel's compiler are passed on.
+        The output is first filled with NaN, or with a byte pattern for other dtypes. An element that the kernel does
+        not write then differs from the reference. The candidates of one call share inputs and output, and each
+        ``prepare`` fills them again. Errors of the kernel's compiler are passed on.
         """
         self.render()
         inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
@@ -113,8 +113,8 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the compiled kernel on ``args``, as the compiled graph may call it. The size
-        symbols have the values in ``sizes``. Inputs and output are in new memory.
+        """Return a function without parameters that runs the compiled kernel on copies of ``args`` in new memory and
+        returns the outputs. The size symbols have the values in ``sizes``.
         """
         self.render()
         if self._run is None:
@@ -124,15 +124,14 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
 
     def _make_launcher(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that launches the compiled kernel ``run`` and returns its output. The
-        output is ``out`` or, with split-K, the sum of the partial outputs in ``out``. The function keeps ``inputs``
-        alive, since ``run`` holds only their addresses.
+        """Return a function that launches the compiled kernel ``run`` and returns a tuple of one tensor. The tensor is
+        ``out`` or, with split-K, the sum of the partial outputs in ``out``. The function keeps ``inputs`` alive, since
+        ``run`` holds only their addresses.
         """
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
             """Launch the compiled kernel and return its output as a tuple of one tensor. With split-K, the output is
-            the sum of the partial outputs. ``_alive`` is not read. As a default value, it keeps the input tensors
-            alive.
+            the sum of the partial outputs. ``_alive`` is not read. Its default value keeps the input tensors alive.
             """
             inductor_lowering.launch_run(run)
             return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
@@ -141,7 +140,7 @@ class TemplateCandidate(Candidate):
 
     def state(self) -> str:
         """Return the names of the global variables in which the compiled kernel keeps values between calls, joined by
-        commas. Return an empty string if there are none.
+        commas. Return an empty string if there are none, or if the kernel is no library on disk.
         """
         choice = self.render()
         library = inductor_templates.kernel_library(choice)
@@ -151,9 +150,10 @@ class TemplateCandidate(Candidate):
         return ", ".join(str(symbol) for symbol in read_library_state(library).symbols if _is_named(symbol.name, words))
 
     def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
-        """Return input tensors for the kernel with the strides and offsets for which it was rendered. They are copies
-        of ``args`` and of the template's tables. ``room(name, make, *args)`` returns the memory for each, new or
-        shared.
+        """Return input tensors for the kernel in the order of its buffers, with the strides and offsets for which it
+        was rendered. They are copies of ``args`` and of the template's tables, which are tensors computed from sizes.
+
+        ``room(name, make, *args)`` returns the memory for each tensor. Size symbols have the values in ``sizes``.
         """
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
@@ -169,8 +169,9 @@ class TemplateCandidate(Candidate):
         return tensors
 
     def _output(self, sizes: Sizes = MappingProxyType({})) -> Tensor:
-        """Return uninitialised memory for the output. The size symbols have the values in ``sizes``, or else those of
-        the call. With split-K, the memory is for float32 partial sums, and its first dim is their number.
+        """Return uninitialised memory for the output. The size symbols have the values in ``sizes``. A symbol that
+        ``sizes`` lacks has the value of the call. With split-K, the memory is for float32 partial sums, and its first
+        dim is their number.
         """
         shape = self.call.shape(sizes)
         if self.split_k > 1:
@@ -179,7 +180,8 @@ class TemplateCandidate(Candidate):
 
     def node(self, fusion: bool = True) -> Any:
         """Return the Inductor node that runs the kernel as the result of the call. If ``fusion`` is true, Inductor may
-        fuse neighbours into it, unless the template's ``fuses`` declines.
+        fuse neighbours into it, unless the template's ``fuses`` function returns false. If it is false, nothing is
+        fused.
 
         With split-K, a pointwise operation after the kernel adds the partial sums, and neighbours are fused into that
         operation.
@@ -197,7 +199,9 @@ class TemplateCandidate(Candidate):
 
     @cached_property
     def split_k(self) -> int:
-        """The split-K factor, that is the number of partial sums that the kernel stores. It is 1 without split-K."""
+        """The number of partial sums into which the kernel splits the reduction (split-K). It is 1 if the template does
+        not split it.
+        """
         declared = self.template.split_k
         if declared is None:
             return 1
@@ -205,11 +209,11 @@ class TemplateCandidate(Candidate):
 
 
 def _is_named(symbol: str, words: set[str]) -> bool:
-    """Return whether ``words``, the words of a kernel's source, contain the name of ``symbol`` or of a function around
-    it. ``symbol`` is the mangled C++ name of a variable.
+    """Return whether ``words``, the words of a kernel's source code, contain a name within ``symbol``, the mangled C++
+    name of a variable. Such names are those of the variable, its functions and its namespaces.
 
-    The headers of torch have constants that are variables in unoptimised code. No template names them, so the result is
-    False for them.
+    Return False if a namespace is one of torch or ``std``. Their headers have constants that are variables in
+    unoptimised code.
     """
     names, rest = [symbol.partition(".")[0]], symbol
     # A mangled name has each part behind its length.
@@ -221,14 +225,16 @@ def _is_named(symbol: str, words: set[str]) -> bool:
 
 
 class SpecialisedSizes(Mapping[str, Any]):
-    """A mapping from names to sizes as numbers. Each size that is read becomes a constant of the compiled code."""
+    """A mapping from names to sizes and scalars as numbers. Each symbolic size that is read becomes a constant of the
+    compiled code.
+    """
 
     def __init__(self, env: Mapping[str, Any]) -> None:
         """Set ``env``, which holds the sizes by name. They may be symbolic."""
         self.env = env
 
     def __getitem__(self, name: str) -> Any:
-        """Return the size ``name`` as a number. The graph is guarded on that number afterwards."""
+        """Return the size or scalar ``name`` as a number. A guard then limits the graph to that number."""
         value = self.env[name]
         return inductor_lowering.static_size(value) if isinstance(value, torch.SymInt) else value
 
@@ -242,15 +248,15 @@ class SpecialisedSizes(Mapping[str, Any]):
 
 
 def _sum_partials(call: LoweredCall, partial_sums: Tensor) -> Tensor:
-    """Return the sum of the partial outputs along the first dim, in the dtype of the call's output."""
+    """Return the sum of ``partial_sums`` along the first dim, in the dtype of the call's output."""
     return partial_sums.sum(0).to(call.output.dtype)
 
 
 def _render_template(
     call: LoweredCall, template: Template, config: Config, buffers: dict[str, Any], split_k: int
 ) -> Any:
-    """Return the kernel of ``template``, rendered for a call, a config (tuning parameters) and input buffers, as one of
-    Inductor's choices. Raise ``NotImplementedError`` if two arguments are views of one buffer.
+    """Return the kernel of ``template`` as one of Inductor's choices, rendered for ``call``, ``config`` (tuning
+    parameters) and the input buffers by name. Raise ``NotImplementedError`` if two arguments are views of one buffer.
     """
     layout = inductor_lowering.fixed_layout(call.output)
     if split_k > 1:
@@ -287,14 +293,16 @@ def _render_template(
 
 
 def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
-    """Return ``template.grid`` as a function with the parameters that Inductor passes. They are the sizes ``names`` by
-    position, followed by the config.
+    """Return ``template.grid`` as a function with the parameters that Inductor passes. They are the sizes by position,
+    in the order of ``names``, and then the config.
     """
     assert template.grid is not None
     declared = template.grid
 
     def grid(*given: Any, cdiv: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
-        """Return the template's launch grid. ``given`` are the sizes by position, followed by the config."""
+        """Return the template's launch grid as three numbers of programs. ``given`` are the sizes by position, followed
+        by the config. ``cdiv`` divides and rounds up.
+        """
         *sizes, config = given
         return declared(dict(zip(names, sizes, strict=True)), config, cdiv)
 
@@ -302,8 +310,8 @@ def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[...
 
 
 def _poison_output(out: Tensor) -> None:
-    """Fill an output in place with values that no kernel computes by accident. They are NaN for floating-point dtypes,
-    and a byte pattern for other dtypes.
+    """Fill ``out`` in place with values that no kernel computes by accident. They are NaN for floating-point dtypes,
+    and bytes 0x7B for other dtypes.
     """
     if out.is_floating_point():
         # NaN in one element that the kernel does not write makes the comparison fail.
@@ -314,7 +322,7 @@ def _poison_output(out: Tensor) -> None:
 
 def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
     """Return the sizes, strides and offset of a buffer as numbers, computed from ``expressions`` of size symbols. A
-    symbol gets its value from ``sizes``. A symbol that ``sizes`` lacks has the value with which the graph is being
+    symbol gets its value from ``sizes``. A symbol that ``sizes`` lacks has the value that it has in the call being
     compiled.
     """
     shape, strides, offset = expressions
@@ -326,13 +334,13 @@ def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
 
 
 def _fresh_memory(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Return ``make(*args)``, memory at addresses that no other run has used. ``name`` is not read."""
+    """Return ``make(*args)``, which allocates new memory. ``name`` is ignored."""
     return make(*args)
 
 
 def _allocate_buffer(memory: Memory, value: Tensor) -> Tensor:
-    """Return flat uninitialised memory, of the dtype and device of ``value``, that is long enough for a buffer of these
-    sizes, strides and offset.
+    """Return a new tensor of one dim, of the dtype and device of ``value``. It is long enough for a buffer with the
+    sizes, strides and offset ``memory``, and uninitialised. If ``value`` is empty, it is empty.
     """
     sizes, strides, offset = memory
     length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0

@@ -14,8 +14,8 @@ from shiplap.dispatch import Op, compile_cache_key
 class TemplateSwitches:
     """The options of one op that :func:`switches` sets.
 
-    ``templates`` states whether templates are candidates. ``fusion`` states whether neighbouring operations are fused
-    into them. If ``only`` is not empty, only candidates whose label contains it are used.
+    ``templates`` states whether templates are candidates. ``fusion`` states whether neighbouring operations may be
+    fused into them. If ``only`` is not empty, only candidates whose label contains it are used.
     """
 
     templates: bool = True
@@ -27,7 +27,9 @@ _force: dict[str, TemplateSwitches] = {}
 
 
 def switches_of(op: Op) -> TemplateSwitches:
-    """Return the switches that :func:`switches` has set for ``op``. By default all are on."""
+    """Return the options that :func:`switches` has set for ``op``. By default templates and fusion are on, and ``only``
+    is empty.
+    """
     return _force.get(op.spec.name, TemplateSwitches())
 
 
@@ -35,11 +37,11 @@ def switches_of(op: Op) -> TemplateSwitches:
 def switches(
     op: Op, *, templates: bool | None = None, fusion: bool | None = None, only: str | None = None
 ) -> Iterator[None]:
-    """Within this context, compile calls of ``op`` with changed switches. A switch that is None keeps its value.
+    """Compile calls of ``op`` within the ``with`` block with changed options. An option that is None keeps its value.
 
     ``templates=False`` uses no template. ``fusion=False`` lets Inductor fuse nothing into a template. ``only``
-    restricts the candidates to those whose label contains that text. The switches are part of every compile cache key,
-    so a comparison never gets code of the other switches from the cache.
+    restricts the candidates to those whose label contains that string. The options are part of every compile cache key,
+    so code that was compiled with other options is not used.
     """
     # Switches may be nested, so the earlier ones are restored and not deleted.
     before = switches_of(op)

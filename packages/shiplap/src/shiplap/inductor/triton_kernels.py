@@ -18,15 +18,15 @@ from shiplap.torch_private import inductor_lowering
 
 
 def is_single_launch(op: Op) -> bool:
-    """Return whether the only kernel of ``op`` on some device is a single launch of a Triton kernel. Inductor can then
-    be given that launch. Tables of tuned choices are not considered.
+    """Return whether the only kernel of ``op`` on some device is a single launch of a Triton kernel, which Inductor can
+    use itself. Tables of tuned choices are not considered.
     """
     return any(len(kernels) == 1 and isinstance(kernels[0], LaunchedKernel) for kernels in op.kernels.values())
 
 
 def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the Inductor node for one call of ``op``. It is the op's Triton kernel itself, open to fusion, if that is
-    enabled and possible. Otherwise it is a call of ``overload``.
+    """Return the Inductor node for one call of ``op``. It launches the op's Triton kernel, into which Inductor can fuse
+    later operations, if that is enabled and possible. Otherwise it calls ``overload``.
     """
     if inductor_lowering.user_kernels_fuse() and inductor_lowering.emits_python_wrapper():
         made = _launch_node(op, args, kwargs)
@@ -36,8 +36,9 @@ def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the Inductor node that launches the op's Triton kernel directly. Return None if the call needs more than
-    the launch, for example checks or conversions that the op makes.
+    """Return the Inductor node that launches the op's Triton kernel directly. Return None if sizes are symbolic, or if
+    the grid is empty. Return None also if the call needs more than the launch, for example conversions that the op
+    makes.
     """
     fx = inductor_lowering.current_node()
     fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])
@@ -59,8 +60,9 @@ def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 
 
 def _user_kernel_node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], output: Tensor) -> Any:
-    """Return the Inductor node of a Triton launch, or None if the output is not contiguous. ``given`` maps each
-    argument to its IR node and its value, which is a fake tensor for tensors.
+    """Return the Inductor node of the Triton launch ``launch``. Return None if the output is not contiguous, or if the
+    kernel has no parameter for it. ``given`` maps each argument of the op to its IR node and its value, which is a fake
+    tensor for tensors.
     """
     target, inputs = "", {}
     for parameter, tensor in launch.tensors.items():

@@ -35,8 +35,8 @@ from shiplap.tuning.worker_process import WorkerProcess
 
 @dataclass
 class TemplateTuningRequest:
-    """The request of :func:`tune_templates` to the code that lowers the call which it compiles. The code stores the
-    result in the request.
+    """The request of :func:`tune_templates` to the lowering of the call that it compiles. The lowering stores the key
+    of the call, the choice or None, and findings about refused candidates in it.
     """
 
     op: Op
@@ -58,10 +58,10 @@ def is_tuning_templates() -> bool:
 
 
 def answer_tuning_request(call: LoweredCall) -> bool:
-    """If :func:`tune_templates` is compiling ``call`` and has no answer yet, find the best candidate for it and store
+    """If :func:`tune_templates` is compiling ``call`` and has no result for it yet, find the best candidate and store
     it in the request. Return whether this was done.
 
-    The call then uses the fallback.
+    If the result is True, the caller lowers the call without a template.
     """
     request = _request.get()
     # The reference of the op may call other ops with templates.
@@ -91,7 +91,8 @@ def tune_templates(
     isolation: WorkerProcess | None,
 ) -> Choice:
     """Return the choice among the templates of ``op`` in compiled code for calls like ``recipe``. It is an earlier
-    choice, or the fastest template by measurement. A measured choice is stored and put into use.
+    choice, or the fastest template by measurement. A measured choice is stored and put into use. If nothing could be
+    measured, the reference is chosen, with findings that state why.
 
     ``report`` is called with each step. ``isolation`` is the worker process that runs candidates, or None for this
     process.
@@ -128,8 +129,9 @@ def tune_templates(
 
 
 def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
-    """Compile a call of the op alone on ``drawn``. Its lowering stores the choice in ``asked``, the request of
-    :func:`tune_templates`. Return the reason as text if the compilation fails, else an empty string.
+    """Compile a call of the op alone on the sample inputs ``drawn``. The lowering of this call stores the choice in
+    ``asked``. Return the reason as a line of text if the compilation fails or the compiled code does not contain the
+    op. Otherwise return an empty string.
     """
     token = _request.set(asked)
     try:
@@ -145,8 +147,8 @@ def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
 
 
 def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate]) -> Choice:
-    """Return the choice for a call that a frozen table of choices does not list. It is the first template in ``valid``
-    that is marked as default, or the reference if there is none.
+    """Return the choice for a call that a frozen table of choices does not list. It is the first candidate in ``valid``
+    whose template is marked as default, or the reference if there is none.
     """
     blank = _reference_choice(selection.call.op, selection.inputs, selection.key, "")
     taken = next((c for c in valid if c.template.default), None)
@@ -155,8 +157,8 @@ def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate
 
 
 def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
-    """Return a record which says that the reference is chosen for calls like ``drawn``, with the reason. ``key`` is the
-    key of these calls, or None if it is still to be computed.
+    """Return a record which says that the reference is chosen for calls like ``drawn``, for the reason ``reason``.
+    ``key`` is the key of these calls in the store of choices. If it is None, it is computed.
     """
     place: Mapping[str, str] = dict(ALONE)
     blank = key_for(op, drawn, place) if key is None else key
@@ -174,7 +176,7 @@ def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Ch
 
 
 def _skipped_finding(op: Op, evidence: str, recipe: SampleRecipe) -> Finding:
-    """Return a finding of the tuning with the verdict ``skip``. It says that a candidate of ``op`` was not measured,
-    with the reason ``evidence``.
+    """Return a finding of the tuning with the verdict ``skip``. It says that a candidate of ``op`` was not measured for
+    calls like ``recipe``, and ``evidence`` states why.
     """
     return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")

@@ -21,10 +21,10 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> bool:
-    """If :func:`provide` is compiling, append the fallback and ``candidates``, rendered, to the list that it returns.
-    Return whether this was done.
+    """If :func:`provide` is compiling, render ``candidates`` and the fallback, which is the op without a template.
+    Append them to the list that :func:`provide` returns. Return whether this was done.
 
-    The call then uses the fallback.
+    If the result is True, the caller lowers the call without a template.
     """
     listed = _collected.get()
     # A compilation of the user's, in this process.
@@ -37,13 +37,13 @@ def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate
 
 
 def is_collecting() -> bool:
-    """Return whether :func:`provide` is compiling now."""
+    """Return whether :func:`provide` is compiling in this context."""
     return _collected.get() is not None
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """Return the fallback (the op without a template) and every candidate for calls like ``drawn``. They are rendered
-    by compiling the op alone, for the worker process that verifies and times them.
+    """Return the fallback, which is the op without a template, and every candidate for calls like ``drawn``. They are
+    rendered by compiling the op alone. The worker process that verifies and times them calls this function.
     """
     listed: list[Any] = []
     token = _collected.set(listed)
@@ -55,14 +55,14 @@ def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
 
 
 def compile_alone(op: Op, drawn: Inputs) -> None:
-    """Compile a call of ``op`` on ``drawn`` without other operations, and run it once. No code of an earlier
-    compilation is used.
+    """Compile a call of ``op`` on the sample inputs ``drawn`` without other operations, and run it once. No code of an
+    earlier compilation is used.
     """
     from shiplap.torch_private import inductor_lowering
 
     def call(*args: Any, **named: Any) -> Any:
-        """Return the result of the op. Each compilation copies the code of this function, so that Dynamo compiles it
-        again.
+        """Return the result of the op for the given arguments. Each compilation copies the code object of this
+        function, so that Dynamo compiles it again.
         """
         return op.overload(*args, **named)
 

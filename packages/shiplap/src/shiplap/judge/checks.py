@@ -43,12 +43,12 @@ GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients
 
 @dataclass
 class JudgeSession:
-    """The request of one judgement, with what was found so far.
+    """The state of one judgement. It holds the request, and the faults, gaps and times that were found so far.
 
     Attributes:
         subject: the reference, with the arguments that its constructor takes.
-        candidate, reference: the module and the name of both.
-        report: called with ``(stage, done, total)``.
+        candidate, reference: the location of each, as a module or file and a name.
+        report: called with ``(stage, done, total)`` to show progress.
         compiled_first: a function that is called after the first call of the candidate. The deadlines are moved by the
             time that it takes.
         reasons: the faults of the candidate. One is enough for a refusal.
@@ -56,9 +56,10 @@ class JudgeSession:
         unchecked: properties that the verdict does not cover.
         timings: the times, one entry for each timed form of inputs (shapes and kind of values).
         calls: the number of the candidate's calls whose results were compared.
-        ledger: the cells (pairs of an axis and an obligation) to which these calls belong.
-        tried: the axes of the ledger that some form of inputs varies.
-        waived: the required cells of the ledger that do not apply, with the reason.
+        ledger: the numbers of these calls, for each property of inputs (such as ``size``) and each thing that is
+            compared (such as ``gradient``).
+        tried: the properties of inputs that some form of inputs varies.
+        waived: the required pairs of a property and a thing to compare that do not apply, with the reason.
     """
 
     options: JudgeOptions
@@ -79,17 +80,16 @@ class JudgeSession:
 
     @property
     def problem(self) -> JudgeProblem:
-        """The problem that candidate and reference have to solve. It draws the arguments of calls, and computes the
-        results that the candidate must return.
+        """The problem of this judgement. It draws the arguments of calls, and computes the results that the candidate
+        must return.
         """
         return self.subject.problem
 
     def wait_for_others(self, prisoner: SandboxedProcess, *paces: StepDeadline) -> None:
-        """Call ``compiled_first``, which returns when the other judgements are done. Do nothing if the caller did not
-        give it.
+        """Call ``compiled_first``, which waits until no other judgement compiles or runs. Do nothing if it is None.
 
-        The deadlines of this judgement, of the candidate's process ``prisoner`` and of the stages ``paces`` are then
-        moved by the time that the wait took.
+        The deadline of this judgement, of the candidate's process ``prisoner`` and of the stages ``paces`` are then
+        moved by the time of the wait.
         """
         if self.compiled_first is None:
             return
@@ -115,11 +115,11 @@ class JudgeSession:
 
     @contextmanager
     def record_faults(self, label: str) -> Iterator[None]:
-        """Return a context that records a ``CandidateError`` as a reason against the candidate. ``label`` is the input
-        that shows the fault.
+        """Return a context manager that catches a ``CandidateError`` and adds it to ``reasons``, the faults of the
+        candidate. ``label`` names the inputs of the call that shows the fault.
 
-        A ``MachineLack`` leaves the context as an exception, since not the candidate is at fault, but the machine lacks
-        something.
+        A ``MachineLack`` is not caught, since it says that the machine lacks a resource, and not that the candidate has
+        a fault.
         """
         try:
             yield
@@ -131,13 +131,12 @@ class JudgeSession:
 
 @dataclass
 class Endurance:
-    """A series of calls on inputs of one form (shapes and kind of values). It also holds the resources of the process
-    early in the series.
+    """A series of calls of the candidate on inputs of one form (shapes and kind of values), which shows leaks.
 
-    Attributes:
-        made: the number of calls so far.
-        own: the seconds of these calls.
-        late: the seconds for which other streams of a GPU worked after each call.
+    It also holds the number of files and threads and the memory that the candidate's process had early in the series.
+
+    ``made`` is the number of calls so far. ``own`` is the sum of their durations in seconds. ``late`` has,
+    for each call, the seconds for which other streams of a GPU still worked after the call.
     """
 
     problem: JudgeProblem
@@ -149,11 +148,12 @@ class Endurance:
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
-        """Call the candidate on new values of ``form`` (shapes and kind of values) and compare all results.
+        """Call the candidate 100 times on new values of ``form`` (shapes and kind of values), and compare all results.
+        On a CPU, batches of up to 4,096 further calls follow.
 
-        The candidate is called 100 times. On a CPU, batches of calls follow. Raise ``CandidateError`` for a wrong
-        result, for work that continues after the call, or for a leak. No call begins after ``ends``. ``seconds`` is the
-        time of the whole judgement, and the batches get a share of it.
+        Raise ``CandidateError`` for a wrong result, for work that continues after the call, or for a leak. ``args`` are
+        the arguments of the first call. No call begins after the time ``ends`` (by ``time.monotonic``). ``seconds`` is
+        the time of the whole judgement, of which the batches may take a tenth.
         """
         while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
@@ -176,7 +176,8 @@ class Endurance:
 
     def _run_batches(self, form: InputForm, ends: float) -> None:
         """Call the candidate in batches on values of ``form``, in shuffled order, and compare all results. End after
-        4096 further calls or at the time ``ends``.
+        4,096 further calls, or at the time ``ends`` by ``time.monotonic``. Do nothing if a call changes its arguments,
+        or if shapes or plain arguments differ from draw to draw.
         """
         sets = [self.problem.draw(form) for _ in range(CALLS_AT_ONCE)]
         if len({str(ArgumentArena(0).pack(list(args))) for args in sets}) > 1:  # a batch has one layout
@@ -195,16 +196,17 @@ class Endurance:
         self.witness.forget_results()
 
     def _held_resources(self) -> ProcessResources:
-        """Return the files, threads and memory that the candidate's process holds now. Memory of arguments and results
-        that the process must keep for the judge is subtracted.
+        """Return the number of files and threads and the bytes of memory that the candidate's process holds now. The
+        files and bytes of arguments and results that the process keeps for the judge are subtracted.
         """
         now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
         return ProcessResources(now.files - files, now.threads, now.memory - size)
 
 
 def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
-    """Return a text that names the resource that grew over ``calls`` calls by more than the limit of a leak, or an
-    empty text. The resources are files, threads and memory.
+    """Return a message that names the resource that leaked between ``before`` and ``after``, or an empty string if none
+    did. Files or threads leak if there is one more for every two of ``calls``. Memory leaks if it grew by more than 32
+    MiB.
     """
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
         # Fewer may be caches that are still being filled.
@@ -218,12 +220,12 @@ def describe_leak(before: ProcessResources, after: ProcessResources, calls: int)
 def change_parameters(
     state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True
 ) -> bool:
-    """Multiply the parameters in ``state`` by random factors, and load them with ``load``. Return whether that was
-    done.
+    """Multiply the parameters in ``state`` by random factors, pass them to ``load``, and update ``state``. Return
+    whether that was done.
 
     If there are no parameters or ``load`` returns False, return False with ``state`` unchanged. Each number has its own
-    factor, which is positive. With ``zeros``, a parameter whose numbers are all near zero gets positive numbers
-    instead. New biases and scales are often near zero.
+    positive factor. If ``zeros`` is true, a parameter whose numbers are all near zero, as new biases are, gets positive
+    random numbers instead. If it is false, such a parameter is multiplied, too.
     """
     other = {k: _scaled_parameter(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
@@ -233,11 +235,10 @@ def change_parameters(
 
 
 def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
-    """Return a parameter of the shape, signs and approximate sizes of ``value``, with each number multiplied by a
-    random factor.
+    """Return a tensor like the parameter ``value`` with each number multiplied by a random factor of 0.5 to 1.5. A copy
+    of ``value`` is returned if it holds no floating-point numbers.
 
-    If ``zeros`` is true, a parameter of numbers near zero gets positive numbers of 0.1 to 0.5. Otherwise it is scaled
-    like any other parameter.
+    If ``zeros`` is true, a parameter whose numbers are all near zero gets random numbers of 0.1 to 0.5 instead.
     """
     if not value.is_floating_point():
         return value.clone()
@@ -250,11 +251,11 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
 
 
 def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
-    """Load other parameters into reference and candidate. Then compare the results of a call on inputs of ``form`` and
-    the state of the module after the call.
+    """Load other parameters into reference and candidate. Then compare the results of one call on inputs of ``form``,
+    and the parameters and buffers that the call changes.
 
-    If a candidate has computed something from the first parameters in advance, its results are wrong now. Wrong results
-    and missing checks are recorded in ``case``.
+    A candidate that has computed something from the first parameters in advance has wrong results now. Faults and
+    missing checks are recorded in ``case``.
     """
     problem, pace = case.problem, StepDeadline(case.budget.last)
     state = case.subject.state
@@ -282,9 +283,9 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
     """Compare the gradients of the candidate, in the process ``witness``, with those of the reference.
 
-    They are compared on the first of ``forms`` (shapes and kinds of values) twice, on the forms that will be timed, and
-    on a few random others. No comparison begins after ``ends``. Wrong results and missing checks are recorded in
-    ``case``.
+    They are compared twice on one of ``forms`` (shapes and kinds of values), on the forms that will be timed, and on up
+    to four random others. No comparison begins after the time ``ends`` (by ``time.monotonic``). Faults and missing
+    checks are recorded in ``case``.
     """
     wanted = case.options.gradients
     # An op that declares a gradient promises it.
@@ -329,19 +330,17 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
 
 
 class _NoGradient(Exception):
-    """An error that says that a candidate refuses to be differentiated, in a judgement that does not require
-    gradients.
-    """
+    """The error that a candidate cannot be differentiated, in a judgement that does not require gradients."""
 
 
 def _compare_form_gradients(
     case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool
 ) -> bool:
-    """Compare the gradients on inputs of one form (shapes and kind of values). Return False if the reference has no
-    gradient there, otherwise True.
+    """Compare the gradients on inputs of one form (shapes and kind of values). Return True, or False if the reference
+    raises an error on these inputs or has no gradient.
 
     ``way`` names the memory layout of each result's gradient (see ``_draw_output_gradient``). Raise ``CandidateError``
-    for wrong gradients. If the candidate has no gradients, raise ``CandidateError`` if they are ``required``, and
+    for wrong gradients. If the candidate has no gradients, raise ``CandidateError`` if ``required`` is true, and
     ``_NoGradient`` otherwise.
     """
     args = case.problem.draw(form)
@@ -369,8 +368,8 @@ def _compare_form_gradients(
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
 
     def recompute() -> list[Tensor]:
-        """Compute the reference's gradients in float64 once more. Return those among them that the candidate gives as
-        well.
+        """Compute the reference's gradients in float64 once more. Return only those whose positions are in ``kept``,
+        which the candidate gives as well.
         """
         again = case.problem.gradients(args, seeds, wide=True)
         return [again[i] for i in kept]
@@ -381,7 +380,7 @@ def _compare_form_gradients(
 
 
 def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
-    """Return a random gradient for a result, of its shape and dtype, in the memory layout that ``way`` names.
+    """Return a random gradient of ``result``, with its shape and dtype, in the memory layout that ``way`` names.
 
     In the layout ``"plain"`` the last dim is contiguous, and in ``"turned"`` the first one. In ``"one"``, all elements
     are one number with stride 0, as in the gradient of a sum.
@@ -395,11 +394,12 @@ def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
 
 
 def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:
-    """Return the reason why a candidate is the reference again, or an empty text.
+    """Return a message that says why a candidate counts as a copy of the reference, or an empty string if it does not.
 
-    The framework operators that a call of each ran are compared. An operator list may be a text, if none was read. A
-    candidate is the reference again if it runs each operator of the reference on the same shapes. If the reference runs
-    several operators, as many elements in rows of the same length are enough.
+    The arguments list the framework operators that one call of the reference and of the candidate ran. Either may be a
+    string, which says why they could not be listed. A candidate is a copy if it runs each operator of the reference on
+    the same shapes. If the reference runs several kinds of operators, the same total of elements in rows of the same
+    lengths is enough.
     """
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
@@ -413,9 +413,11 @@ def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[Op
 
 
 def _count_operator_elements(operators: list[OperatorUse]) -> Counter[str]:
-    """Return the number of elements on which each operator ran, keyed by its name and the lengths of its rows.
+    """Return a mapping from operators to the number of elements on which they ran. A key is text with the operator's
+    name and the sizes of the last dims of its arguments.
 
-    An operator that runs on parts of a tensor therefore counts as much as one that runs on the whole.
+    An operator that runs on parts of a tensor, one after the other, therefore counts as much as one that runs on the
+    whole tensor.
     """
     done: Counter[str] = Counter()
     for use in operators:

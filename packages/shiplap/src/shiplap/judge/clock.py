@@ -51,15 +51,15 @@ DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: shar
 
 
 class ImplausibleTiming(CandidateError):
-    """An error that says that measured times are not plausible.
+    """The error that measured times are not plausible.
 
-    ``busy`` is the share of the time in which the timed processes waited for a processor. Calls of the candidate are
-    left out of this share, since a candidate can make itself wait.
+    ``busy`` is the share (0 to 1) of the wall time in which the timed processes waited for a processor. The candidate's
+    calls are left out, since a candidate can make itself wait.
     """
 
     def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[CallOutcome]]) -> None:
-        """Make the error. ``calls`` has the calls of each process by name. The share of time in which the processes
-        other than the candidate waited for a processor is computed from them.
+        """Make the error from the name of the check, the observation and ``calls``, which maps names of processes to
+        their timed calls. ``busy`` is computed from all calls but those of the process ``"candidate"``.
         """
         super().__init__(check, evidence)
         made = [c for name, each in calls.items() if name != "candidate" for c in each]
@@ -67,16 +67,16 @@ class ImplausibleTiming(CandidateError):
 
     @property
     def proven(self) -> bool:
-        """Whether the timed processes hardly waited for a processor. If so, the implausible times cannot come from load
-        on the machine.
+        """Whether the timed processes waited for a processor in less than a fifth of the time. If so, load on the
+        machine cannot explain the implausible times.
         """
         return self.busy < BUSY_SHARE
 
 
 @cache
 def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
-    """Return the highest measured rates of a device. They are the bytes copied and the floating-point operations of a
-    matrix product in a second. They are measured once for each device.
+    """Return the highest rates that were measured on a device, as bytes moved per second and floating-point operations
+    per second. The first comes from copies, the second from matrix products. They are measured once for each device.
     """
     # Larger than the caches, and long enough to be timed.
     size, edge, dtype = (
@@ -93,7 +93,7 @@ def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
 
 
 def _time_once(device: str, work: Callable[[], object]) -> float:
-    """Return the seconds of one call of ``work``. The work that it leaves to the device is included."""
+    """Return the wall time of one call of ``work`` in seconds, including the work that it leaves to the device."""
     settle = torch.get_device_module(device).synchronize
     settle()
     # Work that was queued before must not count.
@@ -111,15 +111,16 @@ def measure_form(
     ends: float,
     pace: StepDeadline,
 ) -> Timed:
-    """Return the times of one call for inputs of this form (shapes and kind of values).
+    """Return the times of one call for inputs of ``form`` (shapes and kind of values).
 
-    ``judged`` has the processes ``"candidate"``, ``"reference"``, ``"nothing"`` (an idle one) and perhaps
-    ``"compiled"``. Each is timed in turn on new values, and all results of the candidate are compared.
+    ``judged`` maps ``"candidate"``, ``"reference"``, ``"nothing"`` (an idle one) and optionally ``"compiled"`` to
+    processes. Each process is timed in turn on new values, in at most ``rounds`` batches. All results of the candidate
+    are compared. Once the least number of rounds is made, no batch begins after ``ends``. Each process gets its least
+    time, since load on the machine can only add to a time. No further allowance is made for load, because a process can
+    make itself wait.
 
-    The least time of each process counts, since load on the machine can only add to a time. No further allowance is
-    made for load, because a process can make itself wait. Raise ``CandidateError`` for a fault of the candidate in a
-    timed call, and ``ImplausibleTiming`` for implausible times. Raise ``DeviceUnavailable`` if one call does not fit
-    into the memory of the device.
+    Raise ``CandidateError`` for a fault of the candidate in a timed call, and ``ImplausibleTiming`` for implausible
+    times. Raise ``DeviceUnavailable`` if one call does not fit into the memory of the device.
     """
     with pace.step():
         args = problem.draw(form)
@@ -147,7 +148,8 @@ def measure_form(
 @dataclass(frozen=True)
 class _BatchPlan:
     """The plan of a batch of calls. ``count`` is the number of calls. If ``queued`` is true, they are queued on a GPU
-    before the clock starts. If ``apart`` is true, each process gets values of its own, and otherwise all get the same.
+    before the clock starts. If ``apart`` is true, each process gets values of its own. If it is false, all processes
+    get equal values.
     """
 
     count: int = 1
@@ -155,8 +157,9 @@ class _BatchPlan:
     apart: bool = False
 
     def easier(self) -> _BatchPlan:
-        """Return a plan for calls that could not be queued on the GPU before its clock starts. It has half as many
-        calls. If there are few calls, it has as many, but they are not queued.
+        """Return a plan that is easier to carry out, for a GPU that could not queue all calls before its clock starts.
+        The new plan has half as many calls. If this plan has at most 4 calls, the new one has as many and does not
+        queue them.
         """
         # Fewer calls than this are not worth a queue.
         few = self.count <= LEAST_QUEUED
@@ -172,11 +175,12 @@ def _measure_planned(
     pace: StepDeadline,
     plan: _BatchPlan,
 ) -> Timed:
-    """Return the times of one call, from up to ``rounds`` batches of ``plan.count`` calls for each process of
-    ``judged``, in secret order. No batch begins after ``ends`` once the least number of rounds is made.
+    """Return the times of one call, from at most ``rounds`` batches of ``plan.count`` calls for each process of
+    ``judged``.
 
-    Raise ``CallsNotQueued`` if the calls of a GPU could not all be queued before the clock started. Raise the errors of
-    ``measure_form``, too.
+    The processes are timed in a secret order. No batch begins after ``ends`` once the least number of rounds is made.
+    Raise ``CallsNotQueued`` if the calls of a GPU could not all be queued before the clock started. The other errors
+    are those of ``measure_form``.
     """
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
@@ -217,12 +221,13 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the times of one batch of calls on ``sets``, and a list with the times of a second batch. If ``queued`` is
-    true, calls on a GPU are queued before the clock starts.
+    """Return the times of a batch of calls in the process ``witness``, and a list with the times of a second batch on
+    the same values.
 
-    The second batch has the same values, so it is faster if the candidate stores results. It is made only if results
-    are ``expected`` and the calls change no argument. Otherwise the list is empty. ``name`` is that of the process
-    ``witness``, and is ``"nothing"`` for an idle one.
+    ``sets`` has the arguments of each call. The second batch is faster if the candidate stores results. It is made only
+    if ``expected`` is given and the calls change no argument. Otherwise the list is empty. If ``expected`` is given,
+    the results of the first batch are compared with it. If ``name`` is ``"nothing"``, the process computes nothing. If
+    ``queued`` is true, calls on a GPU are queued before the clock starts.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush = None if any(map(lies_on_device, tensors_among(sets[0]))) else _flush_room()
@@ -245,8 +250,8 @@ def _run_turn(
 @cache
 @built_outside_modes
 def _flush_room() -> torch.Tensor:
-    """Return a tensor that is larger than the caches of the CPU. Writing to it empties the caches. All calls return one
-    tensor.
+    """Return a tensor of bytes that is larger than the caches of a CPU, so that writing to it empties them. Every call
+    returns the same tensor.
     """
     return torch.empty(FLUSH_BYTES, dtype=torch.uint8)
 
@@ -259,10 +264,10 @@ def _plan_batches(
     pace: StepDeadline,
     ends: float,
 ) -> _BatchPlan:
-    """Return the plan of batches for a form (shapes and kind of values), found by timing a few probe batches.
+    """Return the plan of the timed batches for a form (shapes and kind of values), found by timing a few probe batches.
 
-    A batch has so many calls that the exchange of messages takes a small share, as far as memory and time allow. It has
-    one call for inputs whose shapes or plain arguments differ from draw to draw.
+    As far as memory and the time until ``ends`` allow, a batch has so many calls that the exchange of messages takes a
+    small share of it. A batch has one call if shapes or plain arguments differ from draw to draw.
     """
     places = [lies_on_device(t) for t in tensors_among(args)]
     on_device = any(places)
@@ -307,9 +312,8 @@ def _plan_batches(
 
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
-    """Make one call in each process of ``judged`` if ``plan`` queues calls on a GPU. The first call of a process
-    allocates memory and loads kernels, which would block a queue. Do nothing if ``plan`` queues no calls. In both cases
-    return ``plan`` unchanged.
+    """Return ``plan`` unchanged. If it queues calls on a GPU, first make one call in each process of ``judged``. The
+    first call of a process allocates memory and loads kernels, which would block the queue.
     """
     for name, process in judged.items() if plan.queued else ():
         with pace.step(process.prisoner):
@@ -325,11 +329,12 @@ def remeasure_without_candidate(
     pace: StepDeadline,
     ends: float = math.inf,
 ) -> Timed:
-    """Measure the reference again after the candidate's process has ended. Return ``timed`` with the times of the
-    reference that are lower now.
+    """Measure the reference again after the candidate's process has ended. Return a copy of ``timed`` in which each
+    time of the reference is the lower of the old and the new one.
 
     The candidate is stopped while other processes are timed. Work that it left to a device or to the system may have
-    slowed the reference nevertheless. After ``ends``, only the least number of rounds is run.
+    slowed the reference nevertheless. Return ``timed`` itself if the calls cannot be queued or there was no time for
+    them. After ``ends``, at most the least number of rounds is run.
     """
     calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
     sets = [problem.draw(form) for _ in range(timed.batch)]
@@ -355,8 +360,9 @@ def remeasure_without_candidate(
 def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
     """Return the least seconds of a batch for each process except the idle one, ``"nothing"``.
 
-    A time is the wall time minus the time for exchanging messages with the process. It is at least the time by the
-    process's own clock, which is 0 for a GPU.
+    ``calls`` maps names of processes to the outcomes of their batches. A time is the wall time minus the time for
+    exchanging messages with the process. If the process's own clock reports a longer time, that time is returned
+    instead.
     """
     # The first outcome is cold.
     own = {name: min(min(c.spent, c.wall) for c in made[1:]) for name, made in calls.items()}
@@ -367,8 +373,8 @@ def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
 def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
     """Raise ``ImplausibleTiming`` if the candidate seems to store its results.
 
-    This is so if every batch in ``repeated``, which has the values of the batch before, takes less than half the time
-    of any batch on new values in ``calls``.
+    ``repeated`` has the batches that repeat the values of the batch before. The candidate is suspected if each of them
+    took less than half the time of any of its batches in ``calls``, which had new values.
     """
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
@@ -381,8 +387,8 @@ def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[Ca
 def _summarize_timing(
     problem: JudgeProblem, form: InputForm, args: Args, calls: Mapping[str, list[CallOutcome]], count: int = 1
 ) -> Timed:
-    """Return the times of one call for a form (shapes and kind of values). Each outcome in ``calls`` is that of a batch
-    of ``count`` calls.
+    """Return the times of one call for inputs of ``form`` (shapes and kind of values). ``calls`` maps names of
+    processes to the outcomes of their batches of ``count`` calls.
 
     Raise ``ImplausibleTiming`` if the clocks disagree, or if a time is shorter than the machine's measured rates allow.
     """
@@ -414,11 +420,11 @@ def _summarize_timing(
 
 
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
-    """Raise ``ImplausibleTiming`` if the clocks of the candidate and of this process disagree.
+    """Raise ``ImplausibleTiming`` if the candidate's clock and the clock of this process disagree.
 
-    They disagree if the wall time of each call is much longer than the candidate's own clock claims. They also disagree
-    if the candidate replies faster than an idle process. ``net`` is the least wall time of its calls without the
-    exchange of messages. ``nothing`` is the time of an exchange, and ``spread`` its variation.
+    They disagree if every batch took much longer than the candidate's own clock reports. They also disagree if the
+    candidate replies much faster than an idle process. ``net`` is the candidate's least wall time without the exchange
+    of messages. ``nothing`` is the time of an exchange, and ``spread`` its variation.
     """
     made = calls["candidate"]
     hidden = min(c.wall - c.spent for c in made) - nothing  # load on the machine delays single calls only

@@ -70,7 +70,8 @@ def judge(
     compiled_first: Callable[[], None] | None = None,
     **changes: Any,
 ) -> JudgeResult:
-    """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict.
+    """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict with
+    its reasons and times.
 
     Shiplap imports and calls the candidate only in a sandboxed process.
 
@@ -137,11 +138,11 @@ def judge(
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
-    """Return the cells of the report, one for each pair of an axis of the inputs (such as size) and an obligation (such
-    as the gradient).
+    """Return the cells of the report, one for each pair of a property of inputs (such as ``size``) and an obligation
+    (such as the gradient).
 
-    A cell says how many samples were compared. If the reference refuses to vary the axis, or the caller has switched
-    that off, the cell has this reason instead.
+    A cell says how many samples were compared. If the reference accepts no variation of the property, or the caller has
+    switched it off, the cell has this reason instead.
     """
     refused, options = "the reference accepts no other than its own", case.options
     case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}
@@ -161,8 +162,8 @@ def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
 
 
 def _target_label(target: JudgeTarget, given: Any) -> str:
-    """Return the name of a target for reports. It is the name of the target's file, or of its module. If ``given``,
-    which the caller passed, is an object or names one, the object's name follows.
+    """Return the name of a target for reports, such as ``problem.py:Model``. It is the name of the target's file or
+    module. The object's name follows if ``given``, which the caller passed, is an object or a string with a colon.
     """
     home = Path(target.home).name if target.home.endswith(".py") else target.home
     named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
@@ -208,10 +209,10 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
 
 
 def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> bool:
-    """Return whether candidates can be compared with this reference at all on the inputs ``forms``. A random reference
-    is an example that cannot.
+    """Return whether the results of a candidate can be compared with those of the reference at all. They cannot if the
+    reference draws random numbers.
 
-    Arguments that never vary and other checks that cannot be made are recorded in ``case``.
+    Arguments that never vary and comparisons that mean little are recorded in ``case``.
     """
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
@@ -231,8 +232,8 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
 
 @contextmanager
 def _note_lack(case: JudgeSession) -> Iterator[None]:
-    """Return a context that catches a lack of time, memory, device or another resource, and adds an entry to
-    ``case.missing``. Such an entry makes the verdict incomplete.
+    """Return a context manager that catches errors for lack of time, memory, a device or another resource, and records
+    them in ``case.missing``. A recorded lack makes the verdict incomplete.
     """
     try:
         yield
@@ -247,15 +248,15 @@ def _note_lack(case: JudgeSession) -> Iterator[None]:
 
 
 def _max_other_shapes(case: JudgeSession) -> int:
-    """Return the number of shapes to try besides those of the reference's own inputs. It is 4 to 14, and is smaller for
-    a slow reference.
+    """Return how many shapes to try besides those of the reference's own inputs. The number is between 4 and 14, and is
+    smaller for a slow reference.
     """
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
     """Return the folders that the process of ``target`` must not read. For the candidate it is the folder of the
-    reference, if the judge itself added it to ``sys.path``.
+    reference if Shiplap itself added that folder to ``sys.path``. Otherwise the list is empty.
     """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
     return [folder] if target is case.candidate and folder in added_folders else []
@@ -270,10 +271,10 @@ def _start_target_process(
     *,
     compiled: bool = False,
 ) -> TargetProcess:
-    """Start a sandboxed process, load ``target`` into it as ``kind``, and return it. The process ends with ``stack``.
+    """Start a sandboxed process, load ``target`` into it, and return it. The process ends when ``stack`` is closed.
 
-    Raise ``SL617`` if it does not start. If ``compiled`` is true, the target is compiled with ``torch.compile``.
-    Otherwise it runs as it is.
+    ``kind`` says how the target is called, such as ``"function"`` or ``"reference"`` of a declared op. If ``compiled``
+    is true, the target is compiled with ``torch.compile``. Raise ``SL617`` if the process does not start.
     """
     folder = str(Path(target.file).parent) if target.file else ""
     try:
@@ -317,8 +318,8 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     """Compare the candidate, in the process ``witness``, with the reference on inputs of every form (shapes and kind of
     values).
 
-    Forms that will be timed are compared first, and again at the end. Wrong results, missing checks and the axes of the
-    inputs that were compared are recorded in ``case``.
+    Forms that will be timed are compared first. Unless shapes were reduced, they are compared again at the end. Faults,
+    missing checks and the properties of inputs that were varied are recorded in ``case``.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -346,12 +347,12 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
 
 @contextmanager
 def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
-    """Return a context for the checks of one ``form`` (shapes, layout and kind of values), in which two kinds of errors
-    do not count against the candidate.
+    """Return a context manager for the checks of one ``form`` (shapes, layout and kind of values). It records two kinds
+    of ``CandidateError`` in ``case`` without counting them against the candidate.
 
-    An exception for tensors that are not contiguous is recorded as unchecked, since no caller gets a wrong result from
-    it. If the form has a tensor in place of None, an exception or a wrong result is recorded as a missing check. The
-    reference may not be meant for such a tensor.
+    An exception that the candidate raises for a special memory layout is recorded as unchecked, since no caller gets a
+    wrong result from it. If the form has a tensor where the reference's own inputs have None, an exception or a wrong
+    result is recorded as a missing check. The reference may not be meant for such a tensor.
     """
     try:
         yield
@@ -370,9 +371,8 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:
-    """Return the axes (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which inputs of
-    ``form`` differ from those of ``first``. A form holds the shapes, the memory layout and the kind of values of
-    inputs.
+    """Return the names of the properties (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in
+    which inputs of ``form`` differ from those of ``first``.
     """
     recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
     layouts = {form.layout, *dict(recipe.layouts).values()} - {""}
@@ -393,15 +393,15 @@ def _check_one_form(
     """Compare the candidate's results with the reference's on inputs of one form (shapes and kind of values). Raise
     ``CandidateError`` if they differ.
 
-    If the form will be timed, nearby values and new values in the same tensors are compared, too. Set ``brief`` to true
-    if the shapes are large and the reference is slow. Only one of these calls is then made on the large shapes, and all
-    of them are made on smaller shapes.
+    If the form will be timed, up to three further calls are compared, with nearby values and with new values in the
+    same tensors. Set ``brief`` to true if the reference is slow and some shapes stand for large ones. Then only one
+    further call is made on the large shapes, and all three are made on the smaller ones.
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
         """Call the candidate once on ``args`` and compare its results with the reference's. If ``in_place`` is true,
-        the values are written into the tensors of the call before, so a candidate that stores results by address fails.
-        Otherwise the call gets new tensors.
+        the values are written into the tensors of the previous call, so a candidate that stores results by address
+        fails. Otherwise the call gets new tensors.
         """
         with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)
@@ -431,8 +431,9 @@ def _check_one_form(
 
 
 def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
-    """Call the candidate many times on the smallest form (shapes and kind of values), compare the results, and record
-    faults and leaks. Record a missing check if the candidate is too slow for all calls before ``ends``.
+    """Call the candidate many times on the form (shapes and kind of values) with the fewest elements, and compare the
+    results. Record faults and leaks in ``case``. If the candidate is too slow for 100 calls before ``ends``, record a
+    missing check.
     """
     usual = [f for f in forms if f.usual] or list(forms)
     form = min(usual, key=case.problem.count_elements)
@@ -452,8 +453,8 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
 
 
 def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
-    """Return the operators as sorted texts, since the threads of one call run their operators in any order. If
-    ``operators`` is a text, which says why they were not read, return it unchanged.
+    """Return the operators as a sorted list of strings, since the threads of one call run them in any order. If
+    ``operators`` is a string, which says why they were not read, return it unchanged.
     """
     return operators if isinstance(operators, str) else sorted(map(repr, operators))
 
@@ -461,10 +462,11 @@ def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
 def _measure_all_forms(
     case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], launcher: SandboxLauncher, stack: ExitStack
 ) -> None:
-    """Time candidate and reference on every form of inputs that is to be timed, and add the times to ``case``.
+    """Time candidate and reference on every form of inputs (shapes and kind of values) that is to be timed, and add the
+    times to ``case``.
 
-    First the operators of both are compared. Raise ``CandidateError`` if the candidate runs the reference's own
-    operators again.
+    Before that, compare the framework operators that a call of the candidate and a call of the reference run. Raise
+    ``CandidateError`` if the candidate runs the reference's own operators again, or other operators in its second call.
     """
     # The reference runs in a process like the candidate's, so that both have the same conditions.
     twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
@@ -519,7 +521,7 @@ def _measure_all_forms(
 
 
 def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
-    """Time calls on inputs of one form (shapes and kind of values) within ``seconds`` and add the times to ``case``.
+    """Time calls on inputs of one form (shapes and kind of values) in about ``seconds``, and add the times to ``case``.
 
     Implausible times are measured up to three times. If they stay implausible, raise ``ImplausibleTiming``. If load on
     the machine may be the cause, record a missing check instead.
@@ -541,8 +543,8 @@ def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, 
 def _start_compiled_reference(
     case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack, timed: Sequence[InputForm]
 ) -> TargetProcess:
-    """Return a started process with ``torch.compile`` of the reference. A call of each form that will be timed compiles
-    it.
+    """Start a process that runs the reference under ``torch.compile``, and return it. One call with each of ``timed``,
+    the forms of inputs that will be timed, has already compiled it.
     """
     made = _start_target_process(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
     made.prisoner.until = case.budget.time_of_share(COMPILING_SHARE)

@@ -56,21 +56,22 @@ class JudgeOptions:
 class StepDeadline:
     """The deadline of a stage that consists of steps.
 
-    A step does not begin if it would end too late. It is assumed to take this process as long as the longest step
-    before. The time of the sandboxed process does not count, since the supervisor ends that process in time.
+    A step is not begun if it would probably end too late. The estimate of its time is the longest time that this
+    process took for an earlier step. The time in which a sandboxed process works is not part of it, since the sandbox
+    ends that process in time.
     """
 
     def __init__(self, last: float) -> None:
-        """Set ``last``, the time (by ``time.monotonic``) by which every step must be over. There was no step yet."""
+        """Set the deadline ``last`` (by ``time.monotonic``). The estimate of the first step is 0 s."""
         self.last, self.longest = last, 0.0
 
     @contextmanager
     def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
-        """Return a context for one step of a judgement, which records how long this process took. The time in which the
-        sandboxed process ``asked`` works does not count.
+        """Return a context manager for one step, which measures how long this process takes for it. The time in which
+        the sandboxed process ``asked`` works does not count.
 
-        A step is expected to take as long as the longest one so far. If it would then end after the deadline, raise
-        ``Timeout`` at once.
+        If the step would end after the deadline, raise ``Timeout`` at once. It is expected to take as long as the
+        longest step so far.
         """
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
@@ -82,7 +83,7 @@ class StepDeadline:
 
 @dataclass(frozen=True)
 class JudgeBudget:
-    """The time that one judgement may take, with its start by ``time.monotonic`` and its length in seconds."""
+    """The time for one judgement. ``began`` is its start by ``time.monotonic``, and ``seconds`` its length."""
 
     began: float
     seconds: float

@@ -49,16 +49,16 @@ Args = tuple[Any, ...]
 
 
 class _CalledNames(torch.overrides.TorchFunctionMode):
-    """A context that records the names of the torch functions that are called in it."""
+    """A context manager that records, in ``names``, the names of the torch functions that are called in its body."""
 
     def __init__(self) -> None:
-        """Start with no names of called functions."""
+        """Start with an empty set of names."""
         super().__init__()
         self.names: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the torch function ``func`` and return its result. Add its name to ``names``. For a custom operator, add
-        ``ops.`` instead.
+        """Call the torch function ``func``, return its result, and add its name to ``names``. For a custom operator,
+        which may compute anything, add ``ops.`` instead.
         """
         # An operator of others may be anything, a product too.
         custom = type(func).__module__.startswith("torch._ops")
@@ -68,8 +68,11 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
 
 @dataclass
 class JudgeProblem:
-    """What a candidate has to compute, with the facts about it. This is the base class of all problems. ``call`` is the
-    reference as a function of the arguments. ``wide`` is the reference as a function of arguments in float64.
+    """What a candidate has to compute. This is the base class of all problems.
+
+    ``call`` is the reference as a function of the arguments. ``wide`` is the reference for arguments in float64.
+    ``tolerance`` is a relative error that is accepted in addition to rounding. ``terms`` caches the number of summed
+    terms by shapes.
     """
 
     name: str
@@ -91,13 +94,15 @@ class JudgeProblem:
         """Return the forms of inputs (shapes and kinds of values) on which the candidate is compared with the
         reference.
 
-        ``numbers`` are constants of the candidate, at which it may branch. ``most`` limits the number of other
-        shapes.
+        ``numbers`` are constants in the candidate's code, at which it may branch. ``most`` limits the number of shapes
+        that are not those of the reference's own inputs.
         """
         raise NotImplementedError
 
     def draw(self, form: InputForm) -> Args:
-        """Return the arguments of one call of this form, with values from a new, secret seed."""
+        """Return the arguments of one call with inputs of ``form`` (shapes and kind of values), drawn with a new,
+        secret seed.
+        """
         raise NotImplementedError
 
     def count_elements(self, form: InputForm) -> int:
@@ -106,16 +111,16 @@ class JudgeProblem:
         return sum(map(math.prod, shapes))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the number of terms that are summed for one element of the results on ``args``, with the precision of
-        the sums. The tolerance for rounding errors grows with that number.
+        """Return how many terms are summed for one element of the results on ``args``, and in which precision. The
+        tolerance for rounding errors grows with that number.
         """
         raise NotImplementedError
 
     def expect_effects(self, form: InputForm, args: Args) -> ExpectedEffects:
         """Return the effects that a right candidate has on ``args``.
 
-        They are the reference's results, the arguments that it changes, and a function that returns how a candidate's
-        effects differ from these beyond rounding.
+        They are the reference's results, the positions of the tensors that it changes, and a function that compares a
+        candidate's effects with these.
         """
         with torch.no_grad():
             # The candidate gets the arguments themselves, which must be unchanged.
@@ -131,15 +136,15 @@ class JudgeProblem:
         sums = self.sums(form, args)
 
         def recompute() -> list[Tensor]:
-            """Run the reference in float64 on the arguments of this call once more. Return its results, then the
+            """Run the reference in float64 on ``args`` once more. Return a list of its results, followed by the
             arguments that it changed.
             """
             with torch.no_grad():
                 return self._run(self.wide, tree_map(widen_tensor, args), changed)
 
         def against(got: Sequence[Tensor]) -> Difference:
-            """Return the difference, beyond rounding errors, of ``got`` from the effects of the reference. ``got`` are
-            a candidate's results and changed arguments.
+            """Return how ``got`` differs from the effects of the reference beyond rounding errors. ``got`` are a
+            candidate's results, followed by the arguments that it changed.
             """
             if agrees_without_float64(got, own, sums, wide_sums=True, near="none"):
                 return Difference()
@@ -151,10 +156,10 @@ class JudgeProblem:
         return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
     def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
-        """Return the reference's results for the float64 arguments ``precise``, then its arguments at the positions
-        ``changed``.
+        """Return the reference's results for the float64 arguments ``precise``, followed by those arguments whose
+        positions are in ``changed``, after the call.
 
-        If the reference refuses float64 or returns other shapes, return ``own``, which are its results for the original
+        If the reference refuses float64 or returns other shapes, return ``own``, its results for the original
         arguments.
         """
         try:
@@ -165,8 +170,8 @@ class JudgeProblem:
         return wide if fits else own
 
     def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
-        """Return the results of ``call`` on copies of ``args`` as tensors, then those copies whose positions are in
-        ``changed``.
+        """Return the results of ``call`` on copies of ``args`` as a list of tensors, followed by those copies whose
+        positions are in ``changed``, after the call.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
         outs = _result_tensors(call(*given))
@@ -174,15 +179,17 @@ class JudgeProblem:
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load the parameters ``state``, by name, into the reference, and return whether it has any. This kind of
-        problem has no module with parameters, so it returns False.
+        """Load the parameters ``state``, by name, into the reference, and return True. This base class returns False
+        and does nothing, since its reference has no parameters.
         """
         return False
 
     def why_unfit(self, timed: Sequence[InputForm]) -> tuple[str, str] | None:
-        """Return why no candidate can be compared with this reference, as (kind, text), or None if one can.
+        """Return why candidates cannot usefully be compared with this reference, as a pair of kind and text, or None if
+        they can.
 
-        The reference is unfit if its results are random, or nearly the same for all inputs, for example.
+        The kind is ``"values"`` if the results are random. It is ``"results"`` if they are nearly the same for inputs
+        of every form in ``timed``.
         """
         args = self.draw(timed[0])
         with SEEDING:
@@ -205,10 +212,10 @@ class JudgeProblem:
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
     def note_products(self, args: Args) -> None:
-        """Set ``runs_products`` to whether a call of the reference on ``args`` may compute matrix products. The names
-        of the torch functions that it calls show this.
+        """Set ``runs_products`` to whether a call of the reference on ``args`` may compute matrix products.
 
-        If no names are seen, as for a compiled script, ``runs_products`` is set to True.
+        The names of the torch functions that it calls decide. If no names are seen, as for a compiled script,
+        ``runs_products`` is set to True.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
         with torch.no_grad(), _CalledNames() as called:
@@ -217,15 +224,15 @@ class JudgeProblem:
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
 
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
-        """Return the reference's results for ``args`` in its own precision, then the arguments that it has changed.
-        ``like`` are the effects of another call, which say which arguments are changed.
+        """Return the reference's results for ``args`` in its own precision, followed by the arguments that it changed.
+        ``like`` are the effects of an earlier call, which give the positions of these arguments.
         """
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
-        """Return whether the reference runs on ``args`` without an error and all its results are finite. The reference
-        is called with the present values of its parameters.
+        """Return whether a copy of the reference, with its present parameters, runs on ``args`` without an error and
+        with finite results only.
         """
         with torch.no_grad():
             try:
@@ -235,8 +242,9 @@ class JudgeProblem:
         return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
 
     def kept_after(self, args: Args) -> dict[str, Tensor]:
-        """Return the state of the reference that one call on ``args`` changes, such as running means. The result maps
-        names of parameters or buffers to values after the call. The reference itself is not changed.
+        """Return the parameters and buffers, such as running means, that one call of the reference on ``args`` changes.
+        The result maps their names to their values after the call, which is made on a copy of the reference. It is
+        empty for a function.
         """
         if not isinstance(self.call, torch.nn.Module):
             return {}
@@ -247,8 +255,9 @@ class JudgeProblem:
         return {k: v for k, v in after.items() if k in before and bitwise_difference([v], [before[k]])}
 
     def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
-        """Raise ``CandidateError`` if ``got``, the state of the candidate's module after a call, differs from
-        ``expected``, the state of the reference by name.
+        """Raise ``CandidateError`` if ``got`` differs from ``expected`` beyond rounding errors. ``expected`` maps names
+        of the reference's parameters and buffers to their values after a call, and ``got`` has those of the candidate
+        in the same order.
         """
         own = [t.detach().clone() for t in expected.values()]
         # There is no run in float64 that would have kept this state.
@@ -278,15 +287,15 @@ class JudgeProblem:
 
     @property
     def parameters(self) -> list[str]:
-        """The names of the reference's parameters that require a gradient. The list is empty if the reference is a
-        function.
+        """The names of the reference's parameters that require a gradient. The list is empty if the reference is no
+        module.
         """
         module = self.call if isinstance(self.call, torch.nn.Module) else None
         return [name for name, p in module.named_parameters() if p.requires_grad] if module is not None else []
 
     def wide_gradients(self, args: Args, seeds: Sequence[Tensor]) -> list[Tensor]:
-        """Return the reference's gradients in float64 for the gradients ``seeds`` of its results. Return an empty list
-        if the reference refuses float64.
+        """Return the gradients that ``gradients`` computes in float64 for the gradients ``seeds`` of the results.
+        Return an empty list if the reference refuses float64.
         """
         try:
             return self.gradients(args, seeds, wide=True)
@@ -294,9 +303,9 @@ class JudgeProblem:
             return []
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Return the reference's gradients for the gradients ``seeds`` of its results. Those of the floating-point
-        arguments come first, then those of the parameters. If ``wide`` is true, they are computed in float64. Otherwise
-        they are computed in the dtypes of ``args``.
+        """Return the reference's gradients, given ``seeds``, the gradients of its differentiable results. Those of the
+        floating-point arguments come first, then those of the parameters. A gradient that autograd does not compute is
+        a tensor of zeros. If ``wide`` is true, all are computed in float64, and otherwise in the dtypes of ``args``.
         """
         given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
@@ -313,8 +322,9 @@ class JudgeProblem:
 
 
 def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether a result in the list ``first`` clearly differs from that in ``second``. It does if the norm of
-    their difference exceeds a tenth of the sum of their norms.
+    """Return whether any tensor of ``first`` clearly differs from the one at its position in ``second``. It does if the
+    norm of their difference exceeds a tenth of the sum of their norms. Tensors of different shapes or of one-byte
+    elements are not compared.
     """
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
     return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)
@@ -331,18 +341,20 @@ def _is_floating_tensor(value: Any) -> bool:
 
 
 def _result_tensors(result: Any) -> list[Tensor]:
-    """Return a result as a flat list of tensors. Containers are flattened, and plain numbers become tensors."""
+    """Return the tensors in ``result`` as a flat list. Nested containers are flattened, and numbers become tensors
+    without dims.
+    """
     return [v if isinstance(v, Tensor) else torch.tensor(v) for v in tree_leaves(result)]
 
 
 class OpProblem(JudgeProblem):
-    """The problem of implementing a declared op. The reference is that of the op, and the inputs are samples as in an
-    audit.
+    """The problem of implementing a declared op. The expected results are those of the op's reference, and the inputs
+    are samples like those of an audit.
     """
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
-        """Make the problem of the reference of ``op``. ``sizes`` are those at which it is timed. If there are none, the
-        largest samples of the audit are timed.
+        """Make the problem for ``op`` on ``device``. Each of ``sizes`` maps dims of the declaration to a size, and the
+        op is timed at these. If there are none, the two largest samples of the audit are timed.
         """
 
         def body(*args: Any) -> Any:
@@ -354,7 +366,7 @@ class OpProblem(JudgeProblem):
         self.op, self.asked, self.device = op, sizes, device
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return the forms of inputs (shapes and kinds of values) for an op.
+        """Return the forms of inputs (descriptions of samples) for the op, without repetitions.
 
         They are samples of every kind that the audit draws, samples of secret sizes, and samples of the timed sizes.
         ``numbers`` are constants in the candidate's code, which are tried as sizes. ``most`` limits the number of
@@ -373,10 +385,11 @@ class OpProblem(JudgeProblem):
         return [InputForm(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
     def _secret_recipes(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
-        """Return recipes with one random size each, and at most ``most`` recipes with a size taken from ``numbers``.
+        """Return recipes in which one dim has another size. A recipe is a description from which ``samples`` draws
+        arguments.
 
-        A recipe is a description from which ``samples`` draws arguments. ``numbers`` are constants in the candidate's
-        code.
+        Each dim gets two random sizes. At most ``most`` further recipes have a size from ``numbers``, the constants in
+        the candidate's code. Recipes that break a precondition of the op are left out.
         """
         names = [
             n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
@@ -395,21 +408,21 @@ class OpProblem(JudgeProblem):
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the number of terms that are summed for one element of the results, with the precision of the sums. It
-        follows from the declared dims of the op's arguments and results.
+        """Return how many terms are summed for one element of the results, and in which precision. Both follow from the
+        declared dims of the op's arguments and results.
         """
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
 
 def _pick_evenly(items: list[Any], count: int) -> list[Any]:
-    """Return at most ``count`` of ``items``, evenly spaced over the list."""
+    """Return ``items``, or ``count`` of them at even distances in the list if there are more."""
     step = max(1.0, len(items) / count)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
 class FunctionProblem(JudgeProblem):
-    """The problem of replacing a function or module. A given function makes the inputs, whose shapes and values are
-    then varied.
+    """The problem of replacing a function or module of torch. A function that comes with it makes the inputs, whose
+    shapes and values are then varied.
     """
 
     def __init__(
@@ -423,9 +436,11 @@ class FunctionProblem(JudgeProblem):
         vary_layouts: bool = True,
         file: str = "",
     ) -> None:
-        """Make the problem of the reference ``call``. ``inputs`` makes the arguments of one call. ``vary_shapes`` and
-        ``vary_layouts`` are options as in ``JudgeOptions``. If ``call`` is a module, it is copied in float64 for the
-        expected results. ``file`` is the source file of the reference.
+        """Make the problem of the reference ``call``.
+
+        ``inputs`` makes the arguments of one call. ``tolerance``, ``vary_shapes`` and ``vary_layouts`` are options as
+        in ``JudgeOptions``. ``file`` is the source file of the reference. If ``call`` is a module, a copy of it in
+        float64 computes the expected results.
         """
         # A plain function computes in the precision of its arguments, so it needs no copy.
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
@@ -434,8 +449,8 @@ class FunctionProblem(JudgeProblem):
         self.vary_shapes, self.vary_layouts, self.file = vary_shapes, vary_layouts, file
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into both copies of the reference's module, the plain one and the one in float64. Return True,
-        or False for a function, which has no parameters.
+        """Load the parameters and buffers ``state`` into the reference's module and into its copy in float64. Return
+        True. If the reference is a function, do nothing and return False.
         """
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
         # load_state_dict converts the values for the module in float64.
@@ -444,8 +459,8 @@ class FunctionProblem(JudgeProblem):
         return bool(modules)
 
     def _make_arguments(self) -> Args:
-        """Return the arguments of one call as a tuple, made by the input function of the reference with a new secret
-        seed.
+        """Return the arguments of one call as a tuple. The reference's input function makes them, after torch's
+        generators got a new, secret seed.
         """
         with SEEDING:
             seed_torch(secrets.randbits(62))
@@ -454,9 +469,9 @@ class FunctionProblem(JudgeProblem):
 
     @cached_property
     def first(self) -> Args:
-        """The inputs of one draw on which the reference ran without an error. They are drawn once.
+        """The arguments of one call on which the reference ran without an error. They are drawn on the first access.
 
-        Raise ``SL615`` if they cannot be made, and ``SL616`` if the reference fails.
+        Raise ``SL615`` if they cannot be made or contain no tensor, and ``SL616`` if the reference fails on them.
         """
         try:
             made = self._make_arguments()
@@ -480,10 +495,10 @@ class FunctionProblem(JudgeProblem):
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
-        """Set ``constant``, ``always`` and ``flags`` from ``first`` and ``second``, the inputs of two draws.
+        """Set ``constant``, ``always`` and ``flags`` from ``first`` and ``second``, the tensor arguments of two draws.
 
-        They record which tensors have the same values in both draws. Such values are known to a candidate in advance,
-        so times on them would not be valid.
+        These fields record which tensors have the same values in both draws. A candidate can know such values in
+        advance, so times on them would not be valid. Do nothing if the shapes of the draws differ.
         """
         if [t.shape for t in first] != [t.shape for t in second] or any(t.is_meta for t in second):
             return
@@ -495,15 +510,18 @@ class FunctionProblem(JudgeProblem):
         self.flags = [i for i in self.always if first[i].dtype == torch.bool]
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return forms of inputs (shapes and kinds of values) on which the reference runs.
+        """Return the forms of inputs (shapes and kinds of values) on which the candidate is called.
 
-        The reference's own inputs come first, then other shapes, kinds of values and memory layouts. ``numbers`` are
-        constants in the candidate's code, which are tried as sizes and values. ``most`` limits the other shapes.
+        The reference's own inputs come first. Other shapes, kinds of values and memory layouts follow if the reference
+        runs on them. ``numbers`` are constants in the candidate's code, which are tried as sizes and values. ``most``
+        limits the number of other shapes.
         """
 
         def runs(form: InputForm) -> bool:
-            """Return whether the reference accepts inputs of ``form`` and enough of its results are finite. If the time
-            for trying forms is over, set ``hurried`` and return False.
+            """Return whether the reference runs on inputs of ``form`` and enough elements of its results are finite.
+            For a form that is ``whole``, all elements of all results must be finite. For any other form, more than half
+            of the elements of one result must be. If the time for trying forms is over, set ``hurried`` and return
+            False.
             """
             if time.monotonic() > self.until:
                 self.hurried = True
@@ -533,18 +551,21 @@ class FunctionProblem(JudgeProblem):
         return make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)
 
     def draw(self, form: InputForm) -> Args:
-        """Return new inputs of this form (shapes and kind of values), varied with a secret seed.
+        """Return the arguments of one call with inputs of ``form`` (shapes and kind of values), varied with a new,
+        secret seed.
 
-        The reference's input function draws them. That takes long for large inputs. If a form changes the values of
-        these or reduces their shapes, the first draw is varied instead.
+        The reference's input function makes new arguments, which are then varied. Large arguments take long to make. If
+        they are large and the form replaces their values or reduces their shapes, the arguments of the first draw are
+        varied instead.
         """
         large = sum(t.numel() for t in tensors_among(self.first)) > LARGE
         made = self.first if large and (form.reduced or form.kind != "drawn") else self._make_arguments()
         return vary_arguments(made, form, secrets.randbits(62))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return an estimate of the number of terms that are summed for one element of the results. It follows from the
-        numbers of elements and the floating-point operations of the reference.
+        """Return an estimate of how many terms are summed for one element of the results. It follows from the numbers
+        of elements of arguments and results, and from the floating-point operations of the reference. It is computed
+        once for each set of shapes.
         """
         key = str(form.shapes)
         # Sizes decide it, so that it is computed once for each shape.

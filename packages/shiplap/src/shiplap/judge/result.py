@@ -55,7 +55,7 @@ class Timed:
 
     @property
     def speedup(self) -> float:
-        """The time of one call of the reference divided by that of one call of the candidate."""
+        """The time of one call of the reference divided by the time of one call of the candidate."""
         return self.reference / max(self.candidate, 1e-9)
 
     @property
@@ -75,16 +75,16 @@ class JudgeResult(ResultWithVerdict):
 
     Attributes:
         reference, candidate: the names of what was compared.
-        verdict: ``"refused"`` if there is at least one reason. ``"incomplete"`` if there is no reason, but ``missing``
-            is not empty. Otherwise ``"accepted"``.
+        verdict: ``"refused"`` if there is at least one reason. Otherwise it is ``"incomplete"`` if ``missing`` is not
+            empty, and ``"accepted"`` if it is.
         reasons: the faults of the candidate.
-        missing: pairs of a required comparison or part of the sandbox, and why it is missing.
+        missing: pairs of the name of a required comparison or part of the sandbox that is missing, and the reason.
         unchecked: properties about which the verdict says nothing, as text.
-        timings: one entry for each timed shape. Empty if the candidate was refused before.
+        timings: the times of each timed shape. It is empty if the candidate was refused before.
         calls: the number of calls of the candidate that were compared with the reference.
         seconds: the duration of the whole judgement.
-        ledger: the cells to which the calls belong. A cell joins an axis (what inputs vary) and an obligation (what is
-            observed). A required cell that is untouched is also in ``missing``.
+        ledger: the cells to which the calls belong. A cell is a pair of a property that inputs vary (such as ``size``)
+            and of what is compared (such as ``gradient``). A required cell without calls is also in ``missing``.
     """
 
     reference: str
@@ -100,15 +100,15 @@ class JudgeResult(ResultWithVerdict):
 
     @property
     def verdict(self) -> JudgeVerdict:
-        """The verdict on the candidate. It is ``"refused"`` if there is a reason, ``"incomplete"`` if a comparison is
-        missing, and ``"accepted"`` otherwise.
+        """The verdict on the candidate. It is ``"refused"`` if ``reasons`` is not empty. Otherwise it is
+        ``"incomplete"`` if ``missing`` is not empty, and ``"accepted"`` if both are empty.
         """
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
 
     @property
     def headline(self) -> str:
-        """The verdict on one line. It has the name of the candidate, the verdict and, if the candidate was timed, the
-        speedups.
+        """One line with the name of the candidate and the verdict. It also has the speedups if the candidate was
+        accepted and timed.
         """
         fast = f", {self.speedup:.2f}x the reference, at least {self.min_speedup:.2f}x" if self.speedup else ""
         return f"{self.candidate}: {self.verdict}{fast}"
@@ -117,8 +117,8 @@ class JudgeResult(ResultWithVerdict):
     def rows(self) -> tuple[Row, ...]:
         """The rows of the printed report.
 
-        First come the reasons against the candidate, missing checks and times. Axes of the inputs that do not apply,
-        the number of compared calls and unchecked properties follow.
+        Faults of the candidate, missing checks and times come first. Required checks that do not apply, the number of
+        compared calls and unchecked properties follow.
         """
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
@@ -132,16 +132,20 @@ class JudgeResult(ResultWithVerdict):
 
     @property
     def speedup(self) -> float:
-        """The geometric mean of the speedups of all timed shapes. It is 0 if the candidate is not accepted."""
+        """The geometric mean of the speedups of all timed shapes. It is 0 if the candidate is not accepted or was not
+        timed.
+        """
         return self._geometric_mean([t.speedup for t in self.timings])
 
     @property
     def min_speedup(self) -> float:
-        """The geometric mean of :attr:`Timed.min_speedup`. It is 0 if the candidate is not accepted."""
+        """The geometric mean of :attr:`Timed.min_speedup` of all timed shapes. It is 0 if the candidate is not accepted
+        or was not timed.
+        """
         return self._geometric_mean([t.min_speedup for t in self.timings])
 
     def _geometric_mean(self, values: list[float]) -> float:
-        """Return the geometric mean of ``values``, or 0 if there are none or the candidate is not accepted."""
+        """Return the geometric mean of ``values``. Return 0 if there are none or the candidate is not accepted."""
         from math import exp, log
 
         if self.verdict != "accepted" or not values:
@@ -149,7 +153,7 @@ class JudgeResult(ResultWithVerdict):
         return exp(sum(log(max(v, 1e-12)) for v in values) / len(values))
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, the verdict and the speedups as plain JSON-ready values."""
+        """Return all fields, the verdict and the speedups as a dict of values that ``json`` can write."""
         timings = [{**asdict(t), "speedup": t.speedup, "min_speedup": t.min_speedup} for t in self.timings]
         return {
             "verdict": self.verdict,
@@ -162,9 +166,9 @@ class JudgeResult(ResultWithVerdict):
 
 
 def _times_text(timed: Timed) -> str:
-    """Return the measured times of one shape as one line of a report. The line has the times of the candidate and the
-    reference, the resolution of the times (the share of a call that a candidate could hide), and the number of timed
-    calls.
+    """Return the measured times of one shape as one line of a report. The line has the times of the candidate, the
+    reference and the compiled reference, if it was timed. The resolution (the time that a candidate could hide), the
+    share of the machine's highest rates and the number of timed calls follow.
     """
     compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"

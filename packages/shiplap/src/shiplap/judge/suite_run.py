@@ -42,7 +42,7 @@ class SuiteVerdict:
         speedup, min_speedup: the speedups that ``JudgeResult`` has.
         seconds: the duration of the judgement.
         reason: the first fault, gap or error.
-        result: the whole verdict as plain values.
+        result: the fields of the ``JudgeResult`` as a dict, or None for an unusable problem.
     """
 
     problem: str
@@ -56,30 +56,31 @@ class SuiteVerdict:
     result: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields as a dict of plain values."""
+        """Return all fields by name as a dict of values that ``json`` can write."""
         return asdict(self)
 
 
 class TimingTurns:
-    """Turns of judgements that run side by side. Several of them may compile at once, but only one at a time runs its
-    timed part.
+    """Turns for judgements that run side by side in threads. Several of them may compile at once, but only one at a
+    time runs what follows the compilation.
 
     A judgement runs inside ``judgement()``. Once it has called the function that this context yields, no other
     judgement compiles or runs until it ends.
     """
 
     def __init__(self) -> None:
-        """Start with no judgement that compiles or runs."""
+        """Start with no judgement."""
         self._state = threading.Condition()
         self._compiling = 0
         self._busy = False
 
     @contextmanager
     def judgement(self) -> Iterator[Callable[[], None]]:
-        """Return a context for one judgement. Its value is a function that the judgement calls when its candidate has
-        compiled.
+        """Return a context manager for one judgement. Its value is a function without arguments, which the judgement
+        calls when its candidate has compiled.
 
-        The function waits until no other judgement compiles or runs, so that times are not disturbed.
+        The function waits until no other judgement compiles or runs, so that times are not disturbed. The context
+        itself is entered only when no judgement runs its timed part.
         """
         with self._state:
             self._state.wait_for(lambda: not self._busy)
@@ -87,8 +88,8 @@ class TimingTurns:
         alone = False
 
         def take_turn() -> None:
-            """Wait until no other judgement compiles or runs. No other judgement then starts to compile or run until
-            this one ends.
+            """Wait until no other judgement compiles or runs. After that, none starts to compile or run until this
+            judgement ends.
             """
             nonlocal alone
             with self._state:
@@ -117,11 +118,11 @@ def run_suite(
     jobs: int = 1,
     report: Callable[[SuiteVerdict], None] = lambda verdict: None,
 ) -> Generator[SuiteVerdict, None, None]:
-    """Yield a verdict on each problem. ``jobs`` problems are judged at a time.
+    """Yield a verdict on each problem. Up to ``jobs`` problems are judged at a time.
 
-    Verdicts in ``file`` from an earlier run with the same reference, candidate and options come first. The verdicts of
-    this run are appended to ``file``. ``report`` is called with each new verdict. If the caller stops early, all
-    processes are ended.
+    If ``file`` is given, verdicts in it from an earlier run with the same reference, candidate and options come first.
+    They are not judged again. Each new verdict is appended to the file, and ``report`` is called with it. If the caller
+    stops early, all processes are ended.
     """
     # By digest: a changed candidate is judged again.
     known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}
@@ -136,8 +137,8 @@ def run_suite(
     free = list(launchers)
 
     def work(problem: SuiteProblem, digest: str) -> SuiteVerdict:
-        """Return the verdict on one problem. No other judgement uses its launcher of sandboxed processes meanwhile.
-        ``digest`` identifies the problem's sources and options in the verdict.
+        """Return the verdict on one problem, judged with a launcher of sandboxed processes that no other judgement uses
+        meanwhile. ``digest`` identifies the problem's sources and options.
         """
         launcher = free.pop()
         try:
@@ -162,8 +163,8 @@ def run_suite(
 def _store_verdicts(
     done: set[Future[SuiteVerdict]], file: Path | None, report: Callable[[SuiteVerdict], None]
 ) -> Iterator[SuiteVerdict]:
-    """Append each verdict of the futures ``done`` to ``file`` as a line of JSON, call ``report`` with it, and yield
-    it.
+    """For each finished future in ``done``, append its verdict to ``file`` as a line of JSON, call ``report`` with it,
+    and yield it. If ``file`` is None, nothing is written.
     """
     for verdict in (future.result() for future in done):
         if file is not None:
@@ -181,10 +182,10 @@ def _judge_problem(
     launcher: SandboxLauncher,
     take_turn: Callable[[], None],
 ) -> SuiteVerdict:
-    """Return the verdict on one problem of a suite, marked with ``digest``.
+    """Return the verdict on one problem of a suite, with ``digest`` in it.
 
-    ``take_turn`` is called when the candidate has compiled, and waits for other judgements. A problem whose reference
-    raises an error gets the verdict ``"unusable"``.
+    ``take_turn`` is called when the candidate has compiled, and waits for other judgements. If the reference cannot be
+    loaded or raises an error, the verdict is ``"unusable"``.
     """
     named = problem.name, problem.format, digest
     if problem.unusable:
@@ -202,8 +203,8 @@ def _judge_problem(
 
 
 def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
-    """Return the digest of a problem's options and of the source files of its reference and candidate. By the digest, a
-    verdict from an earlier run is recognised.
+    """Return the digest (32 hexadecimal digits) of a problem's name, its options and the source files of its reference
+    and candidate. A verdict of an earlier run with the same digest is still valid.
     """
     digest = hashlib.sha256(repr((problem.name, problem.unusable, options)).encode())
     for target in (problem.reference, problem.candidate):
@@ -214,8 +215,8 @@ def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
 
 
 def read_verdicts(file: Path) -> list[SuiteVerdict]:
-    """Return the verdicts in a file of JSON lines. A line that was cut off is left out. The list is empty if there is
-    no file. Raise ``SL602`` for a file that cannot be read.
+    """Return the verdicts in a file of JSON lines, in order. A line that was cut off is left out. The list is empty if
+    the file does not exist. Raise ``SL602`` for a file that cannot be read.
     """
     try:
         lines = safe_io.read_file(file, VERDICTS_LIMIT, safe_io.NAMED).splitlines()

@@ -27,13 +27,13 @@ SAMPLE_LINE = re.compile(r"^\s*-\s*(\{.*\})\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class SuiteProblem:
-    """One problem of a suite.
+    """One problem of a suite, with the places of its reference and candidate.
 
     Attributes:
         name: the path of the problem in its suite.
         format: the name of the format.
         reference, candidate: targets of :func:`shiplap.judge.judge`.
-        unusable: why the problem cannot be judged. Empty if it can.
+        unusable: why the problem cannot be judged. It is empty if the problem can be judged.
         vary_shapes: whether the reference accepts other shapes than those of its inputs.
     """
 
@@ -47,8 +47,9 @@ class SuiteProblem:
 
 @dataclass(frozen=True)
 class SuiteFolders:
-    """The folders of a suite. They are those of its problems, of its candidates (empty if these lie beside the
-    problems), and of the written files.
+    """The folders of a suite. They are those of its problems, of its candidates, and of the files that Shiplap writes.
+    ``candidates`` is empty if the candidates lie beside the problems, and ``torch.compile`` if the compiled references
+    are the candidates. ``device`` is the device of the inputs.
     """
 
     problems: Path
@@ -57,8 +58,9 @@ class SuiteFolders:
     device: str = HOST
 
     def write(self, role: str, name: str, text: str, extra: Mapping[str, str] | None = None) -> Path:
-        """Write the text of a problem's file for ``role``, which is ``"reference"`` or ``"candidate"``, and return its
-        path. The files in ``extra`` (path to content) are written beside it.
+        """Write the source code ``text`` of a problem's reference or candidate to a file, and return the file's path.
+        ``role`` is ``"reference"`` or ``"candidate"``. The files in ``extra``, a mapping from relative path to content,
+        are written into the folder of that file. Paths that lead out of the folder are left out.
         """
         folder = self.written / role / re.sub(r"\W+", "_", name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,9 +75,9 @@ class SuiteFolders:
         return file
 
     def find_candidate(self, problem: Path, *names: str) -> Path | None:
-        """Return the first existing file with one of ``names`` in the folder of candidates, or None. It may lie in the
-        subfolder that ``problem`` has in the folder of problems, in a subfolder with the name of the problem's folder,
-        or in the folder itself.
+        """Return the first existing file with one of ``names`` in the folder of candidates, or None. ``problem`` is the
+        path of the problem's file. The candidate may lie in the folder of candidates itself, or in a subfolder with the
+        path or the name of the problem's folder.
         """
         if not self.candidates:
             return None
@@ -85,7 +87,8 @@ class SuiteFolders:
 
 
 def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
-    """Return the problems in the folders of a suite, without repetitions and sorted by name.
+    """Return the problems in the folders of a suite, sorted by path, with numbers in natural order. Of several problems
+    with one name, only the first is returned.
 
     The folders may mix all formats that this module reads. A problem that cannot be read is returned as unusable, with
     the reason.
@@ -108,28 +111,28 @@ def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
 
 
 def _natural_order(path: Path) -> list[Any]:
-    """Return a sort key of a path in which numbers count as numbers. ``2_x.py`` then comes before ``10_x.py``."""
+    """Return a sort key of a path in which digits count as numbers, so that ``2_x.py`` comes before ``10_x.py``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def _unusable_problem(name: str, kind: str, why: str) -> SuiteProblem:
-    """Return the problem ``name`` of the format ``kind`` as one that cannot be judged, with the reason ``why``."""
+    """Return the problem ``name`` of the format ``kind``, marked as unusable for the reason ``why``."""
     return SuiteProblem(name, kind, unusable=why)
 
 
 def _compiled_candidate(name: str, source: str, folders: SuiteFolders) -> Path:
-    """Write a candidate in KernelBench's format to a file of this name, and return its path. The candidate is the
-    reference's ``source``, compiled by torch.
+    """Write a candidate for the problem ``name`` in KernelBench's format, and return the path of its file. The
+    candidate is the model in the reference's ``source``, with its ``forward`` under ``torch.compile``.
     """
     text = source + "\n\nclass ModelNew(Model):\n    forward = torch.compile(Model.forward)\n"
     return folders.write("candidate", name, text)
 
 
 def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the problem of KernelBench at ``path``, if it is one.
+    """Yield the KernelBench problem at ``path``. Yield nothing if ``path`` is no such problem.
 
-    A problem is a file with ``Model`` and ``get_inputs``. Its candidate is a file with ``ModelNew``. The candidate has
-    the name of the problem, or the name that KernelBench gives to samples of a run.
+    A problem is a file with ``Model`` and ``get_inputs``. Its candidate is a file with ``ModelNew``. The candidate's
+    file has the name of the problem, or the name that KernelBench gives to samples of a run.
     """
     # ``func_forward.py`` is a task of robust-kbench, which has a ``Model``, too.
     if path.suffix != ".py" or path.name == "func_forward.py" or not path.is_file():
@@ -156,10 +159,10 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
 
 
 def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the task of robust-kbench at ``path``, if it is one.
+    """Yield the robust-kbench task at ``path``. Yield nothing if ``path`` is no such task.
 
-    A task is a file ``func_forward.py``, whose model takes the kernel as ``fn``, with its settings and its candidate.
-    Files for the reference and the candidate are written.
+    A task is a file ``func_forward.py``, whose model takes the kernel as ``fn``. Its settings lie beside it. A file for
+    the reference and one for the candidate are written.
     """
     if path.name != "func_forward.py":
         return
@@ -198,15 +201,15 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
 
 
 def _kernel_file(kernel: Path) -> str:
-    """Return the name of the file that holds a kernel of robust-kbench beside its candidate. ``kernel`` is the kernel's
+    """Return the name under which a kernel of robust-kbench is copied beside its candidate. ``kernel`` is the kernel's
     original path.
     """
     return "forward.cu" if kernel.suffix == ".cu" else f"{kernel.stem}_kernel.py"
 
 
 def _first_config(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the first settings of a kind in a task of robust-kbench, such as the sizes of its inputs. The kinds are
-    ``input``, ``init`` and ``shared``.
+    """Return the first config of a kind in the settings of a robust-kbench task, as a dict such as the sizes of inputs.
+    ``kind`` is ``input``, ``init`` or ``shared``. The dict is empty if there is none.
     """
     listed = settings.get(f"single_{kind}_configs") or [{}]
     return dict(listed[0]) if isinstance(listed[0], dict) else {}
@@ -261,10 +264,10 @@ def reference(*args):
 
 
 def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the operator of BackendBench's folders at ``path``, if it is one.
+    """Yield the BackendBench operator at ``path``. Yield nothing if ``path`` is not its implementation.
 
-    It is the first file like ``add__Tensor/add__Tensor_implementation*.py``. The reference is the operator of torch,
-    with the first sample of its OpInfo.
+    The implementation is the first file like ``add__Tensor/add__Tensor_implementation*.py`` of its folder. The
+    reference is the operator of torch, called on the first usable sample of its OpInfo.
     """
     folder = path.parent.name
     if "__" not in folder or not path.name.startswith(f"{folder}_implementation") or path.suffix != ".py":
@@ -288,9 +291,9 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
 
 
 def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a problem for each solution of SOL-ExecBench, if ``path`` is a problem's definition.
+    """Yield a problem for each solution of a SOL-ExecBench definition, if ``path`` is one. Otherwise yield nothing.
 
-    The reference gets the inputs of the first workload in the definition. The candidate is the solution.
+    The reference gets the inputs of the first workload of the definition. The candidate is the solution.
     """
     if path.name != "definition.json" or not isinstance(definition := _read_json(path), dict):
         return
@@ -313,8 +316,8 @@ def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
 
 
 def _workload_inputs(definition: Mapping[str, Any], load: Mapping[str, Any], device: str) -> str:
-    """Return Python source of a function ``get_inputs`` for a workload of SOL-ExecBench. If it cannot be written,
-    return ``!`` and the reason.
+    """Return the Python source code of a function ``get_inputs``, which makes the inputs of the workload ``load`` of
+    SOL-ExecBench. If it cannot be written, return ``!`` followed by the reason.
     """
     constants = {n: a["value"] for n, a in definition["axes"].items() if a.get("type") == "const"}
     sizes, lines = {**constants, **load["axes"]}, []
@@ -343,8 +346,8 @@ def _random_input(shape: list[int], dtype: str, device: str) -> str:
 def _solution_problem(
     name: str, reference: Path, solution: Any, definition: Mapping[str, Any], folders: SuiteFolders
 ) -> SuiteProblem:
-    """Return the problem of one solution of SOL-ExecBench, whose sources are written as a candidate. If it cannot be
-    judged, return an unusable problem with the reason.
+    """Return the problem of one solution of SOL-ExecBench, whose source files are written as a candidate. If it cannot
+    be judged, return the problem marked as unusable, with the reason.
     """
     spec = solution.get("spec", {}) if isinstance(solution, dict) else {}
     file, _, function = str(spec.get("entry_point", "")).partition("::")
@@ -360,10 +363,10 @@ def _solution_problem(
 
 
 def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the problem of gpu-mode's reference kernels at ``path``, if it is a ``task.yml``.
+    """Yield the problem of gpu-mode's reference kernels at ``path``, if it is a ``task.yml``. Otherwise yield nothing.
 
-    ``reference.py`` and ``submission.py`` lie in its folder. The first test of the task gives the sizes. On the CPU,
-    the device in the texts is replaced.
+    ``reference.py`` lies in its folder, and the first test of the task gives the sizes. The candidate is
+    ``submission.py``. The suite's device replaces CUDA in the source code of both.
     """
     home = path.parent
     if path.name != "task.yml" or not (home / "reference.py").is_file():
@@ -381,8 +384,8 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
     own = hashlib.sha256(name.encode()).hexdigest()[:8]  # two problems of one process have helpers of the same names
 
     def read(file: Path) -> str:
-        """Return the source in ``file`` with the suite's device in place of CUDA. Imports of the helpers ``task`` and
-        ``utils`` get names of this problem.
+        """Return the source code in ``file`` with the suite's device in place of CUDA. Imports of the helpers ``task``
+        and ``utils`` are changed to module names that only this problem has.
         """
         text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', _read_text(file))
         text = re.sub(r"^(\s*)from (task|utils) import", rf"\1from \2_{own} import", text, flags=re.M)
@@ -409,8 +412,8 @@ def _is_literal(text: str) -> bool:
 
 
 def _read_text(file: Path) -> str:
-    """Return the text of a file of a suite, of which at most ``MAX_SOURCE_BYTES`` are read, since its author is not
-    trusted. Raise ``OSError`` if it cannot be read.
+    """Return the text of a file of a suite, cut off after ``MAX_SOURCE_BYTES``, since its author is not trusted. Raise
+    ``OSError`` if it cannot be read.
     """
     if not os.access(file, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
@@ -418,7 +421,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_json(file: Path) -> Any:
-    """Return the value in a JSON file, or None if the file cannot be read."""
+    """Return the value in a JSON file, or None if it is not valid JSON."""
     try:
         return safe_io.parse_json(read_source(file))
     except ValueError:
@@ -426,7 +429,7 @@ def _read_json(file: Path) -> Any:
 
 
 def _read_first_line(file: Path) -> Any:
-    """Return the value in the first line of a file of JSON lines that has one, or None if it cannot be read."""
+    """Return the value in the first non-empty line of a file of JSON lines, or None if that line is not valid JSON."""
     try:
         return safe_io.parse_json(next(filter(None, map(bytes.strip, read_source(file).splitlines())), b""))
     except ValueError:

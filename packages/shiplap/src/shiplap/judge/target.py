@@ -29,8 +29,8 @@ PREDICATE_TYPE = "urn:shiplap:verdict:1"  # of the statement of a verdict
 
 @dataclass(frozen=True)
 class JudgeTarget:
-    """A Python object to import. ``home`` is its module or file, and ``names`` are the names to look up in it. The
-    first of the names that exists is used.
+    """The location of a Python object to import. ``home`` is its module or the path of its file. ``names`` are the
+    names to look up there, of which the first existing one is used.
     """
 
     home: str
@@ -40,8 +40,9 @@ class JudgeTarget:
     def of(cls, value: Any, usual: Sequence[str]) -> JudgeTarget:
         """Return where to find an object for a judgement.
 
-        ``value`` is a text ``file.py:name`` or ``module:name``, or the object itself. ``usual`` has the names that are
-        looked up if the text has none. Raise ``SL501`` if the target does not exist.
+        ``value`` is a string ``file.py:name`` or ``module:name``, or the object itself. ``usual`` has the names that
+        are looked up if the string has none. Raise ``SL501`` if the string is empty, its file does not exist, or the
+        object is not at the top level of a file.
         """
         if not isinstance(value, (str, os.PathLike)):
             return cls._of_object(value)
@@ -61,7 +62,7 @@ class JudgeTarget:
 
     @classmethod
     def _of_object(cls, value: Any) -> JudgeTarget:
-        """Return the target of an object that is defined at the top level of a file.
+        """Return the target of the object ``value``, which is defined at the top level of a file.
 
         Raise ``SL501`` for any other object, since another process could not load it. An object from the cell of a
         notebook has no file, or the name of a file that does not exist.
@@ -86,8 +87,8 @@ class JudgeTarget:
 
     @property
     def file(self) -> str:
-        """The path of the target's file, found without importing the module or its packages. It is empty if the file is
-        not known.
+        """The path of the target's file, found without importing the module or its packages. It is an empty string if
+        the file is not known.
         """
         if self.home.endswith(".py"):
             return self.home
@@ -101,7 +102,8 @@ class JudgeTarget:
 
 
 def _find_module_spec(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec with which Python would load the module ``name`` from the folders ``places``, or None.
+    """Return the spec with which Python would load the module ``name``, or None if there is none. ``places`` are the
+    folders to search, or None for those of ``sys.path``.
 
     ``importlib.util.find_spec`` is not used here because it imports the packages that contain the module.
     """
@@ -118,7 +120,7 @@ class JudgeSubject:
     """The problem of a judgement, and the data with which both processes load their target.
 
     Attributes:
-        kind: how the child process loads the reference.
+        kind: ``"reference"`` if the reference is that of a declared op, and otherwise ``"function"``.
         init: the arguments of the constructor.
         state: the parameters of the reference, which the candidate gets as well.
         seed: the seed of the parameters.
@@ -144,10 +146,10 @@ def load_subject(
     vary_layouts: bool,
     seed: int,
 ) -> JudgeSubject:
-    """Import the trusted reference and return its problem. The parameters and the seed in the result are those that the
-    candidate gets as well.
+    """Import the trusted reference, and return its problem with the data that the candidate's process gets.
 
-    The arguments from ``device`` to ``vary_layouts`` are options as in ``JudgeOptions``. Raise ``SL501``, ``SL601``,
+    The arguments from ``device`` to ``vary_layouts`` are options as in ``JudgeOptions``. ``inputs`` makes the arguments
+    of a call, or names the function that does. ``seed`` is the seed of the parameters. Raise ``SL501``, ``SL601``,
     ``SL615`` or ``SL616`` if the reference cannot be loaded or called.
     """
     value = _load_target(target)
@@ -178,8 +180,8 @@ def load_subject(
 
 
 def _load_target(target: JudgeTarget) -> Any:
-    """Return the object that a target names, after importing its module. Raise ``SL501`` if the name does not exist,
-    and ``SL601`` if the import fails.
+    """Import the target's module and return the first object in it that the target names. Raise ``SL501`` if there is
+    none, and ``SL601`` if the import fails.
     """
     try:
         return load_named(target.home, target.names)
@@ -192,8 +194,8 @@ def _load_target(target: JudgeTarget) -> Any:
 
 
 def _build_reference(value: Any, init: list[Any], seed: int, target: JudgeTarget) -> Callable[..., Any]:
-    """Return the reference ready to be called. It is a function, or an instance of a class made from ``init`` with
-    ``seed``. Raise ``SL616`` if the constructor fails.
+    """Return the reference as a callable. It is ``value`` itself if that is a function, or an instance that the class
+    ``value`` makes from the arguments ``init`` with ``seed``. Raise ``SL616`` if the constructor fails.
     """
     try:
         built: Callable[..., Any] = build_callable(value, init, {}, seed)
@@ -205,8 +207,8 @@ def _build_reference(value: Any, init: list[Any], seed: int, target: JudgeTarget
 
 
 def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
-    """Return the constructor arguments of the reference, made by its function ``get_init_inputs``. Raise ``SL615`` if
-    that fails.
+    """Return what ``maker`` returns, the constructor arguments of the reference. Raise ``SL615`` if it raises an
+    exception.
     """
     try:
         return maker()
@@ -215,8 +217,9 @@ def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
 
 
 def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str) -> InputMaker:
-    """Return a function that makes the arguments of one call on ``device``. It uses ``inputs``, or ``get_inputs`` of
-    the reference's module. Raise ``SL615`` if there is neither.
+    """Return a function that makes the arguments of one call as a list on ``device``. It calls ``inputs``, which is a
+    function or a string that names one. If ``inputs`` is None, it calls ``get_inputs`` of the reference's module. Raise
+    ``SL615`` if there is no such function.
     """
     if inputs is None:
         inputs = getattr(module, "get_inputs", None)
@@ -228,8 +231,8 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
     places = [torch.device(device)] if device != "cpu" else []
 
     def made() -> Any:
-        """Return the arguments of one call as a list on the device. They are drawn there if the input function can do
-        so.
+        """Return the arguments of one call as a list with tensors on ``device``. They are drawn on that device if the
+        input function can do so, and are moved to it otherwise.
         """
         args = None
         if places:
@@ -246,10 +249,10 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
 
 
 def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candidate: Any) -> None:
-    """Write the in-toto statement of a verdict to ``path``. Raise ``SL602`` if that fails.
+    """Write the in-toto statement (a signable JSON file) of a verdict to ``path``. Raise ``SL602`` if that fails.
 
-    Its subjects are the digests of the files of both targets. A target without a file, such as a built-in module, is no
-    subject.
+    It lists the digests of the files of the reference and the candidate. A target without a file, such as a built-in
+    module, is left out.
     """
     from shiplap.render import facts, write_statement  # a judgement needs neither
 

@@ -61,15 +61,15 @@ class InputForm:
 
     @property
     def usual(self) -> bool:
-        """Whether the inputs are contiguous tensors with ordinary values. Ordinary values are those that ``get_inputs``
-        returns, or normally distributed ones.
+        """Whether the inputs are contiguous tensors with ordinary values, and no argument is varied alone. Ordinary
+        values are those that ``get_inputs`` returns, or normally distributed ones.
         """
         varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
 
     @property
     def whole(self) -> bool:
-        """Whether this form is used only if every result of the reference is finite. It is so for values that the
+        """Whether this form is used only if every result of the reference is finite. This holds for values that the
         reference may not be meant for.
         """
         odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
@@ -78,7 +78,7 @@ class InputForm:
 
 @dataclass(frozen=True)
 class InputFacts:
-    """Facts about inputs and sources that are known before forms are made.
+    """Facts about inputs and source code that are known before the forms of inputs are made.
 
     Attributes:
         constant: whether the inputs of the reference are the same in each draw, so that other values are timed.
@@ -107,13 +107,13 @@ def make_input_forms(
     facts: InputFacts = InputFacts(),
     layouts: bool = True,
 ) -> list[InputForm]:
-    """Return the forms (shapes and kinds of values) on which a candidate is called.
+    """Return the forms (shapes and kinds of values) of inputs on which a candidate is called.
 
-    The first forms have the shapes of ``first`` and every kind of values. At most ``most`` other shapes follow, which
-    are random, so that no candidate can know them. ``runs`` returns whether the reference accepts a form.
-
-    For large shapes, most kinds of values are tried on smaller ones. With ``layouts``, memory that is not contiguous
-    and unaligned addresses are tried, too.
+    The first forms have the shapes of ``first``, the reference's own inputs, and every kind of values. At most ``most``
+    random shapes follow, and at most as many shapes with sizes from constants in the candidate's code. The first form
+    is always returned. The others are returned if ``runs`` returns True for them, which means that the reference
+    accepts them. For large shapes, most kinds of values are tried on smaller shapes. If ``layouts`` is true,
+    non-contiguous memory and unaligned addresses are tried, too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)
@@ -153,9 +153,9 @@ def _with_large_forms(
 ) -> list[InputForm]:
     """Return all forms (shapes and kinds of values) for a reference with large inputs.
 
-    ``plain`` is the form of the reference's own inputs. First come some forms of its shapes, most of which are timed.
-    ``forms`` follow, which have reduced shapes. The last are at most ``most`` forms with shapes near those of
-    ``small``.
+    ``plain`` is the form of the reference's own inputs. Forms of its large shapes come first, some of which are timed.
+    ``forms``, which have reduced shapes, follow. Forms with shapes near those of ``small``, at most ``most`` of them
+    random, come last.
     """
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
@@ -171,8 +171,8 @@ def _with_large_forms(
 
 
 def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
-    """Return a copy of ``plain``, a form (shapes and kinds of values) with large shapes, that has smaller shapes.
-    Return ``plain`` itself if ``runs`` accepts none.
+    """Return a copy of ``plain``, a form (shapes and kind of values) with large shapes, that has smaller shapes. Return
+    ``plain`` itself if ``runs`` accepts no smaller form.
 
     Random sizes are tried first. Halves of the sizes follow, since a reference may require multiples of a number.
     """
@@ -190,17 +190,17 @@ def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputFo
 def _unusual_value_forms(
     first: tuple[Any, ...], plain: InputForm, varied: bool, facts: InputFacts
 ) -> Iterator[InputForm]:
-    """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have.
+    """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have, such as rows of
+    zeros and negative numbers.
 
-    Examples are rows of zeros and negative numbers. If ``varied`` is true, other values are also tried for scalars, for
-    integers that are the same in each draw, and for arguments that are None in each draw. Otherwise such forms are left
-    out.
+    If ``varied`` is true, scalars, flags, integers that are the same in each draw, and arguments that are always None
+    get other values, too. Otherwise such forms are left out.
     """
     all_of = tensors_among(first)
 
     def form(kind: str, what: str, **changes: Any) -> InputForm:
-        """Return a copy of ``plain`` with the kind of values ``kind`` and with its fields changed as ``changes`` says.
-        ``what`` describes the values in its label.
+        """Return a copy of ``plain`` with the kind of values ``kind`` and with the fields in ``changes``. Its label has
+        the shapes and ``what``, a description of the values.
         """
         return replace(plain, kind=kind, label=_form_label(plain.shapes, what), **changes)
 
@@ -230,8 +230,9 @@ def _unusual_value_forms(
 
 
 def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
-    """Return up to six shapes to try for an argument that is None in each draw. They are the shapes of a bias, of the
-    results and of the other arguments.
+    """Return up to six shapes of a tensor to try in place of an argument that is None in each draw. One-dimensional
+    shapes come first, each with the size of a last dim, as a bias has it. The shapes of the results and of the other
+    arguments follow.
     """
     near = [*results, *shapes]
     return list(dict.fromkeys([*((s[-1],) for s in near if s), *near]))[:6]
@@ -243,18 +244,19 @@ def _is_index_data(t: Tensor) -> bool:
 
 
 def _is_integer_data(t: Tensor) -> bool:
-    """Return whether the integers of ``t`` are data and may be varied. Indices of rows usually have 64 bits, and must
-    stay in their range.
+    """Return whether the integers of ``t`` may be varied as data, that is whether they have at most 32 bits. Indices,
+    which must stay in their range, usually have 64 bits.
     """
     return t.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
-    """Yield two factors for each of at most ``most`` of ``numbers``, which are constants in the candidate's code at
+    """Yield two numbers for each of at most ``most`` of ``numbers``, which are constants in the candidate's code at
     which it may branch.
 
-    Inputs are multiplied by a factor. With the first one their values lie below the constant, with the second above it.
-    The constants are chosen at random and in secret, fractions before whole numbers.
+    Normally distributed values are multiplied by such a number. With the first, nearly all of them lie below the
+    constant. With the second, many lie above it. The constants are chosen at random and in secret, fractions before
+    whole numbers.
     """
     sizes = {abs(v) for v in numbers if v and abs(v) < LARGEST_THRESHOLD}
     for whole in (False, True):
@@ -274,10 +276,12 @@ def _other_shape_forms(
     *,
     reduced: bool = False,
 ) -> list[InputForm]:
-    """Return forms of other shapes than ``own`` that the reference accepts. ``runs`` returns whether it accepts a form.
+    """Return forms of inputs whose shapes differ from ``own``, and which the reference accepts.
 
-    At most ``most`` of the shapes are random, and at most as many have sizes from ``constants`` of the candidate's
-    code. Shapes of more than ``limit`` elements are left out, since the reference would take too long.
+    ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, and at most as many have
+    sizes from ``constants`` of the candidate's code. Shapes of more than ``limit`` elements together are left out,
+    since the reference would take too long. ``reduced`` is copied into the forms, and says that their shapes stand for
+    large ones.
     """
     forms: dict[Shapes, InputForm] = {}
     limit, numbers = max(limit, ROOM), [int(v) for v in constants if v == int(v)]
@@ -300,21 +304,22 @@ def _other_shape_forms(
 
 
 def _form_label(shapes: Shapes, kind: str) -> str:
-    """Return the text by which reports name inputs of these shapes and this kind of values, such as ``3x4, 4
+    """Return the label of inputs in reports, made of their shapes and the kind of their values, such as ``3x4, 4
     normal``.
     """
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
 
 
 def _count_elements(shapes: Shapes) -> int:
-    """Return the number of elements of tensors of the shapes ``shapes`` together."""
+    """Return how many elements tensors of these shapes have together."""
     return sum(prod(s) for s in shapes)
 
 
 def _varied_sizes(own: Shapes) -> list[int]:
-    """Return the sizes in the shapes ``own`` that may be varied, in descending order and without repetitions.
+    """Return the sizes above 1 in the shapes ``own`` that may be varied, in descending order and without repetitions.
 
-    Small sizes that occur in neither of the first two dims, such as windows of a convolution, are left out.
+    Sizes of at most 7 that occur in neither of the first two dims of a shape, such as windows of a convolution, are
+    left out.
     """
     outer = {n for s in own for n in s[:2]}
     return sorted({n for s in own for n in s if n > 1 and (n > LARGEST_WINDOW or n in outer)}, reverse=True)
@@ -326,8 +331,8 @@ def _replace_size(own: Shapes, size: int, new: int) -> Shapes:
 
 
 def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
-    """Yield random variations of the shapes ``own``. First each size is changed, wherever it occurs. Then all sizes are
-    changed at once, and at last each dim alone.
+    """Yield random variations of the shapes ``own``. In the first ones, one size is changed wherever it occurs. In the
+    next one, all sizes are changed at once. In the last ones, one size or a single dim is changed, in random order.
     """
     for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
         for size in _varied_sizes(own):
@@ -349,8 +354,8 @@ def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
 
 
 def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
-    """Yield the shapes ``own`` with one size replaced by one of ``numbers``, which are constants of the candidate. The
-    order is random and secret.
+    """Yield the shapes ``own`` with one size, wherever it occurs, replaced by one of the positive ``numbers``. These
+    are constants in the candidate's code. The order is random and secret.
     """
     pairs = [(size, new) for new in dict.fromkeys(numbers) for size in _varied_sizes(own) if new > 0]
     SECRET_RANDOM.shuffle(pairs)
@@ -359,8 +364,8 @@ def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shap
 
 
 def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[Any, ...]:
-    """Return arguments like ``made`` in the shapes, layout and kind of values of ``form``. They are drawn with ``seed``
-    on the same device.
+    """Return a copy of the arguments ``made`` with the shapes, layout and kind of values of ``form``. New values are
+    drawn with ``seed`` on the device of the tensors.
     """
     listed = tensors_among(made)
     device = next((t.device for t in listed if t.device.type != "meta"), torch.device("cpu"))
@@ -382,7 +387,7 @@ def _floating_dtype(listed: Sequence[Tensor]) -> torch.dtype:
 
 
 def _other_scalar(value: bool | int | float) -> bool | int | float:
-    """Return another number of about the same size as ``value``, or the opposite of a flag."""
+    """Return another number of about the same size as ``value``, or the negation if it is a bool."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -391,8 +396,9 @@ def _other_scalar(value: bool | int | float) -> bool | int | float:
 
 
 def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return a tensor like the argument ``t`` in the shape ``shape``, with the kind of values and the memory layout of
-    ``form``. ``number`` is the position of ``t`` among the tensor arguments.
+    """Return a tensor like the argument ``t`` with the shape ``shape``, and with the kind of values and the memory
+    layout of ``form``. A layout that is not possible for the tensor is left out. ``number`` is the position of ``t``
+    among the tensor arguments.
     """
     if tuple(t.shape) != shape:
         t = _resample_values(t, shape, rng)
@@ -409,9 +415,9 @@ def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.
 
 
 def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return ``t`` with values of the kind of ``form``, drawn with ``rng``.
+    """Return a tensor with the shape and dtype of ``t`` and with values of the kind of ``form``, drawn with ``rng``.
 
-    Return ``t`` unchanged if that kind is for other dtypes. ``number`` is the position of ``t`` among the tensor
+    Return ``t`` itself if that kind does not apply to its dtype. ``number`` is the position of ``t`` among the tensor
     arguments.
     """
     kind, signed = form.kind, number in form.signed
@@ -441,18 +447,19 @@ def _some_places(t: Tensor, rng: torch.Generator, share: float = 0.25) -> Tensor
 
 
 def _has_other_integers(t: Tensor) -> bool:
-    """Return whether ``_other_integers`` can return other values than those of ``t``. It cannot if all elements are 0
-    or all are 1, for example.
+    """Return whether ``_other_integers`` can return values other than those of ``t``. It cannot if all elements are
+    equal and are at most 1.
     """
     low, high = int(t.min()), int(t.max())
     return low < high or high > 1
 
 
 def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return random integers between the least and the largest element of ``t``, in its shape. If all elements are one
-    positive number, the integers lie between 1 and that number.
+    """Return random integers between the least and the largest element of ``t``, with its shape and dtype. If all
+    elements are one positive number, the integers lie between 1 and that number.
 
-    The integers are sorted if those of ``t`` are, as the offsets of rows are.
+    If ``t`` is sorted, as offsets of rows are, the integers are sorted and keep its first and last element. An empty
+    ``t`` is returned itself.
     """
     if not t.numel():
         return t
@@ -466,8 +473,8 @@ def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _large_integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return random integers of the shape and dtype of ``t`` up to about a million. Some are negative only if some of
-    ``t`` are.
+    """Return random integers up to about a million with the shape and dtype of ``t``. They include negative ones only
+    if ``t`` does.
     """
     high = min(torch.iinfo(t.dtype).max, LARGEST_INTEGER)
     low = -high if t.numel() and int(t.min()) < 0 else 0
@@ -475,8 +482,8 @@ def _large_integers(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``noise``, normally distributed numbers, transformed into the kind of values of ``form``, such as rows of
-    zeros.
+    """Return the normally distributed numbers ``noise``, transformed into the kind of values of ``form``, such as rows
+    of zeros.
 
     The result is on the device of ``t``, the argument that it replaces.
     """
@@ -510,8 +517,8 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
 
 
 def _resample_values(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Return a tensor of the given shape whose values are drawn from those of ``t``. These are known to be valid for
-    the reference.
+    """Return a tensor of the given shape whose values are drawn from those of ``t``, since these are valid for the
+    reference. If ``t`` is empty, return zeros.
     """
     count = prod(shape)
     if not t.numel() or not count:

@@ -16,7 +16,8 @@ from shiplap.kernels.triton import replay
 def compile_sources(op: Op) -> None:
     """Compile the C, C++ and CUDA libraries of the ``sl.source`` kernels of ``op``, unless they are in the cache.
 
-    If the machine has neither a GPU nor nvcc and the op has other kernels, sources in CUDA C++ are left out.
+    Raise ``SL421`` to ``SL423`` if a library cannot be compiled. A missing nvcc is no error for a CUDA library if the
+    machine has no GPU and the op has kernels for another device type. That library is left out.
     """
     forms = {d: [k.native for k in kernels if k.native is not None] for d, kernels in op.kernels.items()}
     for device, natives in forms.items():

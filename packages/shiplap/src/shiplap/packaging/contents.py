@@ -34,7 +34,7 @@ class PackageExtras:
     Attributes:
         tuned: a table of choices that ``shiplap freeze`` wrote, or None.
         cubins: the architectures for which ``sl.triton`` kernels are compiled, such as 90 for compute capability 9.0.
-        calls: the recorded calls (``SHIPLAP_RECORD``) for which they are compiled.
+        calls: the file of recorded calls (``SHIPLAP_RECORD``) for which they are compiled, or None.
     """
 
     tuned: Path | None = None
@@ -44,8 +44,8 @@ class PackageExtras:
 
 @dataclass(frozen=True)
 class BoundOp:
-    """An op that the package binds natively. It holds the op's name, its device types, and the folder of the package
-    with the binding.
+    """An op that the package binds natively. It holds the op's name, its device types, and the folder of the binding
+    relative to the package.
     """
 
     op: str
@@ -121,7 +121,7 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
 
 
 def _import_top_package(name: str, within: Path) -> str:
-    """Import the module ``name`` and return its top package.
+    """Import the module ``name`` and return the name of its top package.
 
     Raise ``SL601`` if the import fails. Raise ``SL308`` if the package is a single file or lies outside ``within``.
     """
@@ -159,8 +159,8 @@ def _top_package(op: Op) -> str:
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
-    """Write what the declared ops of a package need into its folder below ``within``, and return the contents. These
-    are native bindings (generated C++), kernel libraries, tuned choices and compiled GPU kernels.
+    """Fill the folder of ``package`` below ``within`` with what its declared ops ``ops`` need, and return the contents.
+    They are native bindings (generated C++), kernel libraries, tuned choices and compiled GPU kernels.
     """
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
@@ -199,8 +199,8 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
 
 
 def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> list[tuple[str, int]]:
-    """Compile the Triton kernels of the ops for the recorded calls and the GPU architectures in ``extras``. Write them
-    to ``folder``, and return pairs (kernel, architecture).
+    """Compile the Triton kernels of ``ops`` for the recorded calls and the GPU architectures in ``extras``, and write
+    them to ``folder``. Return pairs of the name of a kernel's Python function and an architecture.
     """
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
@@ -221,7 +221,9 @@ def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> l
 
 
 def _native_forms(op: Op) -> list[NativeForm]:
-    """Return the C functions of all kernels of an op, each once, with their libraries and layout demands."""
+    """Return the C functions of all kernels of an op, each once. Each comes with its library and the strides and
+    alignment that it needs.
+    """
     return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
 
 

@@ -81,7 +81,7 @@ def package_model(
             it is also compiled for multiples of 16 and for odd numbers near that of the example. Kernels that the
             process has compiled for other arguments (see ``compile_ahead``) are added.
         checks: whether the package checks its inputs at each call and raises ``RuntimeError``. It checks their number,
-            dtype, device, axes, strides and bounds, and sizes that have to be equal. The environment variable
+            dtypes, devices, ranks, strides and bounds, and sizes that have to be equal. The environment variable
             ``AOTI_RUNTIME_CHECK_INPUTS=0`` switches that off in a process.
 
     The loaders' ``get_metadata()`` returns the release of torch, the processor, the ops and the bounds of the inputs
@@ -117,8 +117,8 @@ def package_model(
 def _describe(
     program: torch.export.ExportedProgram, ops: Iterable[Op], options: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return the metadata of a package, by name. They are the release of torch, the processor, the ops, and the inputs
-    with the bounds of their sizes.
+    """Return the metadata of a package as a mapping from name to string. They are the release of torch, the processor,
+    the ops, and the inputs with the bounds of their sizes. Metadata that the caller gave in ``options`` are included.
     """
     ranges = {str(symbol): f"{bound.lower}..{bound.upper}" for symbol, bound in program.range_constraints.items()}
     inputs = {
@@ -137,18 +137,20 @@ def _describe(
 
 
 def _inputs_of(program: torch.export.ExportedProgram) -> dict[str, Any]:
-    """Return the inputs that a caller of the program passes, by name. Tensors are fake tensors, and other values are as
-    they are.
+    """Return a mapping from name to value of the inputs that a caller of the program passes. A tensor is represented by
+    a fake tensor.
     """
     placed = {n.name: node_value(n) for n in program.graph.find_nodes(op="placeholder")}
     return {name: placed[name] for name in program.graph_signature.user_inputs if name in placed}
 
 
 def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | None:
-    """Return what the front library has to check of the program's inputs before the model reads them. These are rank,
-    contiguity and equal sizes. Return None if an input is not a tensor.
+    """Return what the front library has to check of the program's inputs before the model reads them. Return None if an
+    input is not a tensor.
 
-    The model's own checks presuppose the number of inputs, their axes, and the equality of sizes that share a symbol.
+    ``tensors`` of the result has the name, the rank and whether it must be contiguous, for each input. ``same`` has
+    pairs of dims whose sizes must be equal, as (input, dim, input, dim). The model's own checks presuppose the number
+    of inputs, their ranks, and the equality of sizes that share a symbol.
     """
     inputs, first = _inputs_of(program), dict[str, tuple[int, int]]()
     if not all(isinstance(held, torch.Tensor) for held in inputs.values()):
@@ -193,7 +195,7 @@ def _refuse_broken(package: Path, target: Path) -> None:
 
 
 def _model_names(archive: zipfile.ZipFile) -> list[str]:
-    """Return the names of the compiled models in a package's archive."""
+    """Return the names of the files in a package's archive that are compiled models."""
     return [name for name in archive.namelist() if MODELS in f"/{name}" and name.endswith(".so")]
 
 
@@ -273,10 +275,11 @@ def _cannot_bind(op: Op) -> bool:
 
 
 def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Path, checks: Mapping[str, Any]) -> Path:
-    """Return a copy of ``package`` in the folder ``scratch``, with a front library in place of each model.
+    """Return the path of a copy of ``package`` in the folder ``scratch``, with a front library in place of each model.
 
     A front library loads the ops and checks the inputs before it calls the model. The copy also has the models under
-    other names and the library of ``ops``.
+    other names, and the libraries of ``ops`` unless it is None. ``checks`` states what is checked. Raise ``SL308`` if
+    the package has no model, or ``SL405`` if the compiler fails.
     """
     made = scratch / f"carrying-{package.name}"
     beside = {} if ops is None else {ops.name: ops.library, **ops.kernels}
@@ -321,10 +324,10 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def _compile_front_library(model: Path, ops: str, where: str, checks: Mapping[str, Any]) -> Path:
-    """Return the compiled library that replaces ``model``. It loads the ops, then the model, and it exports the model's
-    functions.
+    """Return the compiled library that replaces ``model``. It loads the library named ``ops``, unless the name is
+    empty, then the model, and it exports the model's functions.
 
-    Raise ``SL405`` if the compiler fails.
+    Raise ``SL405``, with ``where``, if the compiler fails.
     """
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
     functions = _exported_functions(model)
@@ -360,6 +363,6 @@ def _exported_functions(library: Path) -> list[str]:
 
 
 def _defined_functions(table: SymbolTableSection) -> Iterable[Any]:
-    """Return those symbols of ``table`` that are functions which the library defines."""
+    """Return an iterator over those symbols of ``table`` that are functions which the library defines."""
     symbols: Iterable[Any] = table.iter_symbols()
     return (s for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF")

@@ -145,7 +145,7 @@ def export_onnx(
         The path, and the names of the declared ops in the model.
 
     Raises:
-        ShippingError: ``SL321`` if an op has no form in ONNX. ``SL322`` if a package of ``shiplap[onnx]`` is not
+        ShippingError: ``SL321`` if ONNX cannot express an op. ``SL322`` if a package of ``shiplap[onnx]`` is not
             installed.
         CommandError: ``SL602`` if ``path`` cannot be written.
     """
@@ -165,7 +165,8 @@ def export_onnx(
 
 
 class _Converter:
-    """A converter of one model and of the references of its ops to ONNX. All of them share its functions.
+    """A converter of one model to ONNX, with the references of the model's ops. It holds what the conversions of model
+    and references share.
 
     Attributes:
         functions: the ONNX functions of the ops, and those that they call.

@@ -79,8 +79,9 @@ def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
 
 
 class OperatorTable:
-    """The functions by which torch's exporter translates PyTorch operators to ONNX for one model. ``functions`` maps
-    the name of each ONNX helper function that the model needs to its source text.
+    """The functions by which torch's exporter translates PyTorch operators to ONNX for one model. ``translations`` maps
+    each operator to its function. ``functions`` maps the name of each ONNX helper function that the model needs to its
+    source code.
     """
 
     def __init__(self) -> None:
@@ -131,9 +132,9 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         """Return the ONNX value of ``torch.searchsorted``, which is for each of ``wanted`` the position in the sorted
         ``keys``.
 
-        If ``right`` is true or ``side`` is ``"right"``, it is the position after equal keys. Otherwise it is the one
-        before them. If ``sorter`` is given, it holds the indices that sort ``keys``. The positions are int32 if
-        ``out_int32`` is true, and otherwise int64. Raise ``NotImplementedError`` unless ``keys`` have one axis.
+        If ``right`` is true or ``side`` is ``"right"``, it is the position after equal keys. Otherwise it is the
+        position before them. If ``sorter`` is given, it holds the indices that sort ``keys``. The positions are int32
+        if ``out_int32`` is true, and otherwise int64. Raise ``NotImplementedError`` unless ``keys`` has one dim.
         """
         op = _operators()
 
@@ -183,7 +184,7 @@ def _operators() -> Any:
 
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch's sort along ``dim`` to ``TopK``, whose results are the sorted values and their indices.
+    """Return the ONNX values of torch's sort along ``dim``, the sorted values and their indices, by ``TopK``.
 
     If ``descending`` is true, the largest values come first, and otherwise the smallest. ``TopK`` takes equal values in
     the order of their indices. The sort is therefore always stable, and ``stable`` is not read.
@@ -198,7 +199,8 @@ def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: b
 def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    """Translate ``torch.unique`` along the axis ``dim`` to the sorted unique rows, the inverse indices and the counts.
+    """Return the ONNX values of ``torch.unique`` along the axis ``dim``. They are the sorted unique rows, the inverse
+    indices and the counts.
 
     All three are computed in any case, so ``sorted``, ``return_inverse`` and ``return_counts`` are not read.
     """
@@ -206,8 +208,8 @@ def _unique_rows(
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """Translate ``torch.unique`` without an axis to the sorted unique values, the inverse indices in the shape of
-    ``self``, and the counts.
+    """Return the ONNX values of ``torch.unique`` without an axis. They are the sorted unique values, the inverse
+    indices in the shape of ``self``, and the counts.
 
     All three are computed in any case, so ``sorted``, ``return_inverse`` and ``return_counts`` are not read.
     """
@@ -218,7 +220,9 @@ def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False,
 
 
 def _unique(self: Any, **axis: int) -> Any:
-    """Return the ONNX values for the sorted unique values of ``self``, the inverse indices and the counts."""
+    """Return the ONNX values for the sorted unique values of ``self``, the inverse indices and the counts. ``axis`` may
+    hold ``axis=``, along which rows are compared. Without it, single elements are compared.
+    """
     op = _operators()
 
     # onnxruntime has Unique for the first three of these, and for no halves, bools or other integers.
@@ -230,8 +234,8 @@ def _unique(self: Any, **axis: int) -> Any:
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Translate ``torch.any`` over ``dim``, a dim, several dims or None for all, to a sum that is compared with 0. The
-    result for no elements is therefore false. If ``keepdim`` is true, the dims are kept with size 1.
+    """Return the ONNX value of ``torch.any`` over ``dim``, which is a dim, several dims or None for all. It compares a
+    sum with 0, so the result for no elements is false. If ``keepdim`` is true, the dims are kept with size 1.
     """
     op = _operators()
 
@@ -242,12 +246,12 @@ def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _shift_left(self: Any, other: Any) -> Any:
-    """Translate a shift of integers to the left to a product. ONNX shifts unsigned integers only."""
+    """Return the ONNX value of integers shifted to the left, as a product. ONNX shifts only unsigned integers."""
     return _operators().Mul(*_with_power(self, other))
 
 
 def _shift_right(self: Any, other: Any) -> Any:
-    """Translate a shift of integers to the right, which keeps the sign, to a quotient that is rounded down."""
+    """Return the ONNX value of integers shifted to the right, as a quotient that is rounded down. It keeps the sign."""
     op, (value, power) = _operators(), _with_power(self, other)
     return op.Div(op.Sub(value, op.Mod(value, power)), power)  # ONNX rounds a quotient towards 0
 
@@ -265,7 +269,8 @@ def _with_power(self: Any, other: Any) -> tuple[Any, Any]:
 
 def _check(functions: dict[str, str]) -> Callable[..., Any]:
     """Return the function by which torch's exporter translates the operator ``checked`` to a call of an ONNX helper
-    function. The helper fails with the message when the model runs. It is added to ``functions`` when it is used.
+    function. The helper makes a run of the model fail with the message if the condition is false. It is added to
+    ``functions`` when it is used.
     """
 
     def check(value: Any, holds: Any, message: str) -> Any:

@@ -26,12 +26,12 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class UntraceableReference(Exception):
-    """The error which says that a reference cannot be traced. Its text is the reason."""
+    """The error which says that a reference cannot be traced. Its message is the reason."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """A leaf in the tree of a reference's paths, at which the reference raises an error with the text ``message``."""
+    """A leaf in the tree of a reference's paths, at which the reference raises an error with this ``message``."""
 
     message: str
 
@@ -48,8 +48,9 @@ class Returned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A node in the tree of a reference's paths, at which data decide how it continues. It holds the condition's
-    number, the answers to the conditions before it, and the tree for each answer.
+    """A node in the tree of a reference's paths, at which a condition on data decides how the reference goes on.
+    ``number`` is the condition's index in order, and ``answers`` are the results of the earlier conditions. The trees
+    for its two results are in ``if_false`` and ``if_true``.
     """
 
     number: int
@@ -80,7 +81,7 @@ class _Module(torch.nn.Module):
 
 class _Trace:
     """One trace of a reference, in which its conditions on data get ``answers`` in turn. The results of the trace are
-    those of ``finish(results, asked)``.
+    what ``finish(results, asked)`` returns for the reference's results and the list of conditions.
 
     Attributes:
         asked: the number of conditions.
@@ -183,8 +184,8 @@ class PathFinder:
         return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
 
     def _export(self, trace: _Trace) -> Any:
-        """Return the exported program of the run of the reference that ``trace`` describes. It is valid for varying
-        sizes, which may be 0.
+        """Return the exported program of the run of the reference that ``trace`` describes. It is valid for all sizes
+        of the dims that vary, including 0.
         """
         with sizes_from_zero():
             return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
@@ -201,8 +202,8 @@ def _is_finished(e: BaseException | None) -> bool:
 
 
 def _text_of(e: Exception) -> str:
-    """Return the text of an error of the reference, at most 200 characters in one line. Numbers of the data are
-    replaced by ``?``.
+    """Return the type of an error of the reference, or the id of a catalogue error, and its message. They are in one
+    line of at most 200 characters, with numbers of the data replaced by ``?``.
     """
     text = f"{e.id}: {e.got or e.what}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     # The number stood for one of the data.
@@ -253,7 +254,7 @@ def with_checks(path: Returned) -> Finish:
 
 
 def condition_tensor(condition: Any) -> Tensor:
-    """Return a condition as a bool tensor without axes. ``condition`` is a tensor or a symbolic bool."""
+    """Return a condition as a bool tensor with no dims. ``condition`` is a tensor of one element or a symbolic bool."""
     if not isinstance(condition, Tensor):
         return number_as_tensor(torch.sym_ite(condition, 1, 0)) != 0
     return condition.reshape(()) != 0

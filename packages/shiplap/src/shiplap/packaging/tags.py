@@ -25,10 +25,10 @@ CXX = ((19, 17), (22, 24), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
 
 
 def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
-    """Return the platform tag of a wheel with ``libraries``, and the reason why package indexes refuse it. The tag is
-    the oldest manylinux tag that provides all they need, with an empty reason.
+    """Return the platform tag of a wheel with ``libraries``, and the reason why package indexes refuse it.
 
-    If a library needs something else or cannot be read, the tag is ``linux_<machine>``, which indexes refuse.
+    The tag is the oldest manylinux tag that provides all that the libraries need, and the reason is empty. If a library
+    needs something else or cannot be read, the tag is ``linux_<machine>``, which package indexes refuse.
     """
     minor = 17  # manylinux_2_17 is manylinux2014
     for path in libraries:
@@ -51,8 +51,8 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
 
 
 def read_requirements(library: IO[bytes]) -> tuple[list[str], list[str]]:
-    """Return the names of the libraries that an ELF file needs, and the symbol versions that it needs of them, such as
-    ``GLIBC_2.28``.
+    """Return two lists of strings about an ELF file. The first has the names of the libraries that it needs. The second
+    has the symbol versions that it needs of them, such as ``GLIBC_2.28``.
     """
     needed, versions = list[str](), list[str]()
     for section in ELFFile(library).iter_sections():

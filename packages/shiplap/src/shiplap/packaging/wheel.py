@@ -66,7 +66,7 @@ class PackedWheel:
     Attributes:
         wheel: its path.
         contents: for each package, the libraries, the ops with a native binding, and the ops without one.
-        warning: why package indexes will refuse the platform tag of the wheel. Empty if they accept it.
+        warning: the reason why package indexes will refuse the platform tag of the wheel, or an empty string.
     """
 
     wheel: Path
@@ -83,7 +83,7 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
 
     Args:
         request: the wheel, and the options for it.
-        say: called with one line of text before each step that takes long.
+        say: a function that is called with one line of text before each step that takes long.
 
     Raises:
         ShippingError: ``SL308`` for a package that bindings cannot be added to, ``SL310`` for a file that is not a
@@ -160,7 +160,8 @@ def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path])
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
-    """Unpack a wheel into ``folder`` and return its files by name. Native bindings of an earlier run are left out.
+    """Unpack the file ``wheel`` into ``folder``. Return a mapping from name to ``ZipInfo`` of its files. Native
+    bindings of an earlier run are left out.
 
     Raise ``SL310`` if the file is not a wheel or is unsafe.
     """
@@ -189,7 +190,7 @@ def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
 
 
 def _read_metadata(wheel: Path, file: Path) -> str:
-    """Return the text of a metadata file of the wheel. Raise ``SL310`` unless it is UTF-8."""
+    """Return the content of ``file``, a metadata file of the wheel, as a string. Raise ``SL310`` unless it is UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
@@ -197,7 +198,7 @@ def _read_metadata(wheel: Path, file: Path) -> str:
 
 
 def _not_a_wheel(wheel: Path, got: str) -> Exception:
-    """Return the error ``SL310`` of a file that is not a wheel."""
+    """Return the error ``SL310`` for the file ``wheel``, which is not a wheel. ``got`` says why."""
     return error("SL310", where=str(wheel), got=got, expected="a wheel such as mylib-1.0-py3-none-any.whl")
 
 
@@ -207,8 +208,8 @@ def _dist_info_file(files: Iterable[str], name: str) -> str:
 
 
 def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
-    """Yield the modules that a wheel's entry points name as families. Without such entry points, yield its top
-    packages. ``files`` are the files of the wheel, which are unpacked in ``folder``.
+    """Yield the names of the modules that a wheel's entry points name as families. Without such entry points, yield the
+    names of its top-level packages. ``files`` are the files of the wheel, which are unpacked in ``folder``.
 
     Raise ``SL310`` if the entry points cannot be read.
     """
@@ -230,8 +231,9 @@ def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder:
 
 
 def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
-    """Write the wheel ``target`` from the unpacked files of the old wheel and the new ones in ``folder``. It has the
-    platform ``tag`` and a new RECORD. If writing fails, no file ``target`` is left.
+    """Write the wheel ``target`` from the old wheel's files ``files`` and the new files, all of which are in
+    ``folder``. It has the tags ``tag``, such as ``py3-none-linux_x86_64``, and a new RECORD. Raise ``SL602`` if it
+    cannot be written. A file at ``target`` is replaced only when the new one is complete.
     """
     about, record = (
         _dist_info_file(files, "WHEEL"),
@@ -260,8 +262,9 @@ def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo
 
 
 def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> bool:
-    """Return whether Shiplap has added the file ``path`` to the unpacked wheel. Python's own caches, which the import
-    has made, do not count.
+    """Return whether ``path`` is a file below a folder of native bindings and was not in the unpacked wheel. Other new
+    files, such as the bytecode that Python writes at an import, do not count. ``files`` holds the wheel's own files by
+    name, and ``folder`` is where it was unpacked.
     """
     parts = path.relative_to(folder).parts
     return path.is_file() and FOLDER in parts and "/".join(parts) not in files
@@ -281,15 +284,16 @@ def _zip_entry(name: str) -> zipfile.ZipInfo:
 
 
 def _record_text(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return the rows (path, digest, size) of a wheel's RECORD as CSV text."""
+    """Return the rows (path, digest, size) of a wheel's RECORD as a string of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def _with_tags(about: str, tag: str) -> str:
-    """Return the text ``about`` of the file WHEEL with the tag ``tag``, such as ``py3-none-linux_x86_64``. Each part of
-    the tag may be several joined by points.
+    """Return ``about``, the content of the file WHEEL, with its tags replaced by ``tag``, such as
+    ``py3-none-linux_x86_64``. Each of the three parts of ``tag`` may be several tags joined by points. The file then
+    has a line for each combination.
     """
     python, abi, platform = (part.split(".") for part in tag.split("-"))
     # A wheel with libraries is for one platform, so the old tags and purity are dropped.

@@ -51,10 +51,10 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
 
 
 def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageContents]:
-    """Return the result that the worker process wrote to ``path``, or raise the error that it wrote. ``how`` describes
-    how the worker ended.
+    """Return the result that the worker process wrote to ``path``, or raise the error that it wrote.
 
-    Raise ``SL308``, with the text of ``how``, if there is no valid result.
+    Raise ``SL308`` if there is no valid result. ``how`` describes how the worker ended, and is the observation in that
+    error.
     """
     try:
         content = safe_io.parse_json(safe_io.read_file(path, safe_io.ParseLimits().size, safe_io.NAMED))
@@ -67,8 +67,8 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageCon
 
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
-    """Return the catalogue error that ``content``, plain data from the worker process, describes. Raise ``ValueError``
-    or ``LookupError`` if the content is not an error.
+    """Return the catalogue error that ``content``, a dict from the worker process, describes. Raise ``ValueError`` or
+    ``LookupError`` if it describes no such error.
     """
     parts = msgspec.convert({part: content.get(part) for part in ERROR_PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
@@ -78,7 +78,8 @@ def _fill_by_order(order: str) -> None:
     """Fill packages with native code, as the worker's main function. ``order`` is the path of a JSON file with the
     arguments.
 
-    The contents of the packages, or the error as plain data, are written to the answer file that the order names.
+    The contents of the packages are written as JSON to the answer file, whose path is among the arguments. If filling
+    raises a catalogue error, the fields of the error are written instead.
     """
     unpacked, answer, tuned, cubins, calls, *modules = json.loads(Path(order).read_text())
     # In front, so that the package of the wheel hides an installed one.

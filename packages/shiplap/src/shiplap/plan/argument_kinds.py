@@ -17,11 +17,11 @@ _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
 def number_check(
     spec: OpSpec, *, recorded: bool = False
 ) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-    """Return ``check(args, kwargs)``, which raises ``SL220`` if a number argument is a tensor with a gradient. torch
-    would detach such a tensor without a warning. Return None if the op has no number argument.
+    """Return ``check(args, kwargs)``, which raises ``SL220`` if an argument declared as a number is a tensor with a
+    gradient. torch would detach such a tensor without a warning. Return None if no argument of the op is a number.
 
     If ``recorded`` is true, the check runs inside the forward of an ``autograd.Function``, where gradients are off. It
-    then reads only the tensor's ``requires_grad``. Otherwise the check depends on whether gradients are on.
+    then reads only the tensor's ``requires_grad``. Otherwise it finds a gradient only while gradients are on.
     """
     # A number in a list, ``list[float]``, may be a tensor with a gradient as well.
     numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]

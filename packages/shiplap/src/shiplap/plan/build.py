@@ -35,8 +35,8 @@ _Late = Callable[[], None]
 
 
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check the arguments of a call and set its variables, in the order in which they run. The
-    variables hold, for example, dims and dtypes.
+    """Return the steps that check the arguments of a call and set its variables, in the order in which they run. Steps
+    are data from which the checks are generated in Python and in C++. The variables hold, for example, dims and dtypes.
 
     The steps check the class, choices, device, dtype and shape of the arguments, and the preconditions in
     ``requires=``.
@@ -58,8 +58,9 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check each tensor which the op writes to (``spec.mutated``). It must share no memory with
-    another tensor argument, nor with another member of its own list.
+    """Return the steps that check each tensor to which the op writes (``spec.mutated``). The tensor must share no
+    memory with another tensor argument, nor with another member of its own list. Steps are data from which checks are
+    generated.
     """
     steps: list[Step] = []
     for index, name in enumerate(spec.mutated):
@@ -98,11 +99,11 @@ def dtype_step(at: TensorPlace) -> LetStep:
 def try_expression(
     spec: OpSpec, names: VariableNames, variable: str, type: VariableType, expr: Expr
 ) -> tuple[tuple[Step, ...], Expression]:
-    """Return the steps that evaluate the declared expression ``expr``, and the expression by which later steps read its
-    value, in Python and in C++.
+    """Return ``(steps, expression)`` for the declared expression ``expr``. ``steps`` evaluate it. ``expression`` is the
+    source, in Python and in C++, by which later steps read its value.
 
     If the evaluation can fail, as a division can, a step stores the value in ``variable``, which has the type ``type``.
-    Otherwise there are no steps, and the second result computes the value.
+    Otherwise ``steps`` is empty, and ``expression`` computes the value itself.
     """
     term = declared_value(expr, names)
     # Without a step of its own the term stands inside the check, which keeps the generated code short.
@@ -119,7 +120,7 @@ class _PlanBuilder:
     Attributes:
         bound: the variables that every call has set by now, or that the current block has set.
         loose: the variables that some calls leave unset, with their types.
-        origins: for each other variable the argument that gave it its value, for errors.
+        origins: for each variable that every call has set, the text that names the argument which set it, for errors.
     """
 
     def __init__(self, spec: OpSpec) -> None:
@@ -141,7 +142,8 @@ class _PlanBuilder:
     @contextmanager
     def block(self, arg: Arg, at: TensorPlace) -> Iterator[None]:
         """Collect the steps that are appended inside the ``with`` into one block. The block runs only if the argument
-        ``arg`` is present. If ``arg`` is a list, the block runs once for each element.
+        ``arg`` is not None. If ``arg`` is a list, the block runs once for each element. For a required single tensor,
+        the steps are appended without a block.
         """
         if not (arg.optional or arg.many):
             yield
@@ -178,8 +180,8 @@ class _PlanBuilder:
         return self.origins.get(variable, (shared_variable(f"from_{variable}"),))
 
     def argument(self, arg: Arg) -> None:
-        """Append the steps of one tensor argument. They check that it is a dense tensor, and then its dtype, device,
-        shape and memory.
+        """Append the steps of one tensor argument. They check that it is a tensor with strides (not sparse or nested),
+        and then its dtype, device, shape and memory.
         """
         at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
@@ -232,9 +234,10 @@ class _PlanBuilder:
         self.steps.append(LetStep(f"rank_{at.arg}", VariableType.SIZE, Expression("", f"{at.tensor.cpp}.dim()")))
 
     def dim(self, arg: Arg, at: TensorPlace, dim: Dim, axis: int) -> None:
-        """Append the steps of one dim at ``axis``. A named dim is set or compared. A fixed or computed dim is compared.
+        """Append the steps of one dim of the tensor at ``at``. For a named dim, they set its variable or compare the
+        tensor's size with it. For a fixed or computed dim, they compare the size.
 
-        Behind a variadic dim, which stands for any number of axes, ``axis`` is negative.
+        ``axis`` is the position of the dim. Behind a variadic dim, which stands for any number of axes, it is negative.
         """
         if dim.kind == "name":
             variable = self.names(dim.text)
@@ -280,7 +283,9 @@ class _PlanBuilder:
         return origin if isinstance(source, str) and source.startswith(("argument", "declared")) else ("in ", *origin)
 
     def computed(self, at: TensorPlace, axis: int, expr: Expr) -> None:
-        """Append the check that the size along ``axis`` equals the value of the declared expression ``expr``."""
+        """Append the check that the size of the tensor at ``at`` along ``axis`` equals the value of the declared
+        expression ``expr``.
+        """
         wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), VariableType.SIZE, expr)
         self.check(rules.computed_size(at, axis, expr.source, wanted))
 
@@ -293,11 +298,11 @@ class _PlanBuilder:
         return term
 
     def spread(self, at: TensorPlace, dim: Dim, before: int, behind: int) -> None:
-        """Append the steps of the variadic dim of a tensor, a dim that stands for any number of axes. For the dim
-        ``...``, append none.
+        """Append the steps of a variadic dim (any number of axes) of the tensor at ``at``. For the dim ``...``, append
+        none.
 
-        The steps set the dim's variable to the sizes without the first ``before`` and the last ``behind`` axes, or
-        compare it with them.
+        The steps take the tensor's sizes except those of the first ``before`` and the last ``behind`` axes. They store
+        them in the dim's variable or compare them with it.
         """
         if dim.text == "...":
             return

@@ -139,10 +139,10 @@ class CallPlan:
         return "\n".join([head, *writer.lines, *body])
 
     def _written(self, careful: bool) -> tuple[str, list[str], PythonWriter]:
-        """Return the parts of the generated function that binds a call.
+        """Return ``(head, body, writer)`` of the generated function that binds a call.
 
-        These are its ``def`` line, the lines that build the ``Binding`` (the call's arguments, sizes, dtypes and
-        device), and the writer that holds the lines of the checks. If ``careful`` is true, sizes may be symbols, and
+        ``head`` is its ``def`` line. ``writer`` holds the lines of the checks, and ``body`` the lines that build the
+        ``Binding`` (the call's arguments, sizes, dtypes and device). If ``careful`` is true, sizes may be symbols, and
         shared memory is not checked. Otherwise sizes are integers, and shared memory is checked.
         """
         writer = PythonWriter(careful=careful)

@@ -30,7 +30,7 @@ class Expression:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The expressions, in Python and in C++, that print this value in an error. They are ``python_text`` and
+        """The expressions, as ``(in Python, in C++)``, that print this value in an error. They are ``python_text`` and
         ``cpp_text``, or the expression itself where these are empty.
         """
         return self.python_text or self.python, self.cpp_text or self.cpp
@@ -62,7 +62,8 @@ def parameter_list(args: Sequence[Arg]) -> str:
     """Return the Python parameter list of a generated function that takes ``args``, as text.
 
     A default is looked up by index in ``defaults``, so that any value can be one. Python requires a default for every
-    parameter behind the first one with a default. Keyword-only arguments are therefore positional with a default here.
+    parameter behind the first one with a default. In the generated
+    function, keyword-only arguments are therefore positional with a default.
     """
     first = next((i for i, a in enumerate(args) if a.has_default), len(args))
     return ", ".join(argument_variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
@@ -75,7 +76,12 @@ def quoted_text(text: Text) -> Text:
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of a call that steps refer to. It is an argument, an output, or each element of a list of tensors."""
+    """A tensor of a call, as steps refer to it. It is an argument, an output, or each element of a list of tensors.
+
+    ``op`` and ``arg`` are the names of the op and of the argument or output. ``many`` states that it is a list.
+    ``role`` is the word for it in errors. ``variable`` is its variable in generated code, or an empty string for
+    ``t_<arg>``.
+    """
 
     op: str
     arg: str
@@ -154,7 +160,7 @@ class TensorPlace:
 
 
 class VariableNames:
-    """A map from names of a declaration to the variables of generated code."""
+    """A callable object that returns the variable of generated code for a name of a declaration."""
 
     def __init__(self, spec: OpSpec) -> None:
         """Store the scalar arguments of a declaration with their types, and the names of its variadic dims."""
@@ -196,8 +202,8 @@ def declared_value(expr: Expr, names: VariableNames) -> Expression:
 
 
 class _RenamedVariables(ast.NodeTransformer):
-    """A visitor that replaces declared names by variables. Functions keep their names, even if an argument has the same
-    name.
+    """A visitor that replaces declared names by variables of generated code. Functions keep their names, even if an
+    argument has the same name.
     """
 
     def __init__(self, names: Callable[[str], str]) -> None:
@@ -212,13 +218,13 @@ class _RenamedVariables(ast.NodeTransformer):
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        """Return a name node of the generated code's variable that stands for the declared name of ``node``."""
+        """Return a syntax node that reads the variable of generated code for the declared name in ``node``."""
         return ast.Name(self.names(node.id), ast.Load())
 
 
 def values_text(expr: Expr, names: VariableNames) -> Text:
-    """Return a text for errors such as ``n = 3, k = 2``. It has each name that ``expr`` reads, sorted, and an
-    expression that prints its value in the call.
+    """Return the values in ``expr`` as a text for errors, such as ``n = 3, k = 2``. It is a tuple of strings and
+    expressions, which print the values in the call. The names are sorted.
     """
     text: list[str | Expression] = []
     # Sorted, so that the text of an error is the same in every process.

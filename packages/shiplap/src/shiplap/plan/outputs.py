@@ -47,11 +47,11 @@ class OutputPlan:
 
     Attributes:
         bounds: the steps that set each data-dependent dim to its bound.
-        measured: the steps that compute the other sizes.
-        fitting: the checks of a given output.
+        measured: the steps that compute the sizes declared as expressions, such as ``n // 2``.
+        fitting: the checks of an output that the caller passes.
         disjoint: the checks that outputs and workspace share no memory with other tensors.
-        scratch: the check of a given workspace that does not need its size in bytes, ``needed``.
-        room: the checks of a given workspace that need ``needed``.
+        scratch: the check of the dtype, shape and device of a workspace that the caller passes.
+        room: the checks of the size and the address of that workspace.
     """
 
     def __init__(self, spec: OpSpec, names: VariableNames) -> None:
@@ -95,7 +95,7 @@ class OutputPlan:
         return checks
 
     def shape(self, out: Output) -> Expression:
-        """Return the expression for all sizes of an output. It is a tuple in Python and a braced list in C++."""
+        """Return the expression for the shape of an output. It is a tuple in Python and a braced list in C++."""
         python, cpp = [], []
         for axis, dim in enumerate(out.tensor.dims):
             name = self.names(dim.text)
@@ -135,12 +135,14 @@ class OutputPlan:
 
     @cached_property
     def disjoint(self) -> Block:
-        """The checks that outputs and a given workspace share no memory with arguments or with each other."""
+        """The checks that outputs, and the workspace if the caller passes one, share no memory with arguments or with
+        each other.
+        """
         return self._disjoint(workspace=True)
 
     def _disjoint(self, *, workspace: bool) -> Block:
         """Return the checks that outputs share no memory with arguments or with each other. If ``workspace`` is true,
-        the checks include a workspace that the caller gives. Otherwise they leave it out.
+        the checks include a workspace that the caller passes. Otherwise they leave it out.
         """
         spec, overlap_rules = self.spec, list[Step]()
         scratch = TensorPlace(spec.name, scratch_name(spec), role="output", variable=SCRATCH_VARIABLE)
@@ -157,23 +159,29 @@ class OutputPlan:
 
     @cached_property
     def disjoint_outputs(self) -> Block:
-        """The checks that outputs share no memory with arguments or with each other, without those of a workspace."""
+        """The checks that outputs share no memory with arguments or with each other. A workspace is not checked."""
         return self._disjoint(workspace=False)
 
     @cached_property
     def no_gradient(self) -> ArgumentRule:
-        """The rule that no argument, output or workspace of an out-variant requires a gradient."""
+        """The rule that no argument, output or workspace of an out-variant requires a gradient while gradients are
+        enabled.
+        """
         tensors = [argument_variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
         return rules.out_has_no_gradient(self.spec.name, (*tensors, SCRATCH_VARIABLE))
 
     @cached_property
     def scratch(self) -> Block:
-        """The check that a given workspace is one contiguous dim of bytes on the device of the call."""
+        """The check that a workspace passed by the caller is a uint8 tensor with one contiguous dim on the device of
+        the call.
+        """
         return (CheckStep(rules.scratch_fits_kind(self.spec.name, scratch_name(self.spec))),)
 
     @cached_property
     def room(self) -> Block:
-        """The checks that a given workspace has at least ``needed`` bytes and begins at an aligned address."""
+        """The checks that a workspace passed by the caller has at least ``needed`` bytes and begins at an aligned
+        address.
+        """
         where = self.spec.name, scratch_name(self.spec)
         return CheckStep(rules.scratch_has_room(*where)), CheckStep(rules.scratch_is_aligned(*where))
 
@@ -197,30 +205,31 @@ class OutputPlan:
 
     @cached_property
     def check(self) -> OutputsCheck:
-        """The generated function ``check(call, outs)``. It raises ``SL212`` unless the dtype, shape and device of given
-        outputs fit the bound call. Fake tensors are allowed.
+        """The generated function ``check(call, outs)``. It raises ``SL212`` unless the dtype, shape and device of
+        ``outs``, the caller's outputs, fit the bound call. Fake tensors are allowed.
         """
         return cast(OutputsCheck, self._section("check", "outs", (*self.measured, *self.fitting)))
 
     @cached_property
     def check_memory(self) -> MemoryCheck:
-        """The generated function ``check_memory(call, outs, scratch)``. It raises ``SL210`` if outputs or workspace
-        share memory, and ``SL304`` if a tensor requires a gradient.
+        """The generated function ``check_memory(call, outs, scratch)``. It raises ``SL210`` if an output or the
+        workspace shares memory with another tensor. It raises ``SL304`` if a tensor requires a gradient while gradients
+        are enabled.
         """
         steps = (*self.disjoint, CheckStep(self.no_gradient))
         return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH_VARIABLE}", steps))
 
     @cached_property
     def check_scratch(self) -> ScratchCheck:
-        """The generated function ``check_scratch(call, scratch)``. It raises ``SL213`` unless a given workspace is one
-        contiguous dim of bytes on the device of the call.
+        """The generated function ``check_scratch(call, scratch)``. It raises ``SL213`` unless ``scratch``, the caller's
+        workspace, is a uint8 tensor with one contiguous dim on the device of the call.
         """
         return cast(ScratchCheck, self._section("check_scratch", SCRATCH_VARIABLE, self.scratch))
 
     @cached_property
     def check_room(self) -> RoomCheck:
-        """The generated function ``check_room(call, scratch, needed)``. It raises ``SL213`` unless a given workspace
-        has at least ``needed`` bytes at an aligned address.
+        """The generated function ``check_room(call, scratch, needed)``. It raises ``SL213`` unless ``scratch``, the
+        caller's workspace, has at least ``needed`` bytes at an aligned address.
         """
         return cast(RoomCheck, self._section("check_room", f"{SCRATCH_VARIABLE}, needed", self.room))
 
@@ -248,7 +257,7 @@ class OutputPlan:
         return compile_function(f"{name} {self.spec.name}", "\n".join(head), ["    return"], writer, names)
 
     def _computed(self) -> set[str]:
-        """Return the names of the dims and scalars that the sizes of the outputs read."""
+        """Return the names of the dims and scalars that determine the sizes of the outputs."""
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic")}
         return plain.union(*(d.expr.names for d in dims if d.expr))

@@ -21,8 +21,8 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
     """Return the steps that replace tensor arguments by contiguous copies where a kernel needs that.
 
     A tensor that is not in ``strided`` is replaced if it is not contiguous. Any tensor is replaced if its address is
-    not a multiple of ``align`` bytes. ``native`` selects the steps for generated C++, which need no separate step for
-    an absent tensor.
+    not a multiple of ``align`` bytes. If ``native`` is true, the steps are for generated C++. Otherwise they are for
+    generated Python, where a further step skips an optional tensor that is None.
     """
     steps: list[Step] = []
     for arg in spec.tensors:
@@ -35,8 +35,9 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
 
 
 def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Callable[[Args], Packed]:
-    """Return a generated function ``pack(args)``. It returns the tensor arguments in order, and a list of pairs
-    (original, copy) of tensors that are written to.
+    """Return a generated function ``pack(args)``, which returns ``(tensors, copies)``. ``tensors`` is a list of the
+    tensor arguments in order, copied where the kernel needs that. ``copies`` holds a pair (original, copy) for each
+    copied tensor that is written to.
 
     A tensor is copied if it is not contiguous and not in ``strided``, or if its address is not a multiple of ``align``
     bytes.

@@ -33,7 +33,9 @@ from shiplap.torch_private.symbolic_sizes import check_condition
 
 
 class PythonWriter:
-    """A writer that collects the lines of a function body and the rules that they check."""
+    """A writer that collects the lines of a function body and the rules that they check. If ``careful`` is true, the
+    lines accept symbolic sizes.
+    """
 
     def __init__(self, *, careful: bool) -> None:
         """Start a function body without lines and rules. ``careful`` selects conditions that also accept symbolic

@@ -26,10 +26,10 @@ class ArgumentRule:
         argument: the tensor argument that the rule is about, or an empty string.
         title, fix: the words of the error, or empty strings to use those of the catalogue.
         constants: the values that the Python condition uses in addition to the variables of the call.
-        cpp_by: the part that checks the rule in C++, if the C++ condition is ``true``.
-        undecided: the kind of call for which only Python can tell whether it breaks the rule.
-        deferral: the C++ condition on raw arguments under which C++ passes such a call to Python. It has ``{index}``
-            for the position of the argument.
+        cpp_by: in words, what ensures the rule for C++ if the C++ condition is ``true``.
+        undecided: in words, the calls that only Python can check against the rule, or an empty string.
+        deferral: the C++ condition on unconverted arguments under which C++ passes such a call to Python. It has
+            ``{index}`` for the position of the argument.
     """
 
     id: str

@@ -134,8 +134,8 @@ def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
     """Return the rule (``SL205``) that a tensor has the dtype that an earlier tensor gave to the dtype class of
     ``kind``.
 
-    ``origin`` names the earlier tensor. The fix of the error may be another annotation for this argument. For a list it
-    is not, since the members of one list have the same dtype.
+    ``origin`` names the earlier tensor. The fix of the error is to convert one of the tensors. For a single bfloat16 or
+    int32 tensor, it also names an annotation with a dtype class of its own.
     """
     bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
     pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
@@ -166,7 +166,7 @@ def is_contiguous(at: TensorPlace, id: str = "SL207") -> ArgumentRule:
 
 
 def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
-    """Return the rule (``SL210``) that no two elements of a tensor which is written to share memory."""
+    """Return the rule (``SL210``) for a tensor to which the op writes. No two of its elements may share memory."""
     t = at.tensor
     # Nearly every tensor is contiguous, which is answered without counting elements.
     holds = Expression(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
@@ -176,8 +176,8 @@ def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
 
 
 def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
-    """Return the rule (``SL304``) that a tensor which is written to does not require a gradient while gradients are
-    enabled.
+    """Return the rule (``SL304``) for a tensor to which the op writes. It may not require a gradient while gradients
+    are enabled.
     """
     return ArgumentRule(
         "SL304",
@@ -212,8 +212,7 @@ def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
 
 def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> ArgumentRule:
     """Return the rule that the address of the tensor at ``at`` is a multiple of ``alignment`` bytes. If ``output`` is
-    true, the tensor is an output, which no copy can replace, and the error is ``SL212``. Otherwise the error is
-    ``SL207``.
+    true, the tensor is an output that no copy can replace. The error is then ``SL212``, and otherwise ``SL207``.
     """
     t = at.tensor
     rest = Expression(f"{t.python}.data_ptr() % {alignment}", f"address({t.cpp}) % {alignment}")
@@ -260,7 +259,9 @@ def same_size(
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
-    """Return the rule (``SL203``) that the size along ``axis`` is the number ``wanted`` of the declaration."""
+    """Return the rule (``SL203``) that the size of the tensor at ``at`` along ``axis`` is the number ``wanted`` of the
+    declaration.
+    """
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule(
         "SL203", equal_expression(size, shared_variable(str(wanted))), at.where, got, (str(wanted),), at.arg
@@ -268,15 +269,15 @@ def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
 
 
 def computed_size(at: TensorPlace, axis: int, source: str, wanted: Expression) -> ArgumentRule:
-    """Return the rule (``SL202``) that the size along ``axis`` is ``wanted``, the value of the expression ``source`` in
-    the declaration.
+    """Return the rule (``SL202``) that the size of the tensor at ``at`` along ``axis`` is ``wanted``, the value of the
+    expression ``source`` in the declaration.
     """
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule("SL202", equal_expression(size, wanted), at.where, got, (f"{source} = ", wanted), at.arg)
 
 
 def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, ArgumentRule]:
-    """Return the two rules of a variadic dim, which stands for any number of axes.
+    """Return the two rules of the variadic dim ``name``, which stands for any number of axes.
 
     It has as many axes as the argument that set it (``SL201``), and the same sizes (``SL202``). The variable
     ``spread_<argument>`` holds the sizes of this argument.
@@ -296,8 +297,8 @@ def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, Argume
 
 
 def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule:
-    """Return the rule (``SL209``) that an argument is an instance of the declared class ``cls``. If ``optional``, it
-    may be None. torch does not check this.
+    """Return the rule (``SL209``) that an argument is an instance of the declared class ``cls``. If ``optional`` is
+    true, it may also be None. torch does not check this.
     """
     absent, none = f"a_{argument} is None or " * optional, " or None" * optional
     holds = Expression(f"{absent}isinstance(a_{argument}, class_{argument})", TRUE.cpp)
@@ -307,8 +308,8 @@ def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule
 
 
 def has_no_nul(op: str, argument: str) -> ArgumentRule:
-    """Return the rule (``SL209``) that a text argument has no NUL character. A C kernel would read the text only up to
-    that character, and the reference would read all of it.
+    """Return the rule (``SL209``) that a string argument has no null character. A C kernel would read the string only
+    up to that character, and the reference would read all of it.
     """
     return ArgumentRule(
         "SL209",
@@ -337,7 +338,9 @@ def is_choice(op: str, arg: Arg) -> ArgumentRule:
 
 
 def members_are_distinct(op: str, argument: str) -> ArgumentRule:
-    """Return the rule (``SL210``) that no two members of a list of tensors which is written to share memory."""
+    """Return the rule (``SL210``) for a list of tensors to which the op writes. No two of its members may
+    share memory.
+    """
     members = f"a_{argument}"
     return ArgumentRule(
         "SL210",
@@ -351,8 +354,8 @@ def members_are_distinct(op: str, argument: str) -> ArgumentRule:
 
 
 def lists_have_members(op: str, variables: Sequence[str]) -> ArgumentRule:
-    """Return the rule (``SL209``) that lists have a member if no other argument gives ``variables`` (a size, a dtype or
-    the device).
+    """Return the rule (``SL209``) that lists of tensors have a member if nothing else sets ``variables``. Each of these
+    variables of generated code holds a size, a dtype or the device.
     """
     holds = Expression(" and ".join(f"{v} is not None" for v in variables), TRUE.cpp)
     return ArgumentRule("SL209", holds, (op,), ("an empty list of tensors",), ("at least one tensor",), cpp_by=NO_LISTS)
@@ -398,8 +401,9 @@ def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expre
 
 
 def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
-    """Return the rule (``SL212``) that a given output is a dense tensor of the dtype ``dtype``, on the device of the
-    call. ``concrete`` is the name of a fixed dtype, or an empty string.
+    """Return the rule (``SL212``) that an output passed by the caller is a tensor with strides, of the dtype ``dtype``,
+    on the device of the call. If the declaration admits only one dtype, ``concrete`` is its name. Otherwise
+    ``concrete`` is an empty string.
     """
     t, same, device = (
         at.tensor.python,
@@ -417,7 +421,7 @@ def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> Argum
 
 
 def output_fits_shape(at: TensorPlace, sizes: Expression) -> ArgumentRule:
-    """Return the rule (``SL212``) that a given output has the shape ``sizes``."""
+    """Return the rule (``SL212``) that an output passed by the caller has the shape ``sizes``."""
     name, rank = f"shape_{at.arg}", f"rank_{at.arg}"
     holds = Expression(f"tuple({name}) == {sizes.python}", f"has_sizes({name}, {rank}, {sizes.cpp})")
     got = ("shape ", Expression(f"tuple({name})", f"Tuple({name}, {rank})"))
@@ -468,8 +472,8 @@ def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:
 
 
 def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
-    """Return the rule (``SL213``) that a given workspace is a tensor of bytes, in one contiguous dim, on the device of
-    the call. It has to be checked before the other rules of a workspace.
+    """Return the rule (``SL213``) that a workspace passed by the caller is a uint8 tensor with one contiguous dim, on
+    the device of the call. It has to be checked before the other rules of a workspace.
     """
     t, device = "scratch", "device_of(scratch)"
     python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == uint8 and {t}.device == device"
@@ -485,7 +489,9 @@ def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_has_room(op: str, name: str) -> ArgumentRule:
-    """Return the rule (``SL213``) that a given workspace has at least ``needed`` bytes, a variable of the call."""
+    """Return the rule (``SL213``) that a workspace passed by the caller has at least as many bytes as the variable
+    ``needed`` of generated code.
+    """
     size = Expression("scratch.numel()", "scratch.sizes()[0]")
     holds = Expression(f"{size.python} >= needed", f"{size.cpp} >= needed")
     return ArgumentRule(
@@ -494,8 +500,8 @@ def scratch_has_room(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
-    """Return the rule (``SL213``) that the address of a given workspace is a multiple of 64 bytes, which kernels may
-    rely on.
+    """Return the rule (``SL213``) that the address of a workspace passed by the caller is a multiple of 64 bytes.
+    Kernels may rely on this alignment.
     """
     # PyTorch's allocator aligns to this and more, a caller's view need not.
     rest = Expression(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
@@ -505,8 +511,8 @@ def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
 
 
 def is_on_cpu(op: str) -> ArgumentRule:
-    """Return the rule (``SL206``) that a call of a tvm-ffi function is on the CPU, as its kernel is. tvm-ffi itself
-    accepts tensors of any device.
+    """Return the rule (``SL206``) that a call of a tvm-ffi function is on the CPU, since its kernel runs there. tvm-ffi
+    itself accepts tensors of any device.
     """
     device = shared_variable("device")
     return ArgumentRule(
@@ -516,7 +522,7 @@ def is_on_cpu(op: str) -> ArgumentRule:
 
 def size_is_within_bound(where: str, dim: str, source: str) -> ArgumentRule:
     """Return the rule (``SL302``) that a data-dependent size, the variable ``extent_<dim>``, is between 0 and its
-    declared bound, the variable ``d_<dim>``.
+    declared bound, the variable ``d_<dim>``. ``source`` is the expression of the bound.
     """
     size, bound = shared_variable(f"extent_{dim}"), shared_variable(f"d_{dim}")
     holds = Expression(f"0 <= {size.python} <= {bound.python}", f"0 <= {size.cpp} && {size.cpp} <= {bound.cpp}")

@@ -40,7 +40,9 @@ class VariableType(Enum):
 
 @dataclass(frozen=True)
 class LetStep:
-    """The step that sets a variable. If ``term`` has no Python source, only generated C++ has the step."""
+    """The step that sets ``variable``, of the type ``type``, to ``term``. If ``term`` has no Python source, only
+    generated C++ has the step.
+    """
 
     variable: str
     type: VariableType
@@ -49,8 +51,8 @@ class LetStep:
 
 @dataclass(frozen=True)
 class EvaluateStep:
-    """The step that evaluates an expression which may have no value. If it has none, the call is refused with the error
-    of ``rule``.
+    """The step that sets ``variable`` to the value of ``expr``, whose source is ``term``. If the evaluation fails, as a
+    division by zero does, the call is refused with the error of ``rule``.
     """
 
     variable: str
@@ -62,14 +64,16 @@ class EvaluateStep:
 
 @dataclass(frozen=True)
 class CheckStep:
-    """The step that refuses the call unless ``rule`` holds."""
+    """The step that refuses the call with the error of ``rule`` if its condition is false."""
 
     rule: ArgumentRule
 
 
 @dataclass(frozen=True)
 class UnsetStep:
-    """The step that declares a variable which only some calls set. The first argument with a value sets it."""
+    """The step that declares ``variable``, of the type ``type``, which only some calls set. The first argument with a
+    value sets it.
+    """
 
     variable: str
     type: VariableType
@@ -77,8 +81,8 @@ class UnsetStep:
 
 @dataclass(frozen=True)
 class MeetStep:
-    """The step that sets ``variable`` or compares it. If the variable is unset, the step sets it to ``term``, and
-    ``from_<variable>`` to ``origin``. If it is set, the step checks ``rules``.
+    """The step that sets ``variable`` or checks it. If it is unset, the step sets it to ``term``, and the variable
+    ``from_<variable>`` to ``origin``, the text that names the argument. If it is set, the step checks ``rules``.
     """
 
     variable: str
@@ -98,7 +102,9 @@ class PresentStep:
 
 @dataclass(frozen=True)
 class EachStep:
-    """The step that runs ``steps`` for each tensor of a list. The list may be None if it is ``optional``."""
+    """The step that runs ``steps`` for each tensor of the list ``at``. If ``optional`` is true, the list may be None,
+    in which case nothing is run.
+    """
 
     at: TensorPlace
     steps: tuple[Step, ...]
@@ -107,7 +113,7 @@ class EachStep:
 
 @dataclass(frozen=True)
 class AllocateStep:
-    """The step that allocates a contiguous output. ``sizes`` is a tuple in Python and a braced list in C++."""
+    """The step that allocates the contiguous output ``at``. ``sizes`` is a tuple in Python and a braced list in C++."""
 
     at: TensorPlace
     sizes: Expression

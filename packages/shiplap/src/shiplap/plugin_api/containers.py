@@ -39,7 +39,7 @@ def register_container(
             inputs have one structure.
         make: the inverse of ``take``. torch may pass any values as children, so ``make`` must not check them.
         fields: the attributes to show to code of torch that handles dataclasses instead of pytrees. The constructor of
-            ``cls`` must accept them as keywords. None by default.
+            ``cls`` must accept them as keywords. By default there are none.
         dump, load: functions that convert the other data to a value that JSON can represent, and back.
             ``torch.export.save`` uses them. By default the other data themselves are such a value.
     """

@@ -21,32 +21,32 @@ __all__ = ["open_named", "open_new", "parse_json", "read_named", "work_in", "wri
 
 
 def open_named(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Return a regular file opened for reading. Raise ``OSError`` for a FIFO, a device, or a file that all users can
-    write.
+    """Return the regular file ``path``, opened for reading bytes. Raise ``OSError`` for a FIFO, a device, or a file
+    that all users can write.
     """
     return os.fdopen(safe_io.open_file(path, safe_io.NAMED), "rb")
 
 
 def read_named(path: str | os.PathLike[str], limit: int) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes. Raise ``OSError`` in the cases of
-    :func:`open_named`.
+    """Return the content of the regular file ``path`` as bytes. Raise ``OSError`` if it has more than ``limit`` bytes,
+    and in the cases of :func:`open_named`.
     """
     return safe_io.read_file(path, limit, safe_io.NAMED)
 
 
 def work_in(folder: str | os.PathLike[str]) -> None:
-    """Create ``folder``, for this user alone. If it exists, check that it and the folders in it hold only regular files
-    and folders.
+    """Create ``folder`` so that only this user can enter it. If it exists, check that it and the folders in it hold
+    only regular files and folders.
 
-    Raise ``OSError`` if another user could have written there.
+    Raise ``OSError`` if another user could have written there, or if the check fails.
     """
     os.close(safe_io.open_folder(folder, safe_io.NAMED, create=True))
     safe_io.check_content(folder, safe_io.NAMED)
 
 
 def open_new(path: Path) -> IO[bytes]:
-    """Return a new file opened for writing, in place of any file of its name. A link of that name is removed and not
-    followed.
+    """Return the new file ``path``, opened for writing bytes. An existing file of this name is removed first. If the
+    name is a symbolic link, the link is removed and not followed.
     """
     # "xb" below then fails if another process makes the name again.
     path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ __all__ = ["Interpreted", "interpret", "run_interpreted"]
 
 @dataclass(frozen=True)
 class Interpreted:
-    """The result of one interpreted run.
+    """The result of one run of a compiled function in Triton's interpreter.
 
     Attributes:
         results: the tensors that the compiled function returned.
@@ -38,12 +38,13 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
     """Switch this process to Triton's interpreter. Call this function before anything imports Triton, in a separate
     process.
 
-    Plain ``@triton.jit`` functions that ``sl.triton`` binds for ``"cuda"`` then serve calls with CPU tensors, also of
+    ``@triton.jit`` functions that ``sl.triton`` binds for ``"cuda"`` then serve calls with CPU tensors, also of
     ``sl.audit``. Templates bound for ``"cpu"`` are lowered as for a GPU, with their fused neighbours. Inductor's
     launches are replaced until the process ends.
 
     Args:
-        edit: changes the source of each template's kernel before it runs, to see that a test finds a defect.
+        edit: a function from the source code of a template's kernel to the code that runs in its place. A test can thus
+            plant a defect. By default the code is unchanged.
 
     Raises:
         ShiplapError: ``SL603`` if Triton has been imported without ``TRITON_INTERPRET=1``.
@@ -62,9 +63,9 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
 
 
 def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Interpreted:
-    """Compile ``fn`` into one graph, run it on ``args`` with Triton's interpreter, and return its results compared with
-    eager torch. ``args`` are CPU tensors of other dtypes than bfloat16. If ``dynamic`` is true, sizes are compiled as
-    symbols, and otherwise as constants.
+    """Compile ``fn`` into one graph and run it on ``args`` with Triton's interpreter. Return its results, their largest
+    difference from eager torch, and the names of the kernels. ``args`` are CPU tensors of other dtypes than bfloat16.
+    If ``dynamic`` is true, sizes are compiled as symbols, and otherwise as constants.
 
     Raises:
         NotImplementedError: a kernel gets bfloat16, which Triton's interpreter multiplies wrongly, or calls a function
@@ -80,13 +81,13 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return the results of a function as a tuple of tensors. ``result`` is one tensor, or several in a sequence."""
+    """Return a tuple of the tensors in ``result``, which is one tensor or a sequence of tensors."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """Return the largest difference between two tensors relative to the largest magnitude of ``want``. Return infinity
-    if the shapes differ, and 0 if there are no elements.
+    """Return the largest absolute difference between ``got`` and ``want``, relative to the largest absolute value of
+    ``want``. Return infinity if the shapes differ, and 0 if there are no elements.
     """
     if got.shape != want.shape:
         return float("inf")

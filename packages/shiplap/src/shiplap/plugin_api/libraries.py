@@ -13,7 +13,7 @@ __all__ = ["find_library", "library_folder"]
 
 def find_library(path: str | os.PathLike[str]) -> Path:
     """Return the path of a kernel library. If the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names
-    has a file of this name, return the path of that file. Otherwise return ``path``.
+    has a file with the name of ``path``, return the path of that file. Otherwise return ``path``.
 
     ``sl.cabi`` calls this function. A family that opens a library on its own, for example with ctypes, calls it as
     well, so that the user's setting applies.
@@ -25,8 +25,8 @@ def find_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_folder() -> Path | None:
-    """Return the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names, or None if it is not set.
-    Libraries are looked for there first.
+    """Return the absolute path of the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names, or None if
+    it is not set. Kernel libraries are looked for in this folder first.
     """
     named = settings().library_path
     return Path(named).absolute() if named else None

@@ -19,10 +19,11 @@ LEAST, MOST = 5, 25  # samples of each function
 
 
 def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """Return a context that yields ``report(what, done, total)``, by which a progress bar on stderr is updated.
+    """Return a context manager that yields a function ``report(what, done, total)``. A call of this function updates a
+    progress bar on stderr.
 
-    If ``wanted`` is true, the bar is shown. If it is false, no bar is shown, and the function does nothing. If it is
-    None, the bar is shown if stderr is a terminal. The bar is removed at the end.
+    If ``wanted`` is true, the bar is shown. If it is false, no bar is shown, and ``report`` does nothing. If it is
+    None, the bar is shown if stderr is a terminal. The bar is removed at the end of the ``with`` block.
     """
     from shiplap.tuning.engine import tuning_progress
 
@@ -34,9 +35,9 @@ def time_in_turn(
 ) -> dict[str, float]:
     """Return the median time of one call of each of ``runs``, in seconds, by the names in ``runs``.
 
-    The functions are called in turn until ``seconds`` are over. Other load on the machine then slows all of them
-    equally. Each is called at least five times. On CUDA a function is captured into a graph if that is possible, and
-    the L2 cache is flushed before each call.
+    The functions are called in turn for about ``seconds``, at most 25 turns. Other load on the machine then slows all
+    of them equally. Each has at least five turns, and a turn may be several calls. On CUDA a function is captured into
+    a graph if that is possible, and the L2 cache is flushed before each call.
     """
     clock = clock_for(device)
     ready = {name: clock.ready(run) for name, run in runs.items()}

@@ -28,7 +28,8 @@ Value = int | float | bool | str
 
 
 class ConfigSource(ABC):
-    """A source of configs of a kernel for the sizes of a call, which can tune an op with them.
+    """A source of configs of a kernel. It lists configs for the sizes of a call, and can tune an op with them. A config
+    holds the kernel's tuning parameters.
 
     Candidates are verified and timed in a separate process, which imports the source by name. Make one instance at the
     top of a module.
@@ -40,22 +41,23 @@ class ConfigSource(ABC):
     """
 
     def __init__(self, home: str, device_type: str, kernel: str) -> None:
-        """Store the location of this source, ``"package.module:NAME"``, and the device type and name of the kernel."""
+        """Store the location of this source, ``"package.module:NAME"``, and the kernel's device type and name."""
         self.home, self.device_type, self.kernel = home, device_type, kernel
 
     @abstractmethod
     def configs(self, op: Op, device: torch.device, sizes: Mapping[str, Any]) -> Iterable[Mapping[str, Value]]:
-        """Return the configs to try for a call of ``op`` with these sizes and scalars. A config holds the values of the
-        kernel's tuning parameters by name.
+        """Return the configs to try for a call of ``op`` on ``device`` with the sizes and scalars ``sizes``. A config
+        holds the kernel's tuning parameters by name.
 
-        The first one is used if nothing was tuned. Equal sizes must give equal configs in every process.
+        The first config is used if nothing was tuned. Equal sizes must give equal configs in every process.
         """
 
     def refusal(self, op: Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """Return the reason why the kernel cannot run ``args`` with ``config``, or an empty string if it can.
+        """Return the reason why the kernel cannot run ``args`` with ``config``, or an empty string if it can. The base
+        class always returns an empty string.
 
-        Prepare here what has to be prepared once for a config. A refused config is left out of the measurement and not
-        reported as wrong.
+        An override may also prepare what has to be prepared once for a config. A refused config is left out of the
+        measurement and not reported as wrong.
         """
         return ""
 
@@ -68,8 +70,8 @@ class ConfigSource(ABC):
         seconds: float = 20.0,
         remeasure: bool = False,
     ) -> list[Choice]:
-        """Choose a config for each of ``samples`` (sizes and scalars by name) by measurement. The choices are used in
-        this process and returned.
+        """Choose a config for each of ``samples``, which are sizes and scalars by name, by measurement. Return the
+        choices in the order of ``samples``. They are used in this process.
 
         Args:
             device: the device on which candidates run.
@@ -93,8 +95,8 @@ class ConfigSource(ABC):
             ]
 
     def candidates(self, op: Op, drawn: Inputs) -> list[Candidate]:
-        """Return the candidates that the tuner compares for the call ``drawn``. The op's reference comes first,
-        followed by the kernel with each config.
+        """Return the candidates that the tuner compares for calls like the sample inputs ``drawn``. The op's reference
+        comes first, followed by the kernel with each config.
 
         The method is called in the tuner's process and in the worker process, and must return the same list in both.
         """
@@ -110,10 +112,10 @@ class ConfigSource(ABC):
 
 
 class _Listed(Candidate):
-    """The kernel with a config that the source listed, as a candidate."""
+    """A candidate of the tuner that is the kernel of a :class:`ConfigSource` with one config."""
 
     def __init__(self, source: ConfigSource, inner: KernelCandidate) -> None:
-        """Make a candidate of ``source`` with the kernel and the config of ``inner``."""
+        """Make a candidate from ``inner``, the kernel with its config, and ``source``, which may refuse the config."""
         self.source, self.inner = source, inner
         self.kernel, self.config = inner.kernel, inner.config
 

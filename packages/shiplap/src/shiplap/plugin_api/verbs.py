@@ -62,8 +62,8 @@ __all__ = [
 
 
 def load_target(target: str) -> tuple[ModuleType, str]:
-    """Return the imported module of ``module[:name]`` or ``path/to/file.py[:name]``, and the name. The name may be
-    empty.
+    """Return a pair of an imported module and a name. ``target`` is ``module[:name]`` or ``path/to/file.py[:name]``.
+    Without ``:name``, the name is an empty string.
 
     Raises:
         ShiplapError: ``SL501`` when there is no such module or file, ``SL601`` when it raises.
@@ -73,7 +73,9 @@ def load_target(target: str) -> tuple[ModuleType, str]:
 
 
 def main() -> None:
-    """Run the command line of ``shiplap`` with the arguments of this process, for a console script of a family."""
+    """Run the command line of ``shiplap`` with the arguments of this process. A family can use it as the function of a
+    console script of its own.
+    """
     from shiplap.cli.app import main as run  # imports every verb, and this module is one of theirs
 
     run()

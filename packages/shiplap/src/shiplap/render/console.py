@@ -15,9 +15,11 @@ _IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # those that a J
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Return a console that prints only Shiplap's own styles. Control characters in texts are shown as U+FFFD. It
-    prints to stderr if ``stderr`` is true, and otherwise to stdout. If ``soft_wrap`` is true, long lines are not
-    wrapped. Otherwise they are wrapped at the width of the terminal.
+    """Return a console that prints only the styles that Shiplap gives it.
+
+    Control characters in printed texts are shown as U+FFFD. The console prints to stderr if ``stderr`` is true, and
+    otherwise to stdout. If ``soft_wrap`` is true, long lines are not wrapped. Otherwise they are wrapped at the width
+    of the terminal.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -27,7 +29,9 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
 
         # Control characters are replaced in segments, after rich has made its own styles, which must stay.
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-            """Yield the segments of a renderable. Control characters in its texts are replaced by U+FFFD."""
+            """Yield the segments of a renderable, with its control characters replaced by U+FFFD. Control segments,
+            which rich makes itself, are unchanged.
+            """
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
 
@@ -36,14 +40,14 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 def escape_json(text: str) -> str:
-    """Return the JSON text ``text`` with escapes in place of the characters that a terminal executes. The value that it
-    represents is unchanged.
+    """Return the JSON ``text`` with an escape in place of each character that a terminal executes or that reorders
+    text. The escaped JSON represents the same value.
     """
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def replace_controls(text: str) -> str:
-    """Return ``text`` with U+FFFD in place of the characters that a terminal executes. A text from a foreign file can
-    then be printed.
+    """Return ``text`` with U+FFFD in place of control characters, which a terminal would execute or which would reorder
+    the text. Tabs and line feeds stay. A text from a foreign file can then be printed.
     """
     return _CONTROL.sub("\ufffd", text)

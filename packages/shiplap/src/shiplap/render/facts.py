@@ -11,8 +11,9 @@ from pathlib import Path
 
 
 def facts(**more: object) -> dict[str, str]:
-    """Return the circumstances of a result, as texts by name, for the header of a report. The facts in ``more``, such
-    as seed and device, come first. Versions, processor, cores and the date in UTC follow.
+    """Return the circumstances of a result as a dict of strings by name, for the header of a report. The values in
+    ``more``, such as ``seed`` and ``device``, come first, without those that are None. The versions of packages, the
+    processor, the system and the date in UTC follow.
     """
     # A result without its circumstances cannot be compared with another one, so every report has this header.
     known = {
@@ -39,7 +40,7 @@ def nvidia_driver() -> str:
 
 
 def _package_release(package: str) -> str:
-    """Return the installed version of a package, or the text ``not installed``."""
+    """Return the installed version of ``package``, or the string ``not installed``."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -56,7 +57,7 @@ def _usable_cores() -> int | None:
 
 def _processor_model() -> str:
     """Return the name of the processor from ``/proc/cpuinfo``. If it is not found there, return the name that Python's
-    module ``platform`` gives.
+    module ``platform`` gives, or ``unknown processor`` if that is empty.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

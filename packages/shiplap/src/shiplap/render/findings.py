@@ -38,23 +38,25 @@ class CostCardFields(Protocol):
 
     @property
     def binding(self) -> str:
-        """The implementation of an eager call. It is ``"native"``, ``"python"``, or the name of the kernel."""
+        """The implementation that ran an eager call. It is ``"native"`` for a compiled binding, ``"python"``, or the
+        name of the kernel.
+        """
 
     @property
     def raw_ns(self) -> float | None:
-        """The nanoseconds of the kernel alone, or None if that was not measured."""
+        """The nanoseconds per call of the kernel alone, or None if they were not measured."""
 
     @property
     def eager_ns(self) -> float:
-        """The duration of one eager call in nanoseconds."""
+        """The nanoseconds of one eager call."""
 
     @property
     def compiled_ns(self) -> float | None:
-        """The nanoseconds of a call in compiled code, or None if that was not measured."""
+        """The nanoseconds of one call in code that ``torch.compile`` compiled, or None if they were not measured."""
 
     @property
     def captured_ns(self) -> float | None:
-        """The nanoseconds of a call in a captured CUDA graph, or None if that was not measured."""
+        """The nanoseconds of one call in the replay of a CUDA graph, or None if they were not measured."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -74,7 +76,7 @@ class FindingFields(Protocol):
 
     @property
     def subject(self) -> str:
-        """The name of the op or object that was checked."""
+        """The name of the op or other object that was checked."""
 
     @property
     def evidence(self) -> str:
@@ -82,25 +84,27 @@ class FindingFields(Protocol):
 
     @property
     def input(self) -> str:
-        """The label of the sample that shows the finding, or an empty text."""
+        """The label of the sample that shows the finding, or an empty string if there is none."""
 
     @property
     def fix(self) -> str:
-        """The action that would correct a failure, or an empty text."""
+        """The action that would correct a failure, or an empty string if there is none."""
 
     @property
     def reproducer(self) -> str:
-        """The Python source that shows the failure again, or an empty text."""
+        """The Python source code that shows the failure again, or an empty string if there is none."""
 
     @property
     def varied(self) -> str:
-        """The axes (such as ``layout``) that all failing samples vary, in one text. It is empty if the plainest sample
-        fails, too.
+        """The properties of samples (such as ``layout``) in which every failing sample differs from the simplest
+        sample, joined in one string. It is empty if the simplest sample fails, too.
         """
 
 
 class CellFields(Protocol):
-    """The fields of a ledger's cell that a page reads. A ledger is a table of the samples that were checked."""
+    """The fields that a page reads of one cell of a ledger. A ledger is a table that counts the checked samples for
+    each property of samples and each requirement of the op.
+    """
 
     @property
     def axis(self) -> str:
@@ -112,23 +116,23 @@ class CellFields(Protocol):
 
     @property
     def looked_by(self) -> str:
-        """The name of the check that covers the cell, or an empty text if none has to."""
+        """The name of the check that must examine the samples of the cell. It is an empty string if no check has to."""
 
     @property
     def state(self) -> str:
-        """The state of the cell, such as ``ok``, ``untouched`` or ``does not apply``."""
+        """The state of the cell, such as ``ok``, ``untouched`` (no sample was checked) or ``does not apply``."""
 
     @property
     def samples(self) -> int:
-        """The number of samples that were checked."""
+        """The number of samples that were checked for this cell."""
 
     @property
     def reason(self) -> str:
-        """The reason why the cell does not apply, or an empty text."""
+        """The reason why the cell does not apply, or an empty string if it does."""
 
 
 class Report(Protocol):
-    """The fields of an op's report that a page reads."""
+    """The fields of the report on one op that a page reads."""
 
     @property
     def subject(self) -> str:
@@ -140,7 +144,7 @@ class Report(Protocol):
 
     @property
     def headline(self) -> str:
-        """The op, the verdict and the reason in one line."""
+        """One line of text with the name of the op, the verdict and the reason for the verdict."""
 
     @property
     def required(self) -> Sequence[str]:
@@ -152,23 +156,25 @@ class Report(Protocol):
 
     @property
     def missing(self) -> Sequence[tuple[str, str]]:
-        """The required checks that were not made, as pairs of name and reason."""
+        """The required checks that were not made completely, as pairs of the check's name and the reason."""
 
     @property
     def causes(self) -> Sequence[Sequence[FindingFields]]:
-        """The failed findings in groups with one cause each. The finding that shows the cause comes first in its
-        group.
+        """The failed findings in groups, where the findings of a group have one cause. The finding that shows the cause
+        most directly comes first in its group.
         """
 
     @property
     def ledger(self) -> Sequence[CellFields]:
-        """The cells of the report's table of samples. Each stands for an axis (a property that samples vary) and an
-        obligation of the op.
+        """The cells of the report's ledger. A ledger is a table that counts the checked samples for each property of
+        samples and each requirement of the op.
         """
 
 
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
-    """Return a dict from each subject, such as an op's name, to its findings in order."""
+    """Return a dict from each subject, such as the name of an op, to the list of its findings. The order of
+    ``findings`` is kept.
+    """
     groups: dict[str, list[FindingFields]] = {}
     for finding in findings:
         groups.setdefault(finding.subject, []).append(finding)
@@ -176,8 +182,8 @@ def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[Fi
 
 
 def _count_verdicts(findings: Sequence[FindingFields]) -> str:
-    """Return the numbers of findings with each verdict as text, such as ``1 failed, 0 incomplete, 8 ok, 2 do not
-    apply``.
+    """Return the number of findings with each verdict in one line of text, such as ``1 failed, 0 incomplete, 8 ok, 2 do
+    not apply``.
     """
     counts = Counter(f.verdict for f in findings)
     return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
@@ -186,9 +192,10 @@ def _count_verdicts(findings: Sequence[FindingFields]) -> str:
 def print_findings(
     findings: Sequence[FindingFields], console: Console | None = None, reports: Sequence[Report] = ()
 ) -> None:
-    """Print a table of the findings of each subject, then the failures, then the ledgers (tables of samples) and
-    verdicts of ``reports``. Each failure is printed with its input, fix and reproducer. They are printed on
-    ``console``, by default on stdout.
+    """Print the findings, the failures and the reports on ``console``, or on stdout if it is None.
+
+    A table of the findings of each subject comes first. Each failure follows with its input, fix and reproducer. The
+    ledgers (tables that count the checked samples) and verdicts of ``reports`` come last.
     """
     from rich.table import Table
     from rich.text import Text
@@ -219,11 +226,12 @@ def print_findings(
 
 
 def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
-    """Return a ledger as column headings and rows ``(axis, marks)``. A ledger has a cell for each axis of the inputs
-    and each obligation of the op. A mark is a text with the name of its style.
+    """Return the headings and rows of a table that shows a ledger, the counts of checked samples.
 
-    It is the number of samples, or ``-`` for a cell that does not apply. It is ``?`` for a required cell without
-    samples, and empty for an optional one.
+    The headings are the requirements of the op, such as ``gradient``. Each row is a pair of a property of samples and
+    the row's cells. A cell is a pair of text and the name of its style in ``STYLES``. The text is the number of
+    samples, or ``-`` if the requirement does not apply. Without samples it is ``?`` for a required cell, and empty for
+    an optional one.
     """
     obligations = list(dict.fromkeys(c.obligation for c in ledger))
     rows: dict[str, list[tuple[str, str]]] = {}
@@ -235,8 +243,8 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print on ``console`` how many samples the checks of ``report`` have examined. The table has a row for each axis
-    of the inputs and a column for each obligation of the op.
+    """Print on ``console`` how many samples the checks of ``report`` have examined. The printed table has a row for
+    each property of samples, such as ``size``, and a column for each requirement of the op, such as ``gradient``.
     """
     from rich.table import Table
     from rich.text import Text
@@ -257,8 +265,8 @@ def _print_ledger(report: Report, console: Console) -> None:
 
 
 def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[FindingFields] = ()) -> None:
-    """Print the finding ``f`` that shows the cause of a failure. Print one line for each of ``symptoms``, which fail
-    for the same reason.
+    """Print on ``console`` the finding ``f``, which shows the cause of a failure, with its input, fix and reproducer.
+    Print one line for each finding of ``symptoms``, which fails for the same reason.
     """
     from rich.text import Text
 
@@ -274,8 +282,9 @@ def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[Findin
 
 
 def print_costs(costs: Sequence[CostCardFields], console: Console | None = None, no_costs: str = "") -> None:
-    """Print a table of costs with the nanoseconds per call of each op, and below it the reasons for empty columns.
-    ``no_costs`` is the reason why there are no costs. If ``console`` is None, print to stdout.
+    """Print a table of the nanoseconds per call of each op on ``console``, or on stdout if it is None. The reasons for
+    times that were not measured follow. Without costs, print one line with ``no_costs``, the reason, or with a default
+    reason if it is empty.
     """
     from rich.table import Table
     from rich.text import Text
@@ -300,8 +309,8 @@ def print_costs(costs: Sequence[CostCardFields], console: Console | None = None,
 
 
 def in_ns(time: float | None) -> str:
-    """Return ``time``, in nanoseconds, as text for a table. Return a dash for None, which stands for a time that was
-    not measured.
+    """Return ``time``, in nanoseconds, as a whole number with thousands separators. Return ``-`` for None, which stands
+    for a time that was not measured.
     """
     return "-" if time is None else f"{time:,.0f}"
 
@@ -313,8 +322,11 @@ def findings_json(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return the findings as indented JSON text with a final newline. The object has the keys ``facts``, ``verdicts``,
-    ``findings`` and ``costs``. Without costs it also has ``no_costs``, the reason.
+    """Return the findings as indented JSON text with a final newline.
+
+    The JSON object has the keys ``facts``, ``verdicts``, ``findings`` and ``costs``. ``verdicts`` maps the subject of
+    each report to its verdict, checks and ledger. If ``costs`` is empty, the object also has ``no_costs``, the reason.
+    An empty ``no_costs`` stands for a default reason.
     """
     rows = [{name: getattr(f, name) for name in FIELDS} for f in findings]
     cards = [{name: getattr(c, name) for name in COSTS} for c in costs]
@@ -348,8 +360,10 @@ def findings_html(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return the findings, verdicts, ledgers and costs as one self-contained HTML page. ``title`` is the title of the
-    page, and ``no_costs`` the text in place of the costs if there are none.
+    """Return one HTML page, without external files, with the findings, verdicts, ledgers and costs.
+
+    The page shows ``facts`` in its header under the heading ``title``. If ``costs`` is empty, it shows ``no_costs``
+    instead, or a default reason if that is empty, too.
     """
     return render_html(
         "findings.html.jinja",

@@ -12,8 +12,8 @@ WIDTH, HEIGHT, GAP, RISE = 168, 44, 18, 40  # of a box, and between boxes, in px
 
 @dataclass(frozen=True)
 class GraphBox:
-    """A node of a graph. It holds its name, two lines of text, the names of the nodes that it reads, and whether it is
-    highlighted.
+    """A node of a graph, drawn as a box. It holds the node's unique name, two lines of text to show, the names of the
+    nodes that it reads, and whether it is highlighted.
     """
 
     name: str
@@ -24,8 +24,8 @@ class GraphBox:
 
 
 def graph_svg(boxes: Sequence[GraphBox]) -> str:
-    """Return an ``<svg>`` element, as text, that shows the boxes in layers and the connections between them. Each of
-    ``boxes`` must come after those that it reads. Names and texts of boxes are escaped.
+    """Return an ``<svg>`` element, as a string, that draws ``boxes`` in layers with lines to the boxes that they read.
+    Each box must come after those that it reads. Names that no box has are ignored. Texts of boxes are escaped.
     """
     layers: dict[str, int] = {}
     for box in boxes:

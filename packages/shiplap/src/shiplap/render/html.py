@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @cache
 def _html_environment(package: str) -> Environment:
-    """Return the Jinja environment for the templates of a Python package. They may extend the base page of
-    ``shiplap.render``. Values are escaped.
+    """Return the Jinja environment for the templates of a Python package, which escapes all values. Templates are also
+    searched for in ``shiplap.render``, whose base page they may extend.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -24,7 +24,8 @@ def _html_environment(package: str) -> Environment:
 
 
 def render_html(template: str, *, package: str = "shiplap.render", **context: Any) -> str:
-    """Return an HTML page as text, rendered from ``<package>/templates/<template>`` with ``context``.
+    """Return an HTML page or element as a string. It is the template ``<package>/templates/<template>``, rendered with
+    the variables ``context``.
 
     The template may extend ``base.html.jinja`` of this package. That base takes ``title`` and ``facts`` (a mapping,
     shown as a header) and has the blocks ``style``, ``summary`` and ``content``.

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of text, in parts ``(text, style of rich)``. It may contain line breaks and is never wrapped."""
+    """One item of output, as a tuple of pairs ``(text, style)``, where the style is a name that rich defines. The text
+    may contain line breaks and is never wrapped.
+    """
 
     parts: tuple[tuple[str, str], ...]
 
@@ -27,8 +29,8 @@ class Line:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table without borders. It holds the headings, the rows as cells ``(text, style)``, and the headings of columns
-    of numbers and of columns that are never wrapped.
+    """A table without borders. It holds the headings, and each row as a tuple of cells ``(text, style)``. ``numbers``
+    names the columns that are aligned to the right, and ``unwrapped`` those whose text is never wrapped.
     """
 
     headings: tuple[str, ...]
@@ -38,13 +40,15 @@ class TextTable:
 
 
 def line(text: str = "", style: str = "", *more: tuple[str, str]) -> Line:
-    """Return a line of text. Its first part is (``text``, ``style``), and the parts ``more`` follow."""
+    """Return a Line of ``text`` in ``style``, followed by the further pairs ``(text, style)`` in ``more``. An empty
+    style stands for none.
+    """
     return Line(((text, style), *more))
 
 
 def row(label: str, value: str, style: str = "") -> Iterator[Line]:
-    """Yield one indented line with ``label``, and ``value`` beside it in ``style``. Line breaks in ``value`` are
-    indented to the column in which it starts. Yield nothing if ``value`` is empty.
+    """Yield one indented line with ``label`` and, to the right of it, ``value`` in ``style``. If ``value`` has several
+    lines, the others are indented to the column in which the first one starts. Yield nothing if ``value`` is empty.
     """
     if value:
         # Further lines begin below the value, behind the label.
@@ -52,14 +56,14 @@ def row(label: str, value: str, style: str = "") -> Iterator[Line]:
 
 
 def list_first(names: Sequence[str], most: int = 6) -> str:
-    """Return the first ``most`` names joined by commas, followed by the number of the others, such as ``a, b and 3
-    more``.
+    """Return the first ``most`` of ``names`` joined by commas, with the number of the remaining names if there are any,
+    such as ``a, b and 3 more``.
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def print_lines(lines: Iterable[Line | TextTable], console: Console | None = None) -> None:
-    """Print lines and tables on ``console``, by default on stdout."""
+    """Print lines and tables on ``console``, or on stdout if it is None. A blank line follows each table."""
     from rich.text import Text
 
     console = console or make_console()
@@ -75,7 +79,7 @@ def print_lines(lines: Iterable[Line | TextTable], console: Console | None = Non
 
 
 def _rich_table(table: TextTable) -> object:
-    """Return a text table as a table of rich, with columns of numbers aligned to the right."""
+    """Return ``table`` as a table of rich. The columns that ``table.numbers`` names are aligned to the right."""
     from rich.table import Table
     from rich.text import Text
 
@@ -89,22 +93,22 @@ def _rich_table(table: TextTable) -> object:
 
 
 def value_json(value: Any, facts: Mapping[str, str], **more: object) -> dict[str, Any]:
-    """Return one dict for JSON with ``facts``, the fields of the dataclass ``value``, and ``more``. ``more`` holds
-    values derived from the fields.
+    """Return a dict that JSON can represent. It has the key ``facts``, each field of the dataclass ``value`` by its
+    name, and each value in ``more``.
     """
     return plain_json({"facts": dict(facts), **asdict(value), **more})
 
 
 def plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``value`` as JSON represents it, with lists in place of tuples."""
+    """Return ``value`` after a round trip through JSON, which turns tuples into lists and keys into strings."""
     # By JSON itself, so that no other rule can differ from it.
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain
 
 
 def relative_place(where: str) -> str:
-    """Return the location ``file:line`` with the file relative to the working folder, if the file lies below it.
-    Otherwise return it unchanged.
+    """Return ``where``, a location ``file:line``, with the path of the file relative to the working folder. If the file
+    does not lie below that folder, return ``where`` unchanged.
     """
     try:
         return str(Path(where).relative_to(Path.cwd()))

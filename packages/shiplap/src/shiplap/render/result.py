@@ -27,8 +27,8 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. It holds what the line is about, an outcome such as ``"fail"``, the text, and lines of
-    detail below.
+    """One row of a table. It holds the name of what the row is about, an outcome such as ``fail``, the text, and
+    further lines that are printed below the row.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Row:
 
 
 class ResultWithVerdict(ABC):
-    """The base class of results that have a verdict. A result has no truth value, since a verdict has more than two
-    values.
+    """The base class of the results of audits, judgements and tunings. A result has a verdict, which has more than two
+    values, so its conversion to bool raises ``SL504``.
     """
 
     _good: ClassVar[str]
@@ -53,7 +53,7 @@ class ResultWithVerdict(ABC):
     @property
     @abstractmethod
     def headline(self) -> str:
-        """The subject of the result, its verdict and the reason, in one line."""
+        """One line of text with the subject of the result, its verdict and the reason."""
 
     @property
     @abstractmethod
@@ -61,7 +61,7 @@ class ResultWithVerdict(ABC):
         """The rows of the table that is printed below the headline."""
 
     def __bool__(self) -> bool:
-        """Raise ``SL504``. A verdict has more than two values and must be compared with a text."""
+        """Raise ``SL504``, since a verdict has more than two values. Callers must compare ``verdict`` with a string."""
         # ``assert result`` would pass for a failed result, as any object is true.
         raise error(
             "SL504",
@@ -76,35 +76,35 @@ class ResultWithVerdict(ABC):
         return f"<{type(self).__name__} {self.headline}>"
 
     def __str__(self) -> str:
-        """Return the result as plain text. The headline comes first, followed by the rows."""
+        """Return the result as a string without styles. The headline comes first, followed by the rows."""
         return "\n".join(text for text, _ in table_lines(self))
 
     def __rich__(self) -> Text:
-        """Return the result as text with styles, for rich."""
+        """Return the result as a text of rich, in which each line has its style."""
         from rich.text import Text
 
         return Text("\n").join(Text(text, style) for text, style in table_lines(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the result as plain text, for IPython."""
+        """Print the result, without styles, on IPython's ``printer``. ``cycle`` is ignored."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
-        """Return the result as an HTML table, for a notebook."""
+        """Return the result as an HTML table, in a string, which a notebook displays."""
         return render_html("result.html.jinja", result=self, styles=STYLES)
 
 
 def exit_status(verdicts: Iterable[str]) -> int:
-    """Return the exit status of a verb (subcommand) for the verdicts of its results. It is 0 if all are good, and 1 if
-    one of them reports a defect. It is 3 if there is no defect and something was left out.
+    """Return the exit status of a verb (subcommand) whose results have these verdicts. It is 0 if all verdicts are
+    good, such as ``proven``. It is 3 if all that are not good are ``incomplete``, and 1 otherwise.
     """
     bad = {v for v in verdicts if STYLES[v][1] != "ok"}
     return 0 if not bad else 3 if bad == {"incomplete"} else 1
 
 
 def table_lines(result: ResultWithVerdict) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a result as text, each with a style of rich. The headline comes first, followed by the rows in
-    columns.
+    """Yield pairs of one line of text and the style that rich prints it in, which may be empty. The headline comes
+    first. The rows follow, aligned in columns, each with its lines of detail.
     """
     yield result.headline, STYLES.get(result.verdict, ("", ""))[0]
     rows = result.rows

@@ -19,8 +19,8 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 
 
 def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str, predicate: Mapping[str, Any]) -> None:
-    """Write an in-toto statement about ``subjects`` to ``path`` as JSON. If writing fails, an existing file is
-    unchanged.
+    """Write an in-toto statement (a signable JSON file) about ``subjects`` to ``path``. If writing fails, an existing
+    file is unchanged.
 
     Args:
         path: the file to write.

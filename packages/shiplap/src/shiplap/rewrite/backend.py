@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def shiplap(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Return a function that computes the graph ``gm``, compiled with Inductor and rewrites. ``torch.compile(model,
-    backend="shiplap")`` finds this backend through an entry point.
+    """Return a compiled function that computes the graph ``gm``. Rewrites are applied to the graph, and Inductor
+    compiles it. ``torch.compile(model, backend="shiplap")`` finds this backend through an entry point.
 
-    ``options["rewrites"]`` holds the rewrites to use. By default they are ``shiplap.rewrite.shipped.everything``. All
-    other options and ``mode`` are passed to Inductor.
+    ``options["rewrites"]`` is a ``Rewrites``, a ``Rewrite`` or a sequence of ``Rewrite`` objects. By default, all
+    rewrites in ``shiplap.rewrite.shipped.everything`` are used. All other options and ``mode`` are passed to Inductor.
     """
     from shiplap.torch_private.inductor_passes import compile_with
 
@@ -41,7 +41,7 @@ def shiplap(
 
 @cache
 def _load_shipped_rewrites() -> Rewrites:
-    """Return a set of all rewrites that ship with Shiplap."""
+    """Return a ``Rewrites`` of all rewrites that ship with Shiplap. Every call returns the same object."""
     # Imported late: a program that brings its own rewrites never loads those that ship.
     from shiplap.rewrite.shipped import everything
 

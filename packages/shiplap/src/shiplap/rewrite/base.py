@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def short_digest(*parts: object) -> str:
-    """Return a digest of the texts of ``parts``, as 16 hexadecimal digits."""
+    """Return the first 16 hexadecimal digits of a SHA-256 digest of ``parts``. The digest covers ``str`` of each,
+    joined by newlines.
+    """
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
@@ -30,9 +32,9 @@ class Rewrite(ABC):
 
     Attributes:
         name: an identifier, as it appears in findings and counters.
-        level: the stage of compilation at which it runs.
-        anchors: names of calls such as ``"softmax"``. A graph without any of these calls has no place for the rewrite.
-            If empty, any graph may have one.
+        level: the stage of compilation at which it runs, such as ``"pre-grad"``.
+        anchors: names of calls such as ``"softmax"``. A graph without any of these calls contains nothing that the
+            rewrite replaces. If there are none, any graph may match.
     """
 
     name: str
@@ -41,8 +43,8 @@ class Rewrite(ABC):
 
     @property
     def prove_on_first_match(self) -> bool:
-        """Whether the proof of this rewrite waits until a graph first contains a call of ``anchors``. Otherwise the
-        proof runs when the rewrite is switched on.
+        """Whether the proof of this rewrite waits until a graph first contains a call that ``anchors`` names. Otherwise
+        the proof runs when the rewrite is switched on.
 
         The proof compares results before and after the rewrite. The proofs of most of Shiplap's rewrites wait, since
         most graphs contain nothing that they replace. A rewrite of a user is proven when it is switched on, because an
@@ -51,10 +53,9 @@ class Rewrite(ABC):
         return bool(self.anchors) and self.code_is_fully_hashed and type(self).__module__.startswith("shiplap.rewrite.")
 
     def may_match(self, graph: Graph) -> bool:
-        """Return whether ``graph`` has a call that is named in ``anchors``.
+        """Return whether ``graph`` has a call that is named in ``anchors``. If ``anchors`` is empty, return True.
 
-        Anchors are names of operators. A graph without any of them contains nothing that this rewrite replaces. A
-        rewrite without anchors may match any graph.
+        A graph without a call that ``anchors`` names contains nothing that this rewrite replaces.
         """
         return not self.anchors or any(torch_call_name(n) in self.anchors for n in graph.nodes)
 
@@ -70,15 +71,14 @@ class Rewrite(ABC):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """A digest of everything on which the effect of :meth:`apply` depends, such as the source, helper functions,
-        guards and options.
+        """A digest of everything on which the effect of :meth:`apply` depends, such as its source code, its helper
+        functions, its guards and its options.
         """
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the rewrite matches and the result is faster. Yield a ``Match`` for each
-        replacement. Yield a ``NearMiss`` for each part of the graph to which the rewrite would apply but for one
-        condition.
+        """Change ``graph`` in place wherever the rewrite matches and the result is faster. Yield a ``Match`` for each
+        replacement. Yield a ``NearMiss`` for each part of the graph that was not replaced because of a single obstacle.
 
         The caller checks and recompiles the graph. ``shiplap.rewrite.graph.place_replacement`` sets the meta of new
         nodes.
@@ -91,10 +91,11 @@ class Rewrite(ABC):
         """
 
     def near_miss(self, at: RewriteObstacle, of: int) -> NearMiss:
-        """Return the record of a part of a graph that this rewrite would replace if there were not the obstacle ``at``.
+        """Return a ``NearMiss`` for a part of a graph that this rewrite would replace if there were not the obstacle
+        ``at``.
 
-        ``of`` is the number of nodes in the rewrite's pattern. The record also holds the number of those nodes that the
-        graph has.
+        ``of`` is the number of nodes in the rewrite's pattern. The record also states how many of them were found in
+        the graph, which is ``at.fitting``.
         """
         # The line of the user, who has to change it.
         line = source_line(at.node)

@@ -23,8 +23,8 @@ MOST_TRACED_PROGRAMS = 24  # programs of one trace: what is captured after a fir
 
 
 def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
-    """Yield ``programs`` in order, in lists of at most 24 whose graphs can be captured in one trace. A program is a
-    function with example arguments.
+    """Yield lists of at most 24 consecutive ``programs``. The graphs of the programs in a list can be captured in one
+    trace at the stage ``level`` of compilation. A program is a function with example arguments.
     """
     held: list[Program] = []
     for program in programs:
@@ -38,10 +38,10 @@ def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[lis
 
 
 def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
-    """Return whether the graphs of two programs can be captured in one trace at ``level`` of compilation and separated
-    afterwards. A program is a function with example arguments.
+    """Return whether the graphs of two programs can be captured in one trace and separated afterwards. A program is a
+    function with example arguments.
 
-    This is possible only before autograd and with fixed sizes.
+    This is possible only if ``level`` is ``"pre-grad"``, the stage before autograd, and both programs have fixed sizes.
     """
     # Autograd builds one backward for all results, and symbols of sizes are shared by inputs of equal size: either
     # would join the graphs of two programs.
@@ -49,7 +49,7 @@ def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
 
 
 def capture_program(program: Program, level: Level, train: bool) -> CapturedGraph:
-    """Return the graph of ``program``, a function with example arguments, at ``level`` of compilation.
+    """Return the graph of ``program``, a function with example arguments, at the stage ``level`` of compilation.
 
     If ``train`` is true, the floating-point inputs require gradients, except those that ``program.constants`` lists. If
     it is false, no input does. Errors of torch's tracing are passed on.
@@ -97,8 +97,8 @@ def capture_together(programs: Sequence[Program], level: Level) -> list[Captured
 
 
 def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
-    """Return a function that calls each of ``programs`` once and returns a list of the results. Its arguments are the
-    tensors of all programs in order. A program is a function with example arguments.
+    """Return a function that calls each of ``programs``, functions with example arguments, once. It returns a list of
+    their results. Its arguments are the tensors of all programs, in the order of ``programs``.
 
     The code of the function is generated, because loops over arguments took a quarter of the time of a trace (measured
     on a CPU on 2026-11-26).

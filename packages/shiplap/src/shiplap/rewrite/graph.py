@@ -31,12 +31,12 @@ fake_value = fx.node_value
 
 
 class ReplacementRefused(Exception):
-    """An error which says that a traced replacement cannot be used. Its text is the reason, and ``obstacle`` the kind
-    of the obstacle.
+    """An error which says that a traced replacement cannot be used. Its message is the reason. The field ``obstacle``
+    holds the kind of obstacle, such as ``"dtype"``.
     """
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
-        """Set the kind of the obstacle, and the reason as the text of the error."""
+        """Set ``obstacle``, and the reason as the message of the error."""
         self.obstacle: Obstacle = obstacle
         super().__init__(reason)
 
@@ -58,18 +58,20 @@ def place_replacement(
     nodes: Iterable[Node] = (),
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
-    """Replace the computation of ``outputs`` by ``fn(*args)`` in the graph, and remove the nodes that become unused.
-    Return a ``Match``, or a ``NearMiss`` with the node and the reason if nothing was changed.
+    """Replace the computation of ``outputs`` by ``fn(*args)`` in ``graph``, and remove the nodes that become unused.
+    Return a ``Match``. If the replacement is not possible, leave the graph unchanged and return a ``NearMiss`` with the
+    reason.
 
-    ``fn`` is plain PyTorch. It returns as many tensors as there are ``outputs``, in that order. ``args`` may hold nodes
-    of tensors or sizes, constants, and lists of these. ``nodes`` are further nodes that the rewrite means to replace.
-    ``bound`` holds pairs of a name and what it is bound to, as texts for the ``Match``.
+    ``fn`` calls PyTorch functions only. It returns as many tensors as there are ``outputs``, in that order. ``args``
+    may hold nodes of tensors or sizes, constants, and lists of these. ``nodes`` are further nodes of the replaced
+    computation. ``rewrite`` is the name of the rewrite. ``bound`` holds pairs of a name and a description of its value,
+    which are copied to the ``Match``.
 
     If a result has other strides than its output, it is copied to the dim order of the output, unless no reader sees
     the difference. The graph stays unchanged if ``fn`` raises, or if a result has another shape, dtype or device than
     its output. It also stays unchanged if the strides of an output fit no dim order, or if a result is computed from
-    its own output. Last, it stays unchanged if a write, or the start or end of a ``no_grad`` or autocast block, lies
-    between the nodes that would be merged.
+    its own output. Finally, it stays unchanged if a write to a tensor, or the start or end of a ``no_grad`` or autocast
+    block, lies between the replaced nodes.
     """
     # In graph order: the first and the last of them bound what lies in between.
     replaced = sorted({*nodes, *outputs}, key=_node_positions(graph))
@@ -118,15 +120,17 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Return a tuple of three things. They are ``fn`` traced as a graph, the readers of ``outputs`` that get another
-    layout in memory, and the outputs whose layout may change. Each reader is paired with its new fake value.
+    """Trace ``fn(*args)`` and return a tuple ``(made, moved, free)``.
 
-    The graph copies a result to the layout of its output if the layouts differ and a reader would see the difference.
+    ``made`` is the traced graph. ``moved`` lists the readers of ``outputs`` whose layout in memory changes, each as a
+    pair of the node and its new fake value. ``free`` holds the outputs whose results are not copied to the old layout.
+    If the layouts differ and a reader would see the difference, ``made`` copies the result to the layout of its output.
+    If ``fn`` does not return as many values as there are ``outputs``, ``moved`` and ``free`` are empty.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        """Return ``fn`` traced as a graph with a flat list of results. The inputs are fake tensors like those of the
-        nodes among the replacement's arguments.
+        """Return a traced graph of ``fn`` whose output is a flat list of results. It is traced on fake tensors like
+        those of ``inputs``, the nodes among the arguments of the replacement.
         """
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
@@ -193,8 +197,8 @@ def _node_positions(graph: Graph) -> Callable[[Node], int]:
 
 
 def _fill_arguments(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
-    """Return a copy of ``args`` in which the value at the same position of ``values`` replaces each node of ``inputs``.
-    Nodes in nested lists are replaced, too.
+    """Return a list like ``args`` in which values replace nodes. Each node that is in ``inputs`` is replaced by the
+    element of ``values`` at its position. Nodes in nested lists are replaced, too.
     """
     given = dict(zip(inputs, values, strict=True))
     return list(map_arg(tuple(args), given.__getitem__))
@@ -206,8 +210,11 @@ def _graph_results(made: Graph) -> list[Any]:
 
 
 def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
-    """Return the first property in which ``new`` differs from ``old``, with the reason as text. The properties are
-    dtype, device, shape and layout. Return None if they agree. Both arguments are fake values.
+    """Return ``(property, reason)`` for the first property in which the fake value ``new`` differs from the fake value
+    ``old``. Return None if they agree.
+
+    The properties ``"dtype"``, ``"device"``, ``"shape"`` and ``"layout"`` are compared in this order. If only one of
+    the values is a tensor, the property is ``"argument"``. Two values that are not tensors agree.
     """
     if not (isinstance(new, Tensor) and isinstance(old, Tensor)):
         return (
@@ -256,9 +263,11 @@ def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -
 def _find_barrier_between(
     graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if the nodes ``replaced`` cannot be merged into one call. The obstacle
-    is a node between them and ``inputs`` that writes to a tensor, or that enters or leaves a ``no_grad`` or autocast
-    block. Return None if there is no obstacle.
+    """Return the kind of obstacle and the reason if the nodes ``replaced``, in graph order, cannot be merged into one
+    call. Return None if they can.
+
+    The obstacle is a node that stands between the first of ``replaced`` and the last of ``replaced`` and ``inputs``. It
+    writes to a tensor, or enters or leaves a ``no_grad`` or autocast block.
     """
     order = _node_positions(graph)
     # The merged call stands at the last of these nodes, so everything in between is passed.
@@ -287,8 +296,9 @@ ALLOCATING_OPERATORS = frozenset(
 
 
 def _writes_fresh_tensor(node: Node) -> bool:
-    """Return whether ``node`` writes only to a tensor that was made for it alone, as in ``relu(linear(x, w),
-    inplace=True)``.
+    """Return whether ``node`` writes to its first argument, that argument is the result of an operator that always
+    allocates, and no other node reads it. An example is ``relu(linear(x, w), inplace=True)``. Return False for
+    ``operator.setitem``.
     """
     given = node.args[0] if mutates_argument(node) and node.args else None
     # setitem is left out: it writes to a part, and the rest of the tensor is read by its other users.
@@ -329,8 +339,8 @@ def mutates_argument(node: Node) -> bool:
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """Return the nodes of the arguments that a call of a library's op writes to, in the order of its schema. For other
-    calls the list is empty.
+    """Return the nodes of the arguments that the call ``node`` writes to, in the order of the operator's schema. If
+    ``node`` calls a method or a Python function, which have no schema, return an empty list.
     """
     written: list[Node] = []
     for schema in fx.schemas_of(node)[:1]:
@@ -400,7 +410,9 @@ def _insert_replacement(
 
 
 def sort_graph(graph: Graph) -> None:
-    """Move every node of the graph behind its inputs, in place. The order of other nodes does not change."""
+    """Move nodes of ``graph`` in place until every node stands behind its inputs. If a graph is in such an order
+    already, no node is moved.
+    """
     done: set[Node] = set()
     # Nodes are moved behind the last placed node, so a graph that is in order is not changed at all.
     cursor = None
@@ -422,8 +434,9 @@ def sort_graph(graph: Graph) -> None:
 
 
 def _erase_unused(replaced: Sequence[Node]) -> None:
-    """Remove those nodes of ``replaced`` from their graph that have no users and no effect. A node that writes only to
-    nodes of ``replaced`` is removed, too.
+    """Remove nodes of ``replaced`` from their graph. A node is removed if it has no users and writes to no tensor. A
+    node without users is also removed if an operator's schema says what it writes to, and it writes only to nodes of
+    ``replaced``.
     """
     made = set(replaced)
     for node in replaced:
@@ -438,8 +451,8 @@ def _erase_unused(replaced: Sequence[Node]) -> None:
 
 
 def remove_dead_calls(graph: Graph) -> None:
-    """Remove from the graph the calls that have no effect and whose results no node reads. Otherwise they would count
-    as readers of a value that a rewrite replaces.
+    """Remove from ``graph``, in place, the calls that have no effect and whose results no node reads. Otherwise they
+    would count as readers of a value that a rewrite replaces.
     """
     for node in reversed(list(graph.nodes)):
         if not node.users and _has_no_effect(node):
@@ -476,8 +489,11 @@ _TAGS_OF_EFFECTS = frozenset(
 
 @cache
 def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
-    """Return the tags of all overloads of the ATen operator that ``target`` calls. Return None if ``target`` is no
-    operator of torch.
+    """Return the tags of the ATen operator that ``target`` calls. Return None if ``target`` is not an operator of
+    torch.
+
+    The tags of an overload are its own. For a function, or for a method given by its name, the tags of all overloads of
+    the ATen operator with that name are united.
     """
     if (schema := getattr(target, "_schema", None)) is not None:
         return frozenset(target.tags) if schema.name.startswith(("aten::", "prims::")) else None
@@ -498,8 +514,8 @@ def operator_name(node: Node) -> str:
 
 
 def name_and_operator(node: Node) -> str:
-    """Return the name of a node and the call that it makes, such as ``mm_1 (aten.mm)``. For a node that makes no call,
-    its kind takes the place of the call.
+    """Return the name of a node and the operator that it calls, such as ``mm_1 (aten.mm)``. For a node that calls
+    nothing, the parentheses hold ``node.op``, such as ``x (placeholder)``.
     """
     return f"{node.name} ({operator_name(node) if node.op.startswith('call') else node.op})"
 
@@ -511,8 +527,8 @@ def fake_tensor(node: Any) -> Tensor | None:
 
 
 def source_line(node: Node) -> str:
-    """Return ``file:line`` of the user's call that made the node, from the last frame outside of torch. Return an empty
-    string if the compiler recorded no frames.
+    """Return ``file:line`` of the user's call that made ``node``. It is taken from the last recorded frame outside of
+    torch, or from the last frame if all are in torch. Return an empty string if the compiler recorded no frames.
     """
     frames = FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")
     # The last frame of the user is the line to edit; frames of torch below it are the same for all callers.
@@ -521,7 +537,9 @@ def source_line(node: Node) -> str:
 
 
 def describe_node(node: Any) -> str:
-    """Return a node as text for people, such as ``float32[8, 64] of linear_1``. For a constant, return its ``repr``."""
+    """Return a node as text for people, such as ``float32[8, 64] of linear_1``. For a node without a tensor, return its
+    name. For any other value, return its ``repr``.
+    """
     if not isinstance(node, Node):
         return repr(node)
     held = fake_tensor(node)
@@ -534,7 +552,7 @@ def describe_tensor(held: Tensor) -> str:
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without ``torch.``."""
+    """Return the name of a dtype without ``torch.``, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -544,15 +562,17 @@ def format_sizes(sizes: Iterable[Any]) -> str:
 
 
 def _bytes_of_traffic(nodes: Iterable[Node]) -> int:
-    """Return the number of bytes that the nodes read and write if each runs on its own. Views do not count. A symbolic
-    size has the value that it has in the call being compiled.
+    """Return the number of bytes that the nodes read and write if each runs as a kernel of its own. Nodes that return
+    views do not count. A symbolic size has the value that it has in the call being compiled.
     """
     # Views move no bytes. What fusion would save is not modelled here: the survey measures it.
     return sum(sum(map(_bytes_of_node, (n, *n.all_input_nodes))) for n in nodes if not is_view_call(n))
 
 
 def is_view_call(node: Node) -> bool:
-    """Return whether the result of ``node`` shares memory with one of its inputs. Such a call moves no bytes."""
+    """Return whether the result of ``node`` shares memory with one of its inputs, or ``node`` calls
+    ``operator.getitem``. A call that writes to an argument is no view call.
+    """
     given = (fake_value(n) for n in node.all_input_nodes)
     return node.target is operator.getitem or (not mutates_argument(node) and shares_storage(fake_value(node), given))
 

@@ -32,19 +32,20 @@ _DTYPES_BY_NAME = {n: getattr(torch, n) for n in dir(torch) if isinstance(getatt
 @dataclass(frozen=True)
 class Guard:
     """A condition on the arguments and dims of a pattern, such as ``x.shape[-1] % 16 == 0``, ``x.dtype in (float16,
-    bfloat16)``, ``x.device.type == "cuda"`` or ``eps < 1e-3``.
+    bfloat16)`` or ``eps < 1e-3``. ``source`` is the condition as a Python expression.
 
-    The names in it are the arguments and dims of a pattern, and the names of dtypes. ``x.device == "cuda"`` compares
-    the type of the device.
+    The names in it are the arguments and dims of the pattern, the names of dtypes, and functions of sizes such as
+    ``min`` and ``cdiv``. ``x.device == "cuda"`` compares the type of the device, as ``x.device.type == "cuda"`` does.
     """
 
     source: str
 
     @classmethod
     def parse(cls, source: str, names: frozenset[str], where: str) -> Guard:
-        """Return the guard that ``source`` states. Raise ``SL803`` if its syntax is outside the language of guards, or
-        if a name in it is not in ``names``. ``names`` are the arguments and dims of the pattern. ``where`` is the
-        location that the error reports.
+        """Return the guard with the expression ``source``. Raise ``SL803`` if its syntax is not allowed in guards.
+        Raise it also for a name that is neither in ``names`` nor a dtype nor a function of guards.
+
+        ``names`` are the arguments and dims of the pattern. ``where`` is the location that the error reports.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval")
@@ -84,11 +85,12 @@ class Guard:
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES_BY_NAME.keys()
 
     def in_named_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
-        """Return the guard as text in which the name of a dim replaces each ``x.shape[i]``. The sampler searches for
-        sizes that meet it.
+        """Return the source of the guard in which the name of a dim replaces each ``x.shape[i]``. Sizes that meet the
+        returned condition are then searched for samples.
 
-        Return an empty string if the guard reads anything but sizes of named dims, or if declarations do not have its
-        syntax. ``dim_at`` returns the name of an argument's dim at a position. ``dims`` are the names of dims.
+        Return an empty string if the guard reads anything but sizes of named dims, or if the expression language of op
+        declarations lacks its syntax. ``dim_at`` maps an argument's name and a position to the name of the dim, or to
+        an empty string. ``dims`` are the names of all dims.
         """
 
         class Named(ast.NodeTransformer):
@@ -118,11 +120,11 @@ class Guard:
         return text if expr.names and expr.names <= dims else ""
 
     def why_refused(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
-        """Return an empty string if the guard holds for ``env``, which holds the arguments and dims by name. Otherwise
-        return the reason, such as ``x.shape[-1] is 100``.
+        """Return an empty string if the guard holds for ``env``, which maps the names of arguments and dims to their
+        values. Otherwise return the reason, such as ``x.shape[-1] is 100``.
 
         If the guard depends on symbolic sizes and ``may_guard`` is true, it becomes a condition of the compiled code.
-        If ``may_guard`` is false, such a guard does not hold.
+        If ``may_guard`` is false, a guard that depends on symbolic sizes does not hold.
         """
         try:
             if symbolic_sizes.condition_holds(self._value(self._tree, env), may_guard=may_guard):
@@ -138,8 +140,8 @@ class Guard:
         return ", ".join(f"{name} is {held}" for name, held in leaves.items())
 
     def _value(self, node: ast.expr, env: Mapping[str, Any]) -> Any:
-        """Return the value of the expression ``node`` of the guard for the arguments in ``env``. Python's builtins are
-        not in scope.
+        """Return the value of ``node``, an expression in the guard, for the arguments and dims in ``env``. Python's
+        builtins are not in scope.
         """
         code = compile(ast.Expression(node), f"<guard {self.source}>", "eval")
         held = {k: _TensorView(v) if isinstance(v, Tensor) else v for k, v in env.items()}
@@ -154,12 +156,12 @@ class _DeviceType(str):
 
     @property
     def type(self) -> str:
-        """The type of the device as plain text, so that ``x.device.type`` works in guards."""
+        """The type of the device as a string, so that guards may also write ``x.device.type``."""
         return str(self)
 
 
 class _TensorView:
-    """A view of a tensor that has only the attributes which a guard may read."""
+    """An object with the attributes and methods of a tensor that a guard may read, such as ``shape``."""
 
     def __init__(self, tensor: Tensor) -> None:
         """Copy the attributes that guards may read from a tensor."""
@@ -178,7 +180,7 @@ class _TensorView:
 
 
 def _is_allowed_syntax(node: ast.AST) -> bool:
-    """Return whether a node of the syntax tree belongs to the language of guards."""
+    """Return whether a guard may contain the node ``node`` of Python's syntax tree."""
     if isinstance(node, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
         return isinstance(node, _ALLOWED_SYNTAX)
     if isinstance(node, ast.Attribute):
@@ -193,7 +195,9 @@ def _is_allowed_syntax(node: ast.AST) -> bool:
 
 
 def _lookup_expressions(tree: ast.AST) -> list[ast.expr]:
-    """Return the largest parts of an expression that only look up a value, such as ``x.shape[-1]`` or ``k``."""
+    """Return the largest expressions within ``tree`` that only look up a value, such as ``x.shape[-1]`` or ``k``. Names
+    of dtypes and functions are left out.
+    """
     if isinstance(tree, (ast.Name, ast.Attribute, ast.Subscript)) or (
         isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute)
     ):
@@ -202,5 +206,5 @@ def _lookup_expressions(tree: ast.AST) -> list[ast.expr]:
 
 
 def _format_value(held: Any) -> str:
-    """Return a value as text. A dtype is written without ``torch.``."""
+    """Return ``str(held)``, without the prefix ``torch.`` if ``held`` is a dtype."""
     return str(held).removeprefix("torch.") if isinstance(held, torch.dtype) else str(held)

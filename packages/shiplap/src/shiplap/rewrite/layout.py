@@ -35,8 +35,8 @@ def _relevant_strides(t: Tensor) -> list[Any]:
 
 
 def shares_storage(made: Any, given: Iterable[Any]) -> bool:
-    """Return whether ``made`` shares the storage of one of the tensors in ``given``. ``made`` is one result or
-    several.
+    """Return whether ``made`` shares the storage of one of the tensors in ``given``. ``made`` is one result or a list
+    of results. Values that are not strided tensors are ignored.
     """
     own = [t for t in as_list(made) if _is_strided_tensor(t)]
     theirs = [t for t in given if _is_strided_tensor(t)]
@@ -49,13 +49,14 @@ def _is_strided_tensor(held: Any) -> bool:
 
 
 def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
-    """Return a function that calls ``fn`` and returns its results as a list. Each result is copied so that its dims lie
-    in memory in the order of the tensor at its position in ``wanted``. If that is None, the result is not copied.
+    """Return a function that calls ``fn`` and returns its results as a list. ``wanted`` holds a tensor or None for each
+    result. A result is copied so that its dims lie in memory in the order of that tensor's dims. If there is None, it
+    is not copied.
     """
 
     def laid_out(*args: Any) -> list[Any]:
-        """Return the results of ``fn`` for ``args`` as a list, each copied to the dim order of the tensor in
-        ``wanted``, if there is one.
+        """Return the results of ``fn(*args)`` as a list. Each result is copied to the dim order of the tensor at its
+        position in ``wanted``. If that is None, the result is not copied.
         """
         results = fn(*args)
         flat = as_list(results)
@@ -68,7 +69,9 @@ def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> 
 
 
 def _copy_to_layout(new: Tensor, old: Tensor) -> Tensor:
-    """Return a copy of ``new`` whose dims lie in memory in the order of those of ``old``."""
+    """Return ``new`` with its dims in memory in the order of those of ``old``. It is a copy unless ``new`` has that
+    layout already.
+    """
     order = dims_by_stride(old)
     if order == list(range(new.dim())):
         return new.contiguous()
@@ -90,11 +93,12 @@ def dims_by_stride(t: Tensor) -> list[int]:
 
 
 def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
-    """Return the readers of ``old`` whose layout changes if ``old`` is laid out in memory as ``new``, each with its new
-    fake value. Readers through views count, too. Return None if a reader would see the difference.
+    """Return the readers of ``old`` whose layout changes if ``old`` is laid out in memory as ``new``, each paired with
+    its new fake value. Return None if a reader would see the difference, or if a value has several readers.
 
-    The list ends before the reader whose own layout does not change. For example, a chain of views that ends in a copy
-    hides the difference, as in ``attended.transpose(1, 2).reshape(b, l, -1)``.
+    The only reader of ``old`` is followed, then the only reader of its result, and so on. The list ends before the
+    first reader whose own layout does not change. For example, a chain of views that ends in a copy hides the
+    difference, as in ``attended.transpose(1, 2).reshape(b, l, -1)``.
     """
     readers, moved = list(old.users), list[tuple[Node, Any]]()
     # Several readers would each need the check, and a reader that computes writes its result as it likes.

@@ -32,11 +32,12 @@ Obstacle = Literal[
 
 @dataclass(frozen=True)
 class Saving:
-    """The work that the replacement of one part of a graph saves, as the work before minus the work after. A negative
-    number is a cost.
+    """The work that the replacement of a part of a graph saves, as the work before minus the work after. A negative
+    number means that the replacement adds work.
 
-    ``nodes`` are calls in the graph. ``bytes`` are read and written by the nodes when none is fused. Kernels and time
-    are measured for a whole rewrite by ``shiplap.rewrite.survey.SurveyStep``, because the compiler fuses across places.
+    ``nodes`` counts the calls in the graph. ``bytes`` counts what the calls read and write if each runs as a kernel of
+    its own. Kernels and time are measured for a whole rewrite by ``shiplap.rewrite.survey.SurveyStep``, because the
+    compiler fuses calls of several replacements.
     """
 
     nodes: int = 0
@@ -91,7 +92,7 @@ class Match:
 
     @property
     def text(self) -> str:
-        """The match in one line, with the replaced operators, the line of source and the saving."""
+        """The match in one line, with the replaced operators, the last line of user code and the saving."""
         return f"{' + '.join(_joined(self.operators))}{_at_line(self.where[-1] if self.where else '')}: {self.saving}"
 
 
@@ -135,12 +136,12 @@ class NearMiss:
 
 
 def _joined(operators: Sequence[str]) -> list[str]:
-    """Return ``operators`` with equal neighbours counted, such as ``3 x linear``."""
+    """Return ``operators`` in order, with each run of equal names written as one string such as ``3 x linear``."""
     return [f"{n} x {op}" if (n := len(list(same))) > 1 else op for op, same in groupby(operators)]
 
 
 def _at_line(where: str) -> str:
-    """Return the text `` at file:line`` for the source line ``where``, with the file relative to the working folder.
+    """Return the string `` at file:line`` for the source line ``where``, with the file relative to the working folder.
     Return an empty string if ``where`` is empty.
     """
     return f" at {relative_place(where)}" if where else ""

@@ -62,11 +62,11 @@ VALUE_MOVING_OPERATORS = VIEWING_OPERATORS | frozenset(
 
 @dataclass(frozen=True)
 class GraphPart:
-    """A part of a graph, namely the calls that compute ``out`` from ``x``, in graph order.
+    """The calls of a graph that compute the node ``out`` from the node ``x``. ``nodes`` are these calls in graph order.
 
-    ``sides`` are the other tensors that these calls read, without duplicates. ``same`` maps a tensor that is computed a
-    second time to the tensor of ``sides`` that it equals. ``constants`` are small tensors whose numbers are written in
-    the graph.
+    ``sides`` are the other tensors that the calls read, without duplicates. ``same`` maps a tensor that is computed a
+    second time to the tensor of ``sides`` that it equals. ``constants`` maps tensors of at most one dim that the graph
+    computes from constants to their values.
     """
 
     x: Node
@@ -77,8 +77,8 @@ class GraphPart:
     constants: Mapping[Node, Tensor] = field(default_factory=dict)
 
     def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
-        """Return the result that the calls of this part compute from ``x`` and the other tensors ``sides``. Casts are
-        skipped, so that everything is computed in one dtype. Errors of torch are passed on.
+        """Return the result that the calls compute from ``x`` and ``sides``, the values of the tensors in the field
+        ``sides``. Casts are skipped, so that everything is computed in one dtype. Errors of torch are passed on.
         """
         held: dict[Node, Any] = {self.x: x, **self.constants, **dict(zip(self.sides, sides, strict=True))}
         # Tensors that are computed twice get the values of the side that they equal.
@@ -90,9 +90,11 @@ class GraphPart:
         return result
 
     def draw_inputs(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Yield random float64 values for ``x`` and for the other tensors that this part of a graph reads. The first
-        values have small sizes, on which the calls may fail. The second have the graph's own sizes. Values that are too
-        large are left out.
+        """Yield pairs of a random value for ``x`` and a list of random values for ``sides``, from ``rng``. They are
+        float64, or complex128 where the graph's tensor is complex.
+
+        The tensors of the first pair have small sizes, on which the calls may fail. The tensors of the second pair have
+        the graph's sizes. A pair with a tensor of more than 2**22 elements is left out.
         """
         held = [fake_value(n) for n in (self.x, *self.sides)]
         shapes = [tuple(size_hint_of(n) for n in t.shape) for t in held]
@@ -106,7 +108,7 @@ class GraphPart:
 
 
 def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return ``shape`` with large sizes replaced by smaller ones, with which a part of a graph runs quickly. The last
+    """Return ``shape`` with sizes above 3 replaced by small ones, with which a part of a graph runs quickly. The last
     size is kept. Sizes that are equal in ``shapes`` stay equal, and different sizes stay different.
     """
     # The last dim keeps its size: pairs of a rotary embedding lie in it.
@@ -115,14 +117,14 @@ def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tupl
 
 
 def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
-    """Return a tensor of the given shape with normally distributed numbers from ``rng``. If ``imaginary`` is true, they
-    are complex128, and otherwise float64.
+    """Return a tensor of the given shape with normally distributed numbers from ``rng``. If ``imaginary`` is true, its
+    dtype is complex128, and otherwise float64.
     """
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 
 
 def _run_call(node: Node, held: dict[Node, Any]) -> Any:
-    """Return the result of the call ``node`` on real tensors. ``held`` has the values of the nodes that it reads. A
+    """Return the result of the call ``node`` on real tensors. ``held`` maps the nodes that it reads to their values. A
     cast returns its argument unchanged, so that everything is computed in one dtype.
     """
     if torch_call_name(node) in CAST_OPERATORS:
@@ -132,9 +134,9 @@ def _run_call(node: Node, held: dict[Node, Any]) -> Any:
 
 
 def part_between(x: Node, out: Node) -> GraphPart | None:
-    """Return the part of the graph that computes ``out`` from ``x`` and other tensors. Return None if ``x`` is not
-    found among the inputs of at most 24 calls above ``out``. Only arithmetic, casts, and calls that move values, such
-    as views, are followed.
+    """Return the calls that compute ``out`` from ``x`` and other tensors. Return None if ``x`` is not found by
+    following the inputs of ``out`` over at most 24 calls in a row. Only arithmetic, casts, and calls that move values,
+    such as views, are followed.
     """
     reached = _nodes_above(out)
     if x not in reached:
@@ -164,8 +166,8 @@ def part_between(x: Node, out: Node) -> GraphPart | None:
 
 
 def _written_constant(node: Node) -> Tensor | None:
-    """Return the numbers of a tensor of at most one dim in float64 if the graph computes them from constants alone.
-    Return None for any other tensor.
+    """Return the values of the tensor ``node`` in float64 if it has at most one dim and the graph computes it from
+    constants alone. Return None for any other tensor.
     """
     from shiplap.rewrite.shipped.constant_masks import constant_value
 
@@ -175,10 +177,10 @@ def _written_constant(node: Node) -> Tensor | None:
 
 
 def _computation_key(node: Any, depth: int = 8) -> Any:
-    """Return a key that is equal for two nodes that apply the same arithmetic, views and casts to the same values.
+    """Return a value that is equal for two nodes that apply the same arithmetic, views and casts to the same values.
 
-    The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. Beyond
-    that, two keys are equal only if they are for the same node.
+    The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. A node
+    behind them, a node that is written to, and a node of any other operator equals only itself.
     """
     if isinstance(node, (list, tuple)):
         return tuple(_computation_key(n, depth) for n in node)
@@ -202,8 +204,9 @@ def _computation_key(node: Any, depth: int = 8) -> Any:
 
 
 def candidate_starts(out: Node) -> list[Node]:
-    """Return the floating-point values of the shape of ``out`` from which it is computed, the nearest first. They are
-    candidates for the start of a part of the graph whose function is found by running it.
+    """Return the nodes from which ``out`` is computed and whose floating-point values have the shape of ``out``. The
+    node that comes last in the graph is the first in the list. Each is a candidate for the start of a computation that
+    ends in ``out``.
     """
     held = fake_value(out)
     shaped = [
@@ -214,16 +217,15 @@ def candidate_starts(out: Node) -> list[Node]:
 
 
 def operator_names_above(out: Node) -> set[str]:
-    """Return the names of the calls from which ``out`` is computed. At most 24 calls above ``out`` are followed. They
-    must be arithmetic, casts, or calls that move values, such as views.
+    """Return the names of the operators of the calls from which ``out`` is computed. At most 24 calls in a row are
+    followed. Only arithmetic, casts, and calls that move values, such as views, are followed and named.
     """
     return {torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
 def _nodes_above(out: Node) -> set[Node]:
-    """Return ``out`` and the nodes from which it is computed. At most 24 calls above ``out`` are followed. They must be
-    arithmetic, casts, or calls that move values, such as views. The values that the first of these calls read are
-    included.
+    """Return ``out`` and the nodes from which it is computed. At most 24 calls in a row are followed. Only arithmetic,
+    casts, and calls that move values, such as views, are followed. Any other node is included, but its inputs are not.
     """
     reached, layer = {out}, [out]
     # Layer by layer, so that a graph with many paths is not walked once per path.

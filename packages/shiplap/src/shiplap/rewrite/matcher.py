@@ -31,11 +31,11 @@ MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles
 
 @dataclass(frozen=True)
 class PatternGraph:
-    """A function traced as a graph at one level of compilation.
+    """A function traced as a graph at one stage of compilation.
 
     Attributes:
         inputs: for each placeholder, the name of the argument that it stands for.
-        results: the flat results of the function. If it was traced with gradients, those of ``grads`` follow.
+        results: the results of the function as a flat list. If it was traced with gradients, those of ``grads`` follow.
         scalars: for each constant that stands for an argument, the name of the argument.
         fixed: the value of each argument that is no tensor and has a fixed value in this graph, such as None.
         casts: whether the function casts to a dtype. Its graph then depends on the dtypes of its arguments.
@@ -54,15 +54,15 @@ class PatternGraph:
 
     @cached_property
     def picked(self) -> list[int]:
-        """The positions of those flat results that the pattern computes. Results that are None or an argument returned
-        unchanged are left out.
+        """The positions in the list ``results`` of those results that the pattern computes. Results that are None, or
+        an argument returned unchanged, are left out.
         """
         return [i for i, n in enumerate(self.results) if isinstance(n, Node) and n not in self.inputs]
 
     @cached_property
     def outputs(self) -> list[Node]:
-        """The pattern's nodes of those results that it computes. Results that are None or an argument returned
-        unchanged are left out.
+        """The nodes of ``graph`` that are results which the pattern computes. Results that are None, or an argument
+        returned unchanged, are left out.
         """
         return [self.results[i] for i in self.picked]
 
@@ -76,12 +76,13 @@ class PatternGraph:
 
 @dataclass
 class PartialMatch:
-    """A pattern matched to a part of a graph.
+    """A pattern matched to a part of a graph, completely or up to an obstacle.
 
     Attributes:
         nodes: for each node of the pattern, the node of the graph.
         args: for each argument of the pattern, its value in the graph.
-        sizes: pairs of sizes that are still to be compared, each with the call that reads it and an argument's name.
+        sizes: sizes that are still to be compared, as tuples of the size in the pattern, the size in the graph, the
+            call that reads it, and the name of the call's argument.
         stop: the first obstacle, or None.
         passed: nodes of the graph between the matched ones that return their argument unchanged, such as idle casts.
     """
@@ -105,10 +106,10 @@ class PartialMatch:
 
 
 class _PatternWalker:
-    """A recursive comparison of one pattern with parts of a graph.
+    """A recursive comparison of ``pattern`` with parts of graphs.
 
-    Each method that matches returns the partial matches that fit. If none fits, it returns the one that covers the most
-    nodes.
+    The methods that return a list of partial matches return all matches that fit. If none fits, the list holds only the
+    match that covers the most nodes, with its obstacle.
     """
 
     def __init__(self, pattern: PatternGraph) -> None:
@@ -117,8 +118,8 @@ class _PatternWalker:
 
     def match_node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
         """Return the extensions of the partial match ``fit`` in which the pattern's node ``want`` is matched to
-        ``actual``. ``actual`` is a value of the graph that the node ``user`` reads. If no extension fits, return the
-        one that covers the most nodes, with its obstacle.
+        ``actual``. ``actual`` is a value of the graph that the node ``user`` reads. If no extension fits, the list
+        holds only the one that covers the most nodes, with its obstacle.
         """
         # A cast to the dtype that a value already has is stepped over, unless the pattern has the same call there.
         if keeps_tensor(actual) and (want in self.pattern.inputs or canonical_name(actual) != canonical_name(want)):
@@ -152,9 +153,9 @@ class _PatternWalker:
         return self._writers(self._arguments(fit, want, actual), want, actual)
 
     def _writers(self, fits: list[PartialMatch], want: Node, actual: Node) -> list[PartialMatch]:
-        """Extend each partial match of ``fits`` by the calls of custom ops that write to ``want`` in the pattern. They
-        are matched in order to the calls that write to ``actual`` in the graph. Return the matches that fit, or matches
-        with an obstacle if there are none.
+        """Return extensions of the partial matches ``fits`` by the calls of custom ops that write to ``want`` in the
+        pattern. They are matched in order to the calls that write to ``actual`` in the graph. If none fits, the
+        returned matches have an obstacle.
         """
         ours, theirs = ([u for u in n.users if n in written_arguments(u)] for n in (want, actual))
         if len(theirs) < len(ours):
@@ -188,7 +189,7 @@ class _PatternWalker:
     def _arguments(self, fit: PartialMatch, want: Node, actual: Node) -> list[PartialMatch]:
         """Return the extensions of the partial match ``fit`` in which the arguments of the pattern's call ``want`` and
         the graph's call ``actual`` agree. If the operator is commutative, both orders are tried. If no extension fits,
-        return the one that covers the most nodes.
+        the list holds only the one that covers the most nodes, with its obstacle.
         """
         wanted, given = canonical_arguments(want), canonical_arguments(actual)
         # The graph may leave out an argument that has its default, while the pattern states it.
@@ -209,7 +210,8 @@ class _PatternWalker:
 
     def _match_pairs(self, fit: PartialMatch, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[PartialMatch]:
         """Return the extensions of the partial match ``fit`` in which all ``pairs`` agree. Each pair holds the name of
-        an argument of the graph's call ``user``, its value in the pattern and its value in the graph.
+        an argument of the graph's call ``user``, its value in the pattern and its value in the graph. If no extension
+        fits, the list holds only the one that covers the most nodes, with its obstacle.
         """
         fits = [fit]
         # The ways of one argument restrict the ways of the next, so the list is trimmed after each: else it would
@@ -220,7 +222,8 @@ class _PatternWalker:
 
     def _match_argument(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> list[PartialMatch]:
         """Return the extensions of the partial match ``fit`` in which the argument ``name`` of the graph's call
-        ``user`` agrees. ``want`` is its value in the pattern, and ``given`` its value in the graph.
+        ``user`` agrees. ``want`` is its value in the pattern, and ``given`` its value in the graph. If no extension
+        fits, the list holds only the one that covers the most nodes, with its obstacle.
         """
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
@@ -241,9 +244,9 @@ class _PatternWalker:
         return [fit if _equal_constants(want, given) else self._differs(fit, user, name, given, _operand_name(want))]
 
     def _size(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> PartialMatch:
-        """Return the partial match ``fit`` after comparing the size ``given`` with ``want``, the size in the pattern.
-        It is the argument ``name`` of the graph's call ``user``. If ``want`` is a symbol, the pair is kept in ``sizes``
-        and compared at the end by :func:`check_sizes`.
+        """Return the partial match ``fit`` after comparing ``given``, the argument ``name`` of the graph's call
+        ``user``, with ``want``, the size in the pattern. If they differ, the returned match has an obstacle. If
+        ``want`` is a symbol, the pair is kept in ``sizes``, and :func:`check_sizes` compares it at the end.
         """
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
             given = given[0]
@@ -281,8 +284,9 @@ class _PatternWalker:
         )
 
     def _stop_at(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
-        """Return a copy of the partial match ``fit`` with an obstacle of this kind and reason at ``node``. If ``fit``
-        has an earlier obstacle, that one is kept. The comparison then continues, in order to count the nodes that fit.
+        """Return a copy of the partial match ``fit`` with an obstacle of the given kind and reason at ``node``. If
+        ``fit`` has an obstacle already, that one is kept. The comparison then continues, in order to count the nodes
+        that fit.
         """
         stopped = fit.copy()
         stopped.stop = fit.stop or RewriteObstacle(node, obstacle, reason)
@@ -302,11 +306,11 @@ def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
 def match_output(
     pattern: PatternGraph, at: Node, known: PartialMatch | None = None, output: int = 0
 ) -> list[PartialMatch]:
-    """Return the partial matches in which output number ``output`` of ``pattern`` is the node ``at`` of a graph, as
-    extensions of ``known``.
+    """Return the partial matches in which output number ``output`` of ``pattern`` is the node ``at`` of a graph. If
+    ``known`` is given, they are extensions of this partial match.
 
-    If arguments commute, there may be several matches, between which only a later comparison can choose. If no match
-    fits, the list holds one match whose ``stop`` is the obstacle.
+    If arguments commute, there may be several matches, of which a later comparison keeps one. If no match fits, the
+    list holds one match whose ``stop`` is the obstacle.
     """
     return _PatternWalker(pattern).match_node(known or PartialMatch(), pattern.outputs[output], at, at)
 
@@ -334,7 +338,8 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
     """Return the partial match ``fit``, which covers the first output of the pattern, extended by nodes of ``graph``
     that compute all further outputs.
 
-    If no node computes one of these outputs from the same arguments, return the match with an obstacle.
+    If no node computes one of these outputs from the same arguments, return a match with an obstacle. It is the one of
+    all that were tried that covers the most nodes.
     """
     for index, output in enumerate(pattern.outputs[1:], 1):
         if output in fit.nodes:
@@ -357,8 +362,8 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
 
 
 def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> RewriteObstacle | None:
-    """Return the obstacle if sizes of the complete match ``fit`` disagree with each other or with the pattern. Return
-    None if they agree.
+    """Compare the sizes of the complete match ``fit`` with each other and with the pattern. Return the first obstacle,
+    or None if they agree.
 
     If ``any_rank`` is true, arguments may have more or fewer dims than in the pattern, and the sizes of such arguments
     are not compared. Otherwise another number of dims is an obstacle.
@@ -409,8 +414,9 @@ def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | N
 
 
 def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
-    """Return the matched nodes that are views of the pattern's arguments, such as a split. Views cost nothing, so they
-    may stay in the graph for other readers.
+    """Return the matched nodes of the graph that compute views of the pattern's arguments, also through other views. A
+    node may return one view or a tuple of views. They may stay in the graph for other readers, because views cost
+    nothing.
     """
     free: set[Node] = set()
     for want in pattern.graph.nodes:
@@ -434,8 +440,8 @@ def _writer_behind(node: Node, reader: Node, inside: set[Node]) -> Node | None:
 
 
 def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return a sentence about the difference in arguments between the graph's call ``actual`` and the pattern's call.
-    ``given`` and ``wanted`` are the arguments of the two calls by name.
+    """Return a sentence about the names of arguments in which the graph's call ``actual`` and the pattern's call
+    differ. ``given`` holds the arguments of the graph's call by name, and ``wanted`` those of the pattern's call.
     """
     more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
     call = operator_name(actual)
@@ -456,17 +462,19 @@ def _equal_constants(want: Any, given: Any) -> bool:
 
 
 def _operand_name(actual: Any) -> str:
-    """Return the name of a node, or the text of a constant, for use in the reasons of obstacles."""
+    """Return the name of a node, or the ``repr`` of a constant, for use in the reasons of obstacles. A list is written
+    in brackets.
+    """
     if isinstance(actual, (list, tuple)):
         return f"[{', '.join(map(_operand_name, actual))}]"
     return actual.name if isinstance(actual, Node) else repr(actual)
 
 
 def _transpose_hint(want: Node, actual: Any) -> str:
-    """Return a hint about a weight that is stored transposed, the usual cause of a difference. Return an empty string
-    if that is not the cause.
+    """Return a hint that a weight is transposed in only one of the two calls, such as ``: it is not transposed here``.
+    Return an empty string if there is no sign of this.
 
-    ``want`` is the pattern's call, and ``actual`` the graph's value.
+    ``want`` is the pattern's call, and ``actual`` the graph's value. The hint is appended to the reason of an obstacle.
     """
     if canonical_name(want) in TRANSPOSING_OPERATORS:
         return ": it is not transposed here"
@@ -482,8 +490,8 @@ def _transpose_hint(want: Node, actual: Any) -> str:
 
 
 def _kind_of_value(actual: Any) -> str:
-    """Return words for the kind of a value, such as "a constant", "an input of the graph" or "a call of" an
-    operator.
+    """Return the kind of a value in words. Examples are ``a constant``, ``an input of the graph`` and ``a call of
+    aten.mm``.
     """
     if not isinstance(actual, Node):
         return "a constant"

@@ -48,9 +48,11 @@ SWAP_NAMES = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 
 def canonical_name(node: Node) -> Any:
-    """Return the name of the operator that ``node`` calls, whichever way it is written. For example, every cast is
-    ``to``, and every swap of two dims is ``transpose``. If ``node`` calls ``auto_functionalized``, return a tuple of
-    that name and the operator inside the call.
+    """Return the name of the operator that ``node`` calls, the same for all ways to write the call. For example, every
+    cast is ``"to"``, and every swap of two dims is ``"transpose"``.
+
+    If ``node`` calls ``auto_functionalized``, return a tuple of that name and the operator inside the call. For a
+    function that is not torch's, return the function.
     """
     name = _raw_operator_name(node)
     if not isinstance(name, str) and (mutation := whole_mutation(node)) is not None:
@@ -81,14 +83,17 @@ def base_and_exponent(node: Node) -> tuple[Node, float] | None:
 
 
 def _raw_operator_name(node: Node) -> Any:
-    """Return the operator that ``node`` calls. Unlike :func:`canonical_name`, this function does not give different
-    casts, or different swaps of dims, one name.
+    """Return the name of the operator that ``node`` calls, or the function if it is not torch's. Unlike
+    :func:`canonical_name`, this function does not give different casts, or different swaps of dims, one name.
     """
     return "getattr" if node.target is getattr else operator_of(node)
 
 
 def _cast_dtype(node: Node) -> torch.dtype | None:
-    """Return the dtype to which ``node`` casts a tensor, or None if the call does anything else."""
+    """Return the dtype of the result if ``node`` at most casts a tensor. Return None if the argument or the result is
+    no tensor, or if they are on different devices. Return None also if the call has the argument ``copy``, ``layout``
+    or ``memory_format``.
+    """
     given = node.args[0] if node.args else None
     before, after = fake_value(given) if isinstance(given, Node) else None, fake_value(node)
     # A call that moves to another device as well is no plain cast.
@@ -154,11 +159,11 @@ class DimNumber(int):
 
 
 def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arguments of a call by name, each a node or a constant, whichever way the call is written. Arguments
-    of unknown name are ``arg0``, ``arg1``, and so on.
+    """Return the arguments of the call ``node`` by name, written in one way for equal calls. A value is a node, a
+    constant, or a list of these. Arguments of unknown name are ``arg0``, ``arg1``, and so on.
 
     An argument that equals its default is left out, unless its name is in ``spelled``. An argument in ``spelled`` that
-    the call does not give is included with its default.
+    the call does not give is included with its default, unless that is None.
     """
     if isinstance(name := canonical_name(node), tuple):
         _, named = whole_mutation(node) or (None, {})
@@ -196,8 +201,8 @@ def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, 
 
 
 def reduced_dims(node: Node) -> list[int]:
-    """Return the dims over which the call ``node`` reduces, counted from the front. The list is empty if the call names
-    none.
+    """Return the numbers of the dims over which the call ``node`` reduces, counted from the front. The list is empty if
+    the call names no dims.
     """
     dims = canonical_arguments(node).get("dim")
     return [] if dims is None else as_list(dims)

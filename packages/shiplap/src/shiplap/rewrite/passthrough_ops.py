@@ -47,8 +47,8 @@ FILLING_OPERATORS = frozenset({"full", "full_like", "tensor", "scalar_tensor", "
 
 
 def torch_call_name(node: Any) -> str:
-    """Return the canonical name of the torch function that ``node`` calls. Return an empty string for other functions,
-    and for values that are no calls.
+    """Return the canonical name of the operator that ``node`` calls, such as ``"softmax"``. Return an empty string if
+    ``node`` is no call or the operator has no name.
     """
     if not isinstance(node, Node) or not node.op.startswith("call"):
         return ""
@@ -69,7 +69,7 @@ def tensor_argument(node: Node) -> Node:
 
 
 def is_active_dropout(node: Node) -> bool:
-    """Return whether ``node`` is a dropout that drops values, as in training."""
+    """Return whether ``node`` is a dropout that drops elements, as in training."""
     return torch_call_name(node) == "dropout" and not _is_idle_dropout(node)
 
 
@@ -132,8 +132,8 @@ def single_user(node: Node) -> Node | None:
 
 
 def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
-    """Follow ``node`` upwards through calls that return the values of their argument, such as a cast or an inactive
-    dropout. Return the first value that is not the result of such a call.
+    """Follow the first argument of ``node``, its first argument, and so on, through calls that keep values, such as a
+    cast or an inactive dropout. Return the first value that is not the result of such a call.
 
     The calls that are skipped are appended to the list ``passed``, unless it is None.
     """
@@ -145,8 +145,8 @@ def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
 
 
 def as_constant(given: Any) -> float | None:
-    """Return ``given`` if it is a number. If it is a call that fills a tensor of one element with a number, return that
-    number. Return None for any other value.
+    """Return ``given`` as a float if it is a number other than a bool, or a symbolic float. If it is a call that fills
+    a tensor of no dims with one number, return that number. Return None for any other value.
     """
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)
@@ -165,8 +165,8 @@ def as_constant(given: Any) -> float | None:
 
 
 def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
-    """Return ``(x, c)`` if ``node`` is ``x * c`` or ``c * x`` for a constant ``c``. Return ``(x, 1 / c)`` if it is ``x
-    / c``. Return None for any other node.
+    """Return ``(x, c)`` if ``node`` is ``x * c`` or ``c * x`` for a constant ``c``, in place or not. Return ``(x, 1 /
+    c)`` if it is ``x / c`` for a constant other than 0. Return None for any other node.
     """
     # The in-place operators of Python are "imul" and "itruediv".
     name = torch_call_name(node).removeprefix("i")

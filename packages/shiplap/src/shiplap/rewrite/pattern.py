@@ -57,8 +57,8 @@ class PatternRewrite(Rewrite):
         samples: Any,
         pays: Callable[..., bool | str] | None,
     ) -> None:
-        """Read the pattern's signature, parse the guards in ``where``, and prepare the samples of the proof. Nothing is
-        traced here.
+        """Read the signature of ``pattern``, parse the guards in ``where``, and store the other arguments. Neither
+        function is traced yet.
         """
         self.name, self.level, self.pattern, self.replacement, self.pays = name, level, pattern, replacement, pays
         self.signature = PatternSignature(name, pattern)
@@ -72,34 +72,35 @@ class PatternRewrite(Rewrite):
 
     @property
     def _functions(self) -> tuple[Callable[..., Any] | None, ...]:
-        """The user's functions on which the effect of the rewrite depends. They are the pattern, the replacement,
-        ``pays`` and ``samples``, with None for an absent one.
+        """The functions of the user on which the effect of the rewrite depends. They are the pattern, the replacement,
+        ``pays`` and ``samples``, in this order, with None for one that was not given.
         """
         return self.pattern, self.replacement, self.pays, self._drawn.given
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether the digest covers all code of the user's functions. Only then may the proof be kept for other
-        processes.
+        """Whether the digest covers all code of the user's functions. If it does not, the result of the proof is not
+        kept for other processes.
         """
         return not any(first_unfollowed(f) for f in self._functions if f)
 
     @property
     def digest(self) -> str:
-        """A digest of the name, the level, the functions, the guards and the annotated arguments of the pattern."""
+        """A digest of the name, the level, the user's functions, the guards and the annotated arguments."""
         functions = [digest.op_cache_key(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the functions with example arguments on which the rewrite is proven. The arguments are drawn from the
-        pattern's annotations or given by ``samples=``.
+        """Return an iterator over the programs on which the rewrite is proven. A program is the pattern with example
+        arguments. They are drawn from the pattern's annotations or returned by the function ``samples``.
         """
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the pattern's computation wherever it matches in ``graph``. Yield a ``Match`` for each replaced
-        place, then a ``NearMiss`` for each place where only one condition is not met.
+        """Replace the pattern's computation wherever it matches in ``graph``. Yield a ``Match`` for each replacement,
+        in graph order. Then yield a ``NearMiss`` for each node at which at least half of the pattern fits and an
+        obstacle remains.
         """
         from shiplap.torch_private.inductor_passes import preserving_state
 
@@ -125,8 +126,10 @@ class PatternRewrite(Rewrite):
 
     def _replace_match(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
         """Replace the computation of ``node`` by the first of ``patterns`` that matches there. ``patterns`` are the
-        graphs that the pattern may have. Return the ``Match``, or the ``NearMiss`` of the graph that fits best. Return
-        None if less than half of the pattern fits.
+        graphs to which the pattern may be traced.
+
+        Return the ``Match``. If none of ``patterns`` matches, return the ``NearMiss`` of the one that fits the most
+        nodes. Return None if less than half of its nodes fit.
         """
         best: tuple[PatternGraph, PartialMatch, RewriteObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
@@ -144,8 +147,8 @@ class PatternRewrite(Rewrite):
         return self._near(*best) if best else None
 
     def _why_refused(self, pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
-        """Return the obstacle if the complete match ``fit`` must not be replaced because of its arguments, sizes, other
-        readers, guards or costs. Return None if it may.
+        """Return the obstacle if the complete match ``fit`` must not be replaced because of its arguments, its sizes,
+        other readers, a guard or ``pays``. Return None if it may be replaced.
         """
         # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
@@ -163,8 +166,8 @@ class PatternRewrite(Rewrite):
         return RewriteObstacle(at, "cost", why) if why else None
 
     def _why_not_worth_it(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
-        """Return the reason if the user's function ``pays`` returns that the replacement is not worth it for the
-        arguments in ``env``. Return an empty string if it is worth it.
+        """Return the reason if the user's function ``pays`` says that the replacement is not worth it for the arguments
+        in ``env``. If ``pays`` raises, that is the reason. Return an empty string if the replacement is worth it.
         """
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})
@@ -181,8 +184,8 @@ class PatternRewrite(Rewrite):
             return f"pays= raises {error_line(e)}"
 
     def _place(self, graph: Graph, pattern: PatternGraph, fit: PartialMatch) -> Match | NearMiss:
-        """Replace the nodes of the graph that ``fit`` matches by the replacement. Return the ``Match``, or a
-        ``NearMiss`` with the reason if the replacement's results differ from those of the nodes.
+        """Replace the nodes that ``fit`` matches in ``graph`` by the replacement. Return the ``Match``. If the
+        replacement is not possible there, return a ``NearMiss`` with the reason.
         """
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
@@ -199,8 +202,8 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
-        """Return the record of ``fit``, a match that ended at the obstacle ``stop``. Return None if less than half of
-        the pattern's calls are matched.
+        """Return the ``NearMiss`` of ``fit``, a match that ended at the obstacle ``stop``. Return None if less than
+        half of the pattern's calls are matched.
         """
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.
@@ -221,22 +224,25 @@ def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
 def make_replacement(
     pattern: PatternGraph, replacement: Callable[..., Any], names: Sequence[str]
 ) -> Callable[..., list[Any]]:
-    """Return the function that computes the outputs of ``pattern`` through ``replacement``. For a pattern traced with
-    gradients, it also returns the gradients. ``names`` are the parameters of ``replacement``.
+    """Return a function that computes the outputs of ``pattern`` through ``replacement``. ``names`` are the parameters
+    of ``replacement``.
+
+    For a pattern that was traced with gradients, the function takes the arguments and the gradients of the results. It
+    then returns the results and the gradients of the arguments.
     """
 
     def forward(*args: Any) -> list[Any]:
-        """Return the results of the replacement for ``args`` as a list. Results that the pattern does not compute are
-        left out.
+        """Return the results of ``replacement(*args)`` as a list. Results that the pattern does not compute, such as
+        None, are left out.
         """
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
-        """Return the results of the replacement, then the gradients of its arguments. Those that the pattern does not
-        compute are left out. ``given`` holds the arguments, then the gradients of the results. Raise
-        ``ReplacementRefused`` if a gradient is missing.
+        """Return a list of the results of the replacement, then of the gradients of its arguments. Values that the
+        pattern does not compute are left out. ``given`` holds the arguments, then the gradients of the results. Raise
+        ``ReplacementRefused`` if an argument gets no gradient.
         """
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():
@@ -269,19 +275,19 @@ def rewrite(
     """Return a rewrite that puts ``replacement`` where a model computes ``pattern``.
 
     Args:
-        pattern: the computation of models, as a plain function. Its annotations are those of an op, such as ``x:
+        pattern: the computation of models, as a function. Its annotations are those of an op, such as ``x:
             Float[Tensor, "*b k"]``. They state the dtypes and sizes from which the proof draws samples.
-        replacement: the computation to put there, as a plain function with the same parameters.
+        replacement: the computation to put there, as a function with the same parameters.
         name: an identifier. The default is the name of ``replacement``.
         level: ``"pre-grad"`` (torch functions, before autograd), ``"joint"`` or ``"post-grad"`` (ATen operators).
         where: guards, such as ``"x.shape[-1] % 16 == 0"`` or ``"k >= 64"``. :class:`Guard` describes their language.
-        samples: a function that returns lists of arguments for the proof. It is needed if the annotations do not state
-            which values are valid.
+        samples: a function that returns a list with a tuple of arguments for each sample of the proof. It is needed if
+            the annotations do not state which values are valid.
         pays: a function of the arguments, which are fake tensors. It returns True, or the reason why the replacement is
             not worth it.
 
     Raises:
-        ShiplapError: ``SL802`` if an argument has the wrong type, ``SL803`` if a guard is invalid.
+        ShiplapError: ``SL802`` if an argument other than ``where`` is invalid, ``SL803`` if a guard is.
 
     ``rewrites`` proves the results when the rewrite is switched on.
     """

@@ -54,8 +54,8 @@ GivenSamples = Callable[[], Iterable[Sequence[Any]]]
 
 
 class PatternSamples:
-    """The test arguments for one pattern. They are drawn at random from the pattern's annotations, or made by a
-    function of its author.
+    """The test arguments for one pattern, and the graphs to which the pattern is traced on them. The arguments are
+    drawn at random from the pattern's annotations, or returned by a function of the pattern's author.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class PatternSamples:
         given: GivenSamples | None,
         replacement: Callable[..., Any] | None = None,
     ) -> None:
-        """Turn the pattern's annotations and its guards on sizes into a declaration. Samples are drawn from it as for
-        an op.
+        """Turn the pattern's annotations and its guards on sizes into a declaration like that of an op. Samples are
+        drawn from this declaration. ``given`` is the author's function that returns samples, or None.
         """
         self.fn, self.signature, self.guards, self.given, self.replacement = fn, signature, guards, given, replacement
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
@@ -82,8 +82,8 @@ class PatternSamples:
 
     @cached_property
     def samples(self) -> Samples:
-        """The generator that draws arguments for the pattern from its annotations. Raise ``SL805`` if there are no
-        annotations.
+        """The generator that draws arguments for the pattern from its annotations. Raise ``SL805`` if the pattern has
+        no annotations.
         """
         if not self.signature.args:
             raise error(
@@ -96,8 +96,8 @@ class PatternSamples:
         return Samples(self, SAMPLE_SEED)  # type: ignore[arg-type]
 
     def _listed(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the tuples of arguments that ``samples=`` returns. Raise ``SL802`` if one is no tuple with as many
-        values as the pattern has arguments.
+        """Yield the tuples of arguments that the author's function returns. Raise ``SL802`` if one is no tuple or list
+        with as many values as the pattern has parameters.
         """
         count = len(self.signature.parameters)
         samples = self.given() if self.given is not None else ()
@@ -116,11 +116,11 @@ class PatternSamples:
 
     @cached_property
     def base(self) -> SampleRecipe:
-        """The recipe of the sample from which all others are derived.
+        """The recipe of the sample from which all others are derived. A recipe states sizes, dtypes and scalars.
 
-        Its floating-point tensors have the dtype float32 if the annotations admit that. All dims have different sizes,
-        since equal sizes would share a symbol in a trace. The smallest admitted size is avoided where there is another.
-        A pattern that halves a size of 2 would compute with 1, which torch does not treat as a symbol.
+        Its floating-point tensors have the dtype float32 if the annotations admit that. All dims have different sizes
+        where possible, since equal sizes would share a symbol in a trace. The smallest admitted size is avoided. A
+        pattern that halves a size of 2 would compute with 1, which torch does not treat as a symbol.
         """
         try:
             recipe = self.samples.base
@@ -146,9 +146,9 @@ class PatternSamples:
 
     def _with_running_sizes(self, recipe: SampleRecipe) -> SampleRecipe:
         """Return ``recipe``, the description of a sample, with its sizes exchanged between dims until the pattern
-        raises no error. Raise ``SL804`` if the pattern raises an error with each of at most 24 orders of the sizes.
+        raises no error on the sample. Raise ``SL804`` if it raises an error for each of at most 24 orders of the sizes.
 
-        For example, a pattern may require the rotated part of a head to be no longer than the head.
+        For example, a pattern may require the rotated part of an attention head to be no longer than the head.
         """
         sizes = {name: size for name, size in recipe.sizes if isinstance(size, int)}
         orders = (
@@ -174,8 +174,8 @@ class PatternSamples:
         )
 
     def _error_of_pattern(self, case: SampleCase) -> str:
-        """Return the error that the pattern raises on the sample ``case`` as text, or an empty string if it
-        raises none.
+        """Return the error that the pattern raises on the sample ``case`` as a line of text. Return an empty string if
+        it raises none.
         """
         try:
             with suppress_warnings(), torch.no_grad():
@@ -185,8 +185,8 @@ class PatternSamples:
         return ""
 
     def _forms(self) -> Iterator[SampleRecipe]:
-        """Yield the recipes of samples on which the pattern may be traced to different graphs. They have the usual
-        sizes, absent optional arguments, sizes of 1 that broadcast, and other ranks.
+        """Yield the recipes of samples on which the pattern may be traced to different graphs. They have the sizes of
+        ``base``, absent optional arguments, sizes of 1 that broadcast, and other ranks, in this order.
         """
         yield self.base
         yield from (self.base.but(absent=group) for group in name_groups(self.signature.optional))
@@ -196,7 +196,8 @@ class PatternSamples:
             yield from (self.base.but(sizes={dim: rank}) for rank in VARIADIC_RANKS)
 
     def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
-        """Set ``_narrows`` to whether the pattern ``fn`` casts float64 arguments down to float32.
+        """Set ``_narrows`` to whether the pattern ``fn`` casts a float64 value to a narrower dtype of more than 16
+        bits, such as float32. It is determined once, and only before autograd.
 
         Such a pattern is less exact than a replacement that keeps float64. Nothing is then proven or replaced in
         float64.
@@ -215,9 +216,8 @@ class PatternSamples:
             self._narrows = any(fake_value(n.args[0]).dtype.itemsize > fake_value(n).dtype.itemsize > 2 for n in casts)
 
     def _in_dtype(self, recipe: SampleRecipe, dtype: str) -> SampleRecipe | None:
-        """Return ``recipe``, the description of a sample, with the floating-point dtype ``dtype``. Return None if the
-        pattern's annotations do not admit that dtype, or if it is float64 and the pattern casts float64 down to
-        float32.
+        """Return ``recipe``, the description of a sample, with the dtype ``dtype`` for all arguments that admit it.
+        Return None if no argument admits it, or if it is float64 and the pattern casts float64 to a narrower dtype.
         """
         if dtype == "float64" and self._narrows:
             return None
@@ -236,10 +236,12 @@ class PatternSamples:
         return None if problem or any(g.why_refused(env) for g in self.guards) else case
 
     def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
-        """Yield the functions with arguments on which the rewrite of ``fn`` is proven. They cover dtypes, ranks, kinds
-        of values, layouts, symbolic sizes, and the sizes 1 and 0.
+        """Yield the programs on which the rewrite of ``fn`` is proven at the stage ``level``. A program is a function
+        with arguments. The programs cover dtypes, ranks, kinds of values, layouts, symbolic sizes, and the sizes 1 and
+        0.
 
-        Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
+        In programs with sizes 1 and 0, the rewrite need not apply, because the compiler may remove the pattern there.
+        If the author gave samples, each sample is a program and there are no others.
         """
         self._note_narrowing(fn, level)
         if self.given is not None:
@@ -268,8 +270,8 @@ class PatternSamples:
         yield from islice(chain.from_iterable(near), MOST_NEAR)
 
     def _near_constants(self) -> Iterator[dict[str, int]]:
-        """Yield sizes as dicts by dim name, one dim at a time. The sizes are the numbers in the guards and in the
-        replacement's code, and the numbers after them.
+        """Yield dicts that hold one size each, by the name of its dim. The sizes are the integers from 4 to 1024 in the
+        guards and in the replacement's code, and each of these integers plus 1. Every dim gets every such size.
 
         The replacement may be right only up to such a size, although it is used for every size that the guards admit.
         """
@@ -295,8 +297,8 @@ class PatternSamples:
                         pairs.append((*known, i, at))
 
         def stated(*args: Any) -> Any:
-            """Return the result of the pattern ``fn`` for ``args``. Assert by ``torch._check`` that dims of one name in
-            the annotations have one size.
+            """Return ``fn(*args)``, the results of the pattern. Before that, assert by ``torch._check`` that dims with
+            one name in the annotations have one size.
             """
             for i, a, j, b in pairs:
                 if args[i] is not None and args[j] is not None:
@@ -306,8 +308,8 @@ class PatternSamples:
         return stated
 
     def _edges(self) -> Iterator[dict[str, int]]:
-        """Yield unusual sizes as dicts by dim name. In the first dict all sizes are 1. In each further dict one dim has
-        size 0.
+        """Yield dicts from the names of dims to sizes. In the first dict all sizes are 1. Each further dict holds one
+        dim with size 0.
         """
         names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
         yield dict.fromkeys(names, 1)
@@ -316,11 +318,12 @@ class PatternSamples:
     def _program(
         self, fn: Callable[..., Any], recipe: SampleRecipe | None, *, runs: bool = True, **options: Any
     ) -> Iterator[Program]:
-        """Yield the program of the sample that ``recipe`` describes, if the guards admit the sample and ``fn`` raises
-        no error on it. A program is a function with arguments.
+        """Yield the program of the sample that ``recipe`` describes. Yield nothing if ``recipe`` is None, if the guards
+        do not admit the sample, or if ``fn`` raises an error on it. A program is a function with arguments.
 
         If ``runs`` is true and the rewrite must apply in the program, ``fn`` is taken to raise no error and is not
-        called. Otherwise it is called to find out. ``options`` are further attributes of the ``Program``.
+        called. Otherwise it is called to find out. ``options`` are further attributes of the ``Program``, such as
+        ``fires``, whether the rewrite must apply.
         """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):
@@ -328,7 +331,7 @@ class PatternSamples:
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[PatternGraph]:
         """Return the graphs to search for in ``graph``. They are those to which the pattern ``fn`` is traced for the
-        dtypes, ranks and optional arguments that may occur there. Each is traced once.
+        dtypes, ranks and absent arguments that may occur in ``graph``. A graph that was traced before is reused.
 
         Before autograd, the traced graph does not depend on the rank. It depends on the dtype only if the pattern
         casts. After autograd it depends on rank, dtype and autocast.
@@ -356,10 +359,12 @@ class PatternSamples:
         return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
-        """Yield a tuple (key, arguments for tracing, dict, flag) for each graph that the pattern may have in ``graph``.
+        """Yield a tuple ``(key, args, stand_ins, other)`` for each graph to which the pattern may be traced for
+        ``graph``.
 
-        The key identifies the arguments. The dict maps the unusual number in each float argument to the argument's
-        name. The flag is true if the graph differs from an earlier one only in its dtype.
+        ``args`` are the arguments for the trace, and ``key`` identifies them. ``stand_ins`` maps the unusual number
+        that stands for each float argument to the argument's name. ``other`` is true if the arguments differ from
+        earlier ones only in their dtype.
         """
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
@@ -376,23 +381,23 @@ class PatternSamples:
                     yield str(recipe), *self._with_stand_ins(case.fresh()), recipe is not form
 
     def _with_stand_ins(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
-        """Return the arguments ``given`` with an unusual number in place of each float argument. Return also a dict
-        from these numbers to the names of the arguments.
+        """Return a pair of the arguments ``given`` and a dict. In the arguments, an unusual number replaces each float
+        argument. The dict maps these numbers to the names of the arguments.
 
-        No model contains such a number by accident, so its places in a trace show where the argument is used.
+        No model contains such a number by accident, so its occurrences in a trace show where the argument is used.
         """
         floats = {name: number for number, name in self._stands.items()}
         pairs = zip(self.signature.parameters, given, strict=True)
         return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
 
     def _rank(self, recipe: SampleRecipe) -> dict[str, Any]:
-        """Return, by name, the sizes of the variadic dims in ``recipe``. A variadic dim stands for any number of axes,
-        so these sizes determine the rank of the arguments.
+        """Return a dict from each variadic dim in ``recipe`` to the tuple of its sizes. A variadic dim stands for any
+        number of dims, so these sizes determine the rank of the arguments.
         """
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: SampleRecipe) -> set[int]:
-        """Return the ranks that ``recipe``, the description of a sample, gives to the arguments with a variadic dim."""
+        """Return the ranks of the arguments with a variadic dim in the sample that ``recipe`` describes."""
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
@@ -406,9 +411,11 @@ def trace_pattern(
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
 ) -> PatternGraph:
-    """Return ``fn``, traced on ``args`` with symbolic sizes, as a pattern graph. ``names`` are the names of the
-    arguments. Gradients of the arguments ``leaves`` are part of the graph. ``stand_ins`` maps the unusual number in
-    each float argument to its name. Raise ``SL804`` if the traced graph cannot be used.
+    """Trace ``fn`` on ``args`` with symbolic sizes, and return the graph with its inputs and results. Raise ``SL804``
+    if ``fn`` cannot be traced, does not use an argument, or computes nothing.
+
+    ``names`` are the names of the arguments. Gradients of the arguments ``leaves`` are part of the graph. ``stand_ins``
+    maps the unusual number that stands for each float argument to the argument's name.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 
@@ -456,8 +463,8 @@ def trace_pattern(
 
 
 def _remove_idle_casts(graph: Graph) -> bool:
-    """Remove casts to the dtype that a value already has from ``graph``, because a model in another dtype lacks them.
-    Return whether ``graph`` had any casts.
+    """Remove from ``graph``, in place, the casts to the dtype that a value already has, because a model in another
+    dtype lacks them. Return whether ``graph`` had any casts.
     """
     casts = [n for n in graph.nodes if n.op.startswith("call") and canonical_name(n) == "to"]
     for node in casts:
@@ -468,8 +475,8 @@ def _remove_idle_casts(graph: Graph) -> bool:
 
 
 def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
-    """Return the names of the float arguments that ``graph`` does not use. ``stand_ins`` maps the unusual number that
-    stood for each of them in the trace to its name.
+    """Return the names of the float arguments whose number does not occur in ``graph``. ``stand_ins`` maps the unusual
+    number that stood for each float argument in the trace to the argument's name.
     """
     # The printed graph contains every constant, those inside of lists too.
     text = str(graph)
@@ -477,7 +484,9 @@ def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
 
 
 def _require_arguments_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
-    """Raise ``SL804`` if ``missing``, the names of arguments that the pattern ``fn`` does not use, is not empty."""
+    """Raise ``SL804`` if ``missing`` is not empty. It holds the names of the arguments that the pattern ``fn`` does not
+    use.
+    """
     # An unused argument could be bound to nothing in the graph.
     if missing:
         raise error(

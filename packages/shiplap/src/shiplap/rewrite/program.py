@@ -29,7 +29,7 @@ class Program:
     """A function with arguments in which a rewrite applies, and which must compute the same results afterwards.
 
     Attributes:
-        fn: the function in plain PyTorch, as a model would contain it.
+        fn: the function of PyTorch operations, as a model would contain it.
         args: its arguments, which are tensors, scalars or None. They are never changed.
         label: the name of the sample in findings.
         dynamic: whether sizes are traced as symbols. True stands for all sizes, a tuple for the sizes that it lists. In
@@ -50,13 +50,13 @@ class Program:
     constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
-        """Return a pair of a function and the list of the tensors in ``args``. The function is ``fn`` as a function of
-        these tensors alone, with all other arguments filled in.
+        """Return a pair of a function and the list of the tensors in ``args``. The function takes these tensors and
+        calls ``fn`` with them and the other arguments.
         """
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 
         def of_tensors(*tensors: Tensor) -> Any:
-            """Return the result of the program's function with ``tensors`` in place of its tensor arguments."""
+            """Return the result of the program's function with ``tensors`` in place of the tensors in ``args``."""
             given = list(self.args)
             for i, t in zip(at, tensors, strict=True):
                 given[i] = t
@@ -65,8 +65,8 @@ class Program:
         return of_tensors, [self.args[i] for i in at]
 
     def leaves(self, tensors: Sequence[Tensor], train: bool) -> list[Tensor]:
-        """Return ``tensors``, the tensor arguments, detached. If ``train`` is true, those that are floating-point and
-        not listed in ``constants`` require gradients.
+        """Return detached views of ``tensors``, which stand for the tensors in ``args``. If ``train`` is true, those
+        that are floating-point and not listed in ``constants`` require gradients.
         """
         asked = (train and t.is_floating_point() and i not in self.constants for i, t in enumerate(tensors))
         return [t.detach().requires_grad_(needs) for t, needs in zip(tensors, asked, strict=True)]
@@ -81,8 +81,8 @@ class Program:
 
 
 def _redraw_values(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
-    """Return a copy of ``t`` with random values of ``kind``. An expanded tensor keeps its values, since it cannot be
-    written to.
+    """Return a copy of ``t`` with random values of ``kind``, drawn with ``rng``. An expanded tensor keeps its values,
+    since it cannot be written to.
     """
     copy = clone_exactly(t)
     if all(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):  # expanded ones cannot be written to
@@ -91,7 +91,9 @@ def _redraw_values(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
 
 
 class Provable(Hashable, Protocol):
-    """A change of graphs that can be proven. :class:`shiplap.rewrite.base.Rewrite` documents each member."""
+    """The interface of a change of graphs that can be proven. :class:`shiplap.rewrite.base.Rewrite` documents each
+    member.
+    """
 
     name: str
     level: Level
@@ -102,13 +104,13 @@ class Provable(Hashable, Protocol):
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether ``digest`` and the code of Shiplap cover everything on which the result of the proof depends. Only
-        then is the result kept for other processes.
+        """Whether ``digest`` and the code of Shiplap cover everything on which the result of the proof depends. If they
+        do not, the result is not kept for other processes.
         """
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place wherever the change applies. Yield a ``Match`` for each changed place, and a
-        ``NearMiss`` for each place where only one condition is not met.
+        """Change ``graph`` in place wherever the change applies. Yield a ``Match`` for each change, and a ``NearMiss``
+        for each part of the graph where one obstacle prevents it.
         """
 
     def programs(self) -> Iterable[Program]:

@@ -17,7 +17,9 @@ VERDICT_STYLES = {"ok": "green", "fail": "red", "skip": "dim"}
 
 @dataclass(frozen=True)
 class RewriteProof:
-    """The findings of the proof of one rewrite. The rewrite is refused if one of them fails."""
+    """The findings of the proof of one rewrite. ``rewrite`` is its name. The rewrite is refused if the verdict of a
+    finding is ``"fail"``.
+    """
 
     rewrite: str
     level: Level
@@ -30,8 +32,8 @@ class RewriteProof:
 
     @staticmethod
     def run(rewrite: Rewrite) -> RewriteProof:
-        """Return the proof of ``rewrite``, with a finding for each check. If the pattern cannot be traced or has no
-        samples, the proof has one failed finding, ``traced``.
+        """Prove ``rewrite`` and return its proof, with a finding for each check. If an error of the catalogue is
+        raised, for example because a pattern cannot be traced, the proof has one failed finding named ``traced``.
         """
         try:
             findings = rewrite.findings
@@ -40,8 +42,8 @@ class RewriteProof:
         return RewriteProof(rewrite.name, rewrite.level, findings)
 
     def lines(self) -> Iterator[Line]:
-        """Yield the lines in which the proof is printed. The first has the verdict. Each further line has a check and,
-        if it failed, the sample and the remedy.
+        """Yield the lines in which the proof is printed. The first line has the name, the level and the verdict. Each
+        further line has a check with its evidence, and the remedy if the check failed.
         """
         verdict = "proven" if self.proven else "REFUSED"
         yield line(f"{self.rewrite} ({self.level}): {verdict}", "bold" if self.proven else "bold red")
@@ -57,5 +59,5 @@ def prove_each(rewrites: Iterable[Rewrite]) -> tuple[RewriteProof, ...]:
 
 
 def proofs_as_json(proofs: Iterable[RewriteProof]) -> dict[str, Any]:
-    """Return all proofs as one JSON-ready dict."""
+    """Return a dict of JSON values with the proofs as a list under ``"proofs"``."""
     return {"proofs": [plain_json({**asdict(p), "proven": p.proven}) for p in proofs]}

@@ -62,7 +62,7 @@ _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKe
 
 def require_proof(rewrite: R) -> R:
     """Return ``rewrite`` unchanged after proving that it keeps results, gradients, strides and writes. Raise ``SL801``
-    with the failed check if it does not.
+    with the first failed check if it does not.
     """
     for finding in prove_rewrite(rewrite):
         if finding.verdict == "fail":
@@ -77,7 +77,8 @@ def require_proof(rewrite: R) -> R:
 
 
 def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
-    """Return a finding for each check of ``PROOF_CHECKS``. The rewrite is refused if one of them fails.
+    """Return the findings of the proof of ``rewrite``, one for each check of ``PROOF_CHECKS``. The rewrite is refused
+    if the verdict of a finding is ``"fail"``.
 
     The proof of ``rewrite`` runs once in a process. It runs again if a function that it calls has changed meanwhile,
     for example in a notebook. A proof without a fault is kept in the cache (see ``shiplap.tuning.proof_cache``), from
@@ -98,8 +99,8 @@ def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
 
 
 def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
-    """Prove ``rewrite``, whose digest is ``digest``, on its programs. Store the findings in this process and, for other
-    processes, in the cache.
+    """Prove ``rewrite``, whose digest is ``digest``, on its programs. Store the findings in memory and, for other
+    processes, in the cache on disk.
     """
     from shiplap.torch_private.inductor_passes import preserving_state, without_autocast
 
@@ -113,7 +114,7 @@ def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
 
 
 def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
-    """Return the findings of the proof of ``rewrite`` that another process has stored in the cache. Return an empty
+    """Return the findings of the proof of ``rewrite`` that a process has stored in the cache on disk. Return an empty
     tuple if there are no valid ones.
 
     ``digest`` is the digest of the rewrite. It is passed because computing it again takes longer than reading the file.
@@ -127,8 +128,8 @@ def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
 
 
 def _keep_findings(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> None:
-    """Store the ``findings`` of a proof in the cache on disk. Store nothing if one of them is a fault, or if ``digest``
-    does not cover all code on which the proof depends.
+    """Store ``findings``, the result of a proof, in the cache on disk. Store nothing if a check failed, or if
+    ``digest`` does not cover all code on which the proof depends.
     """
     if rewrite.code_is_fully_hashed and all(f.verdict in GOOD for f in findings):
         keep_proof(_proof_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
@@ -164,7 +165,7 @@ def _run_proof_programs(rewrite: Provable) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class _CheckObservation:
-    """The result of one check on one program. ``problem`` is empty if the check passes."""
+    """The result of one check on one program. ``problem`` is empty if the check passes. ``label`` names the program."""
 
     check: str
     problem: str
@@ -185,8 +186,8 @@ def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
 
 
 def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]) -> Iterator[Finding]:
-    """Yield one finding for each check from ``seen``, the results of the checks on all programs. Raise ``SL805`` if
-    ``seen`` is empty because the rewrite applied in no program.
+    """Yield one finding for each check of ``PROOF_CHECKS`` from ``seen``, the results of the checks on all programs.
+    Raise ``SL805`` if ``seen`` is empty because the rewrite applied in no program.
     """
     if not seen:
         raise error(
@@ -208,8 +209,10 @@ def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]
 
 
 def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph) -> Iterator[_CheckObservation]:
-    """Apply the rewrite to ``captured``, the graph of ``program``, and run the graph before and after. Yield the result
+    """Apply ``rewrite`` to ``captured``, the graph of ``program``, and run the graph before and after. Yield the result
     of each check.
+
+    If the rewrite does not apply, yield one failed result where ``program.fires`` is true, and otherwise nothing.
     """
 
     def seen(check: str, problem: str = "") -> _CheckObservation:
@@ -239,9 +242,10 @@ def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph)
 def _why_it_did_not_fire(
     outcomes: Sequence[Outcome], seen: Callable[[str, str], _CheckObservation]
 ) -> _CheckObservation:
-    """Return the failed result of a program in which the rewrite should have applied and did not. The problem is the
-    reason of the near miss in ``outcomes`` in which the most nodes fit. ``seen`` makes a result from a check and a
-    problem.
+    """Return the failed result for a program in which the rewrite should have applied and did not. ``seen`` makes a
+    result from the name of a check and a problem.
+
+    The problem is the reason of the ``NearMiss`` in ``outcomes`` with the most fitting nodes.
     """
     misses = [o for o in outcomes if isinstance(o, NearMiss)]
     nearest = max(misses, key=lambda o: o.fitting, default=None)
@@ -252,15 +256,16 @@ def _why_it_did_not_fire(
 
 
 def _compares_gradients(rewrite: Provable, program: Program) -> bool:
-    """Return whether gradients are compared for ``program``. They are if the program is to be trained and the rewrite
-    runs before autograd has run.
+    """Return whether gradients are compared for ``program``. This is so if ``program.train`` is true and the rewrite
+    runs before autograd or on the joint graph.
     """
     return program.train and rewrite.level != "post-grad"
 
 
 def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[CapturedGraph]:
-    """Yield the graph of each program of ``batch`` at the level of compilation where the rewrite runs. The graphs come
-    from one common trace if that is possible. A program is a function with arguments.
+    """Yield the graph of each program of ``batch`` at the stage of compilation where the rewrite runs. The graphs come
+    from one common trace if that is possible. A program is a function with arguments. Raise ``SL804`` if a program
+    cannot be traced.
     """
     # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
     if type(rewrite).__module__.startswith(TRUSTED_MODULES):
@@ -272,7 +277,7 @@ def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Capt
 
 
 def _capture_or_raise(rewrite: Provable, program: Program) -> CapturedGraph:
-    """Return the graph of ``program`` at the level of compilation where the rewrite runs. Raise ``SL804`` if the
+    """Return the graph of ``program`` at the stage of compilation where the rewrite runs. Raise ``SL804`` if the
     program cannot be traced.
     """
     try:
@@ -297,15 +302,16 @@ def _copy_to_interpreter(graph: Graph) -> Interpreter:
 
 
 class _GraphRun:
-    """A callable that runs a graph on fresh copies of the same values each time, and returns the results, the written
-    arguments and the gradients.
+    """A callable that runs a graph on fresh copies of fixed values. It returns the results, the arguments after the run
+    and the gradients as a ``_RunEffect``.
     """
 
     def __init__(
         self, captured: CapturedGraph, tensors: Sequence[Tensor], train: str, program: Program, *, functional: bool
     ) -> None:
-        """Set the captured program and the values of its inputs. ``train`` is the rewrite's level if gradients are
-        compared, else an empty string. ``functional`` means that the graphs contain no writes.
+        """Set the captured graph, the values ``tensors`` of its inputs, and the program that it computes. ``train`` is
+        the rewrite's level if gradients are compared, and otherwise an empty string. ``functional`` states whether the
+        graph is free of writes.
         """
         self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
@@ -315,7 +321,9 @@ class _GraphRun:
         self.terms = max((t.numel() for t in tensors), default=1)
 
     def __call__(self, module: Interpreter, wide: bool = False) -> _RunEffect:
-        """Return the effects of running ``module`` on fresh copies of the values, in float64 if ``wide``."""
+        """Return the effects of running ``module`` on fresh copies of the values. If ``wide`` is true, floating-point
+        values are widened to float64.
+        """
         # Each run gets fresh copies with the same strides, so that a write does not reach the next run.
         made = [clone_exactly(widen_tensor(t) if wide else t) for t in self.tensors]
         leaves = self.program.leaves(made, self.differentiate)
@@ -330,9 +338,11 @@ class _GraphRun:
         return _RunEffect(outs, leaves, _gradients_of_leaves(outs, leaves) if self.differentiate else grads)
 
     def _input(self, node: Any, role: Any, leaves: Sequence[Tensor], rng: torch.Generator, wide: bool) -> Any:
-        """Return the value of one input of the graph, in float64 if ``wide``. If ``role`` is a number, it is the tensor
-        of ``leaves`` at that position. If ``role`` is ``"size"``, it is a size. Otherwise it is a gradient, drawn with
-        ``rng``.
+        """Return the value of ``node``, an input of the graph. If ``wide`` is true, a drawn value is widened to
+        float64.
+
+        If ``role`` is a number, the value is the tensor of ``leaves`` at that position. If ``role`` is ``"size"``, it
+        is a size. Otherwise it is the gradient of a result, drawn with ``rng``.
         """
         if isinstance(role, int):
             return leaves[role]
@@ -359,8 +369,8 @@ class _RunEffect:
 
 
 def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of ``leaves`` for fixed random gradients of the results ``outs``. The gradient is None for a
-    leaf that has none.
+    """Return the gradients of ``leaves`` for fixed random gradients of ``outs``, the results. Each is None for a leaf
+    that has no gradient.
     """
     rng = torch.Generator().manual_seed(2)
     # Integer results have no gradient.
@@ -375,8 +385,9 @@ def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> li
 
 
 def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
-    """Run the graph before and after the rewrite on equal values, and yield pairs of a check and a difference. The
-    difference is an empty string if the check passes.
+    """Run the graphs before and after the rewrite on equal values. Yield pairs of the name of a check and the
+    difference that it found, which is an empty string if the check passes. Stop after ``"outputs"`` if the rewritten
+    graph raises an error.
     """
     # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None
@@ -401,8 +412,8 @@ def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> It
 
 
 def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return the first difference in strides between the results ``got`` after the rewrite and ``own`` before it as
-    text. Return an empty string if there is none.
+    """Compare the strides of the results ``got`` after the rewrite with those of the results ``own`` before it. Return
+    the first difference as a sentence, or an empty string if there is none.
     """
     for i, (g, o) in enumerate(zip(got, own, strict=False)):
         if [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] != [
@@ -413,8 +424,8 @@ def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
 
 
 def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> str:
-    """Return the first difference in shared memory before and after the rewrite as text, or an empty string. ``own`` is
-    the run before it, and ``got`` the run after it. Results may share memory with arguments or with each other.
+    """Compare which results share memory with arguments or with other results. ``own`` is the run before the rewrite,
+    and ``got`` the run after it. Return the first difference as a sentence, or an empty string if there is none.
 
     If ``functional`` is true, a result may be a new tensor where it was a view before. In a graph without writes, torch
     itself makes views of arguments that it returns.
@@ -430,8 +441,9 @@ def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> 
 
 
 def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor]) -> str:
-    """Return the first difference in writes to arguments before and after the rewrite as text, or an empty string.
-    ``own`` is the run before it, and ``got`` the run after it. ``tensors`` are the arguments before these runs.
+    """Compare what is written to arguments. ``own`` is the run before the rewrite, and ``got`` the run after it.
+    ``tensors`` are the arguments before both runs. Return the first difference as a sentence, or an empty string if
+    there is none.
     """
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise_difference([g], [t])) != bool(bitwise_difference([o], [t])):
@@ -443,9 +455,9 @@ def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor
 
 
 def _compare_gradients(run: _GraphRun, own: _RunEffect, got: _RunEffect, wide: _RunEffect) -> str:
-    """Return the first difference in gradients before and after the rewrite as text, or an empty string. ``own`` is the
-    run before it, and ``got`` the run after it. ``wide`` holds the gradients in float64, which bound the error of
-    rounding.
+    """Compare the gradients of ``own``, the run before the rewrite, and ``got``, the run after it. ``wide`` is a run in
+    float64, whose gradients bound the error of rounding. Return the first difference as a sentence, or an empty string
+    if there is none.
     """
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         if g.requires_grad != o.requires_grad:

@@ -31,12 +31,12 @@ _active_scopes: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites"
 
 
 class _EnteredBlocks(threading.local):
-    """The ``with`` blocks of one set of rewrites that a thread has entered and not left, the innermost last. Each
-    thread has a list of its own, since threads may share the set.
+    """The ``with`` blocks of one :class:`Rewrites` object that a thread has entered and not left, the innermost last.
+    Each thread has a list of its own, since threads may share the object.
     """
 
     def __init__(self) -> None:
-        """Start without entered blocks. Each thread that uses the set calls this once."""
+        """Start without entered blocks. This runs once in each thread that uses the :class:`Rewrites` object."""
         self.blocks: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
 
 
@@ -54,8 +54,10 @@ class Rewrites:
     """
 
     def __init__(self, *rewrites: Rewrite) -> None:
-        """Collect the rewrites without duplicates, and prove those of users. Raise ``SL802`` for objects that are no
-        rewrites. Raise ``SL801`` for a rewrite that changes results.
+        """Collect the rewrites without duplicates, and prove those that do not wait for their first match. Raise
+        ``SL802`` for an object that is no rewrite. Raise ``SL801`` for a rewrite that changes results.
+
+        Rewrites are duplicates if they have one name, one class and one digest.
         """
         if strange := [r for r in rewrites if not isinstance(r, Rewrite)]:
             fix = "write sl.rewrites(*several) for a list, or sl.rewrite(pattern, replacement) for functions"
@@ -80,27 +82,29 @@ class Rewrites:
 
     @property
     def levels(self) -> set[Level]:
-        """The levels of compilation (before, during or after autograd) at which one of the rewrites runs."""
+        """The stages of compilation at which one of the rewrites runs, such as ``"pre-grad"``."""
         return {r.level for r in self.rewrites}
 
     @property
     def matches(self) -> list[Match]:
-        """The records of the replacements that these rewrites have made in the graphs compiled so far."""
+        """The replacements that these rewrites have made in the graphs compiled so far, in the order in which they were
+        made.
+        """
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The near misses in the graphs compiled so far. A near miss is a part of a graph that a rewrite would have
-        replaced but for a single obstacle.
+        """The near misses in the graphs compiled so far, in the order in which they were found. A near miss is a part
+        of a graph that a rewrite would have replaced if there were not a single obstacle.
         """
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def __iter__(self) -> Iterator[Rewrite]:
-        """Return an iterator over the rewrites of this set, in the order in which they are applied."""
+        """Return an iterator over the rewrites, in the order in which they are applied."""
         return iter(self.rewrites)
 
     def __enter__(self) -> Self:
-        """Apply the rewrites to compilations inside the ``with`` block in this thread, and return this set."""
+        """Apply the rewrites to compilations inside the ``with`` block in this thread, and return this object."""
         from shiplap.torch_private import inductor_passes
 
         token, stack = _active_scopes.set((*_active_scopes.get(), self)), ExitStack()
@@ -116,10 +120,11 @@ class Rewrites:
         _active_scopes.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites.
+        """Return ``options`` with compiler passes that apply these rewrites, as a new dict for ``torch.compile(fn,
+        options=...)``.
 
-        They run after the compiler passes that the user configured in ``options`` or in Inductor. Inside ``with``
-        blocks of other sets, the rewrites of the blocks come first.
+        The rewrites run after the compiler passes that the user configured in ``options`` or in Inductor. Inside the
+        ``with`` blocks of other :class:`Rewrites` objects, the rewrites of the blocks come first.
         """
         from shiplap.torch_private import inductor_passes
 
@@ -132,8 +137,8 @@ class Rewrites:
         return made
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites of ``level`` to ``graph``, in place. Append their matches and near misses to
-        ``outcomes``.
+        """Apply the rewrites of the stage ``level`` to ``graph``, in place. Append their matches and near misses to
+        ``outcomes``, and add 1 to ``graphs``.
         """
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
@@ -144,8 +149,8 @@ class Rewrites:
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
-        """Return a digest of everything on which the effect of :meth:`run` at ``level`` of compilation depends. It
-        becomes a part of the compiler's cache key.
+        """Return a digest of everything on which the effect of :meth:`run` at the stage ``level`` depends, as 16
+        hexadecimal digits. It becomes a part of the compiler's cache key.
         """
         # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
@@ -153,8 +158,8 @@ class Rewrites:
 
 
 def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
-    """Apply ``rewrite`` to ``graph`` and return its matches and near misses. A rewrite that was not proven in this
-    process is proven before it changes the graph.
+    """Apply ``rewrite`` to ``graph`` in place and return its matches and near misses. A rewrite that was not proven in
+    this process is proven before it changes the graph. Raise ``SL801`` if the proof fails.
     """
     if not rewrite.prove_on_first_match:
         return list(require_proof(rewrite).apply(graph))
@@ -166,8 +171,10 @@ def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
 
 
 class _ProofOnFirstCall:
-    """A function that proves a rewrite at its first call and does nothing at later calls. The proof itself applies the
-    rewrite and thereby calls this function again, which then does nothing.
+    """A function that proves the field ``rewrite`` at its first call and does nothing at later calls. ``asked`` states
+    whether it was called.
+
+    The proof applies the rewrite and thereby calls this function again, which then does nothing.
     """
 
     def __init__(self, rewrite: Rewrite) -> None:
@@ -182,8 +189,8 @@ class _ProofOnFirstCall:
 
 
 def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
-    """Return a unique name for each rewrite in reports. If several rewrites have one name, ``_2`` and so on are
-    appended to it.
+    """Return a dict from each rewrite to a name for reports. If several rewrites have one name, the names of all but
+    the first get the suffix ``_2``, ``_3`` and so on.
     """
     labels: dict[Rewrite, str] = {}
     taken = {r.name for r in rewrites}
@@ -198,8 +205,8 @@ def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 
 @cache
 def _engine_digest() -> str:
-    """Return a digest of the code that finds patterns in graphs and replaces them. It is a part of cache keys, since
-    another version of this code may change a graph differently.
+    """Return a hexadecimal digest of the source code that finds patterns in graphs and replaces them. It is a part of
+    cache keys, since another version of this code may change a graph differently.
     """
     package = Path(__file__).parent
     names = ("graph_nodes", "inductor_passes", "symbolic_sizes")
@@ -209,23 +216,26 @@ def _engine_digest() -> str:
 
 
 def rewrites(*rewrites: Rewrite) -> Rewrites:
-    """Return a set of ``rewrites`` that can be switched on with ``with`` or with ``options()``.
+    """Return a ``Rewrites`` object of ``rewrites``. They are switched on with a ``with`` block, or with
+    ``torch.compile`` and the object's ``options()``.
 
-    Each is proven once in a process. A rewrite that ships with Shiplap is proven when a graph first has a call that it
-    may replace, before that graph is changed.
+    Each rewrite is proven once in a process. A rewrite that ships with Shiplap is proven when a graph first has a call
+    that it may replace, before that graph is changed. Raise ``SL801`` if a proof fails.
     """
     return Rewrites(*rewrites)
 
 
 def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> InductorPass:
-    """Return a compiler pass for one level of compilation. It runs the user's own pass ``before``, then all sets of
-    rewrites that ``scopes()`` returns at that moment.
+    """Return a compiler pass for the stage ``level``. It runs the user's own pass ``before``, which may be None. It
+    then applies all sets of rewrites that ``scopes()`` returns when the pass runs.
     """
 
     from shiplap.torch_private import inductor_passes
 
     def run(graph: Graph) -> None:
-        """Sort ``graph``, remove calls that are not used, and apply all sets of rewrites that ``scopes()`` returns."""
+        """Sort ``graph``, remove calls that are not used, and apply all sets of rewrites that ``scopes()`` returns. If
+        there are none, leave the graph unchanged.
+        """
         active = scopes()
         if not active:
             return
@@ -240,7 +250,7 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
 
 
 def _pass_of_active_scopes(level: Any, before: Any) -> InductorPass:
-    """Return a compiler pass that runs the user's own pass ``before``, then all sets of rewrites whose ``with`` blocks
-    are active.
+    """Return a compiler pass for the stage ``level``. It runs the user's own pass ``before``, which may be None. It
+    then applies all sets of rewrites whose ``with`` blocks are active when the pass runs.
     """
     return _make_pass(level, _active_scopes.get, before)

@@ -22,13 +22,16 @@ from shiplap.torch_private.symbolic_sizes import sizes_equal
 
 
 class PatternSignature:
-    """The arguments of a pattern by name. If the pattern has no annotations, only the names are known, and its author
+    """The parameters of a pattern, with the types that their annotations state.
+
+    ``name`` is the name of the rewrite, and ``parameters`` are the names of the parameters. ``args`` holds the
+    annotated arguments. It is empty if a parameter has no annotation or only ``Tensor``. The author of the pattern then
     has to give samples.
     """
 
     def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
-        """Read the parameters of the pattern ``fn`` and, if all are annotated with more than a plain ``Tensor``, their
-        types. Raise the errors of wrong annotations.
+        """Read the parameters of the pattern ``fn``. If all are annotated with more than a bare ``Tensor``, read their
+        types. Raise an error of the catalogue for a wrong annotation. ``requires`` is ignored.
         """
         self.name, self.parameters = name, tuple(inspect.signature(fn).parameters)
         # A plain Tensor says neither which dtypes nor which sizes are meant, so that samples have to.
@@ -38,12 +41,15 @@ class PatternSignature:
 
     @property
     def dims(self) -> frozenset[str]:
-        """The names of the dims in the shape annotations of the arguments, such as ``rows``."""
+        """The names of the dims in the annotations of the arguments, such as ``rows``. Dims of a fixed size and
+        variadic dims are left out.
+        """
         return frozenset(d.text for a in self.args if a.tensor for d in a.tensor.dims if d.kind == "name")
 
     def dim_at(self, name: str, position: int) -> str:
         """Return the name of the dim at ``position`` of the argument ``name``. For ``("x", -1)``, it is the name of the
-        last dim of ``x``. Return an empty string if the dim has no name.
+        last dim of ``x``. Return an empty string if there is no such dim, if it has no name, or if a variadic dim makes
+        its position unknown.
         """
         arg = next((a for a in self.args if a.name == name and a.tensor), None)
         dims = arg.tensor.dims if arg and arg.tensor else ()
@@ -64,7 +70,7 @@ class PatternSignature:
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:
         """Return a declaration, like that of an op, with the pattern's arguments and the preconditions ``requires``.
-        The sampler draws arguments from it. It has no outputs.
+        Samples of arguments are drawn from it. It has no outputs.
         """
         return OpSpec(
             f"rewrite::{self.name}",
@@ -77,11 +83,12 @@ class PatternSignature:
     def bind(
         self, bound: Mapping[str, Any], *, may_guard: bool = False
     ) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
-        """Return the values of arguments and dims by name, and an obstacle with its reason. The obstacle is None if the
-        values fit the pattern's annotations.
+        """Compare the values that a match binds to arguments with the pattern's annotations. Return a dict of the
+        values of arguments and dims by name, and an obstacle.
 
-        ``bound`` holds the values that a match binds to the arguments. If ``may_guard`` is true, the equality of two
-        symbolic sizes may become a guard of the compiled code.
+        The obstacle is a pair of its kind and the reason, or None if all values fit. ``bound`` maps the names of
+        arguments to values or nodes. If ``may_guard`` is true, the equality of two symbolic sizes may become a guard of
+        the compiled code.
         """
         env = {k: fake_value(v) if isinstance(v, Node) else v for k, v in bound.items()}
         seen: dict[str, tuple[Any, str]] = {}
@@ -103,9 +110,9 @@ class PatternSignature:
 def _why_dtype_unfit(
     arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the dtype of its
-    value ``held``. Return None if it does. ``seen`` holds the dtype of each group of arguments that must have the same
-    dtype.
+    """Return the kind of obstacle and the reason if the annotation of ``arg`` does not admit the dtype of its value
+    ``held``. Return None if it does. ``seen`` holds the dtype of each class of arguments that must share a dtype, and
+    is extended. ``node`` is described in the reason.
     """
     assert arg.tensor is not None
     name = str(held.dtype).removeprefix("torch.")
@@ -121,11 +128,11 @@ def _why_dtype_unfit(
 def _why_shape_unfit(
     arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
-    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the shape of its
-    value ``held``. Return None if it does.
+    """Return the kind of obstacle and the reason if the annotation ``kind`` of the argument ``arg`` does not admit the
+    shape of its value ``held``. Return None if it does.
 
-    The sizes of the named dims are added to ``seen``. If ``may_guard`` is true, the equality of two symbolic sizes may
-    become a guard of the compiled code. ``node`` is described in the reason.
+    ``seen`` holds the sizes of named dims, and is extended. If ``may_guard`` is true, the equality of two symbolic
+    sizes may become a guard of the compiled code. ``node`` is described in the reason.
     """
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):

@@ -29,7 +29,7 @@ from shiplap.tuning.measure import RacePlan, clock_for, race_runs
 
 @dataclass(frozen=True)
 class GraphCall:
-    """A node of a graph as it is printed.
+    """One node of a graph, as strings that do not refer to the graph.
 
     Attributes:
         name: the name of the node.
@@ -46,16 +46,16 @@ class GraphCall:
     where: str = ""
 
     def __str__(self) -> str:
-        """Return the call as one line, such as ``linear: float32[8, 64] = linear(x, w)``."""
+        """Return the node as one line, such as ``linear: float32[8, 64] = linear(x, w)``."""
         result = f"{self.name}: {self.shape}" if self.shape else self.name
         return f"{result} = {self.operator}({', '.join(self.reads)})"
 
 
 @dataclass(frozen=True)
 class GraphView:
-    """The nodes of one graph before and after the rewrites of one level of compilation.
+    """The nodes of one graph before and after the rewrites of one stage of compilation.
 
-    ``number`` is the number of the graph, and ``level`` is the level. ``before`` and ``after`` hold the nodes in graph
+    ``number`` is the number of the graph, and ``level`` is the stage. ``before`` and ``after`` hold the nodes in graph
     order.
     """
 
@@ -73,7 +73,8 @@ class GraphView:
 
 @dataclass(frozen=True)
 class SurveyStep:
-    """The effect that one rewrite adds to the rewrites before it.
+    """The number of kernels and the time of a call without and with one rewrite. The rewrites before it are applied in
+    both cases.
 
     Attributes:
         rewrite: the name of the rewrite.
@@ -93,12 +94,12 @@ class SurveyStep:
 
 @dataclass(frozen=True)
 class SurveyMeasurement:
-    """The measurements of a compiled function without rewrites and with them.
+    """The number of kernels, the times and the results of a compiled function, without and with rewrites.
 
     Attributes:
         kernels: the number of kernels without the rewrites and with them.
         seconds: the median time of a call without the rewrites and with them.
-        error: the largest difference of results between both, relative to the largest result.
+        error: the largest difference between results without and with the rewrites, relative to the largest result.
         eager_error: the same difference between compiled code without rewrites and eager code, for comparison.
         steps: the measurements of each rewrite that matched, in the order in which they are applied. The kernels and
             seconds with one rewrite are those without the next.
@@ -117,15 +118,17 @@ class SurveyMeasurement:
 
     @property
     def text(self) -> str:
-        """The measurements in one line, with kernels and times without and with the rewrites, and the difference of
-        results.
+        """The measurements as one line of text, with kernels and times without and with the rewrites, and the
+        difference of results.
         """
         errors = f"results differ by {self.error:.1e}, compiled code from eager by {self.eager_error:.1e}"
         return f"{_change(self.kernels, self.seconds)} ({self.speedup:.2f}x); {errors}"
 
 
 def _change(kernels: tuple[int, int], seconds: tuple[float, float]) -> str:
-    """Return kernels and times, each without and with the rewrites, as text."""
+    """Return the numbers of kernels and the times in seconds, each without and with the rewrites, as one line of text.
+    Times are printed in milliseconds.
+    """
     without, with_it = (f"{s * 1e3:.3g}" for s in seconds)
     return f"{kernels[0]} -> {kernels[1]} kernels, {without} -> {with_it} ms a call"
 
@@ -134,9 +137,10 @@ def _change(kernels: tuple[int, int], seconds: tuple[float, float]) -> str:
 class RewriteSurvey:
     """The effect of rewrites on a function.
 
-    ``target`` is the name of the function in reports, and ``rewrites`` are the names of the rewrites with their levels
-    of compilation. ``outcomes`` are the matches and near misses. ``views`` are the graphs that contain one. ``graphs``
-    is the number of all graphs. ``measured`` holds the kernels and times, or None if nothing was measured.
+    ``target`` is the name of the function in reports. ``rewrites`` holds a pair of the name and the stage of
+    compilation for each rewrite. ``outcomes`` are the matches and near misses. ``views`` are the graphs in which there
+    is an outcome, before and after. ``graphs`` is the number of all compiled graphs. ``measured`` holds the kernels and
+    times, or None if nothing was measured.
     """
 
     target: str
@@ -148,38 +152,43 @@ class RewriteSurvey:
 
     @property
     def matches(self) -> list[Match]:
-        """The records of the replacements that the rewrites have made, over all graphs."""
+        """The replacements that the rewrites have made in all graphs."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The near misses in all graphs. A near miss is a part of a graph that a rewrite would have replaced but for a
-        single obstacle.
+        """The near misses in all graphs. A near miss is a part of a graph that a rewrite would have replaced if there
+        were not a single obstacle.
         """
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> SurveyStep | None:
-        """Return the measurement of the rewrite with this name, or None if it did not match or nothing was measured."""
+        """Return the measurement of the rewrite with this name. Return None if it did not match, or if nothing was
+        measured.
+        """
         return next((s for s in (self.measured.steps if self.measured else ()) if s.rewrite == rewrite), None)
 
     @property
     def summary(self) -> str:
-        """The counts in one line, such as ``12 matches, 2 near misses in 1 graph``."""
+        """The counts of the outcomes and graphs in one line, such as ``12 matches, 2 near misses in 1 graph``."""
         counts = ((len(self.matches), "match", "es"), (len(self.near_misses), "near miss", "es"))
         text = ", ".join(f"{n} {what}{'' if n == 1 else more}" for n, what, more in counts)
         return f"{text} in {self.graphs} graph{'' if self.graphs == 1 else 's'}"
 
     @property
     def headline(self) -> str:
-        """The summary, followed by the nodes and bytes that all matches saved."""
+        """The value of :attr:`summary`, followed by the nodes and bytes that all matches save together. If there are no
+        matches, it is :attr:`summary` alone.
+        """
         saved = sum((m.saving for m in self.matches), Saving())
         return f"{self.summary}; {saved}" if self.matches else self.summary
 
     def lines(self, graphs: bool = False) -> Iterator[Line]:
-        """Yield the lines of the printed survey, with each rewrite, its matches and near misses, and then the savings.
+        """Yield the lines of the printed survey. They are each rewrite with its matches and near misses, and then the
+        total.
 
-        If ``graphs`` is true, the difference of each graph before and after the rewrites is included. Otherwise it is
-        left out.
+        If ``graphs`` is true, a unified diff of each graph before and after the rewrites stands before the total.
+        Otherwise it is left out.
         """
         for name, level in self.rewrites:
             matches = [m for m in self.matches if m.rewrite == name]
@@ -198,8 +207,8 @@ class RewriteSurvey:
             yield line(self.measured.text)
 
     def as_json(self, facts: Mapping[str, str]) -> dict[str, Any]:
-        """Return the survey as one JSON-ready dict with ``facts``, matches, near misses, measurements, and each graph
-        as a difference.
+        """Return a dict of JSON values. It holds ``facts``, the matches, the near misses, the measurements, and a
+        unified diff of each graph before and after the rewrites.
         """
         measured = asdict(self.measured) | {"speedup": self.measured.speedup} if self.measured else None
         value = {
@@ -216,8 +225,8 @@ class RewriteSurvey:
         return plain_json(value)
 
     def pictures(self) -> Iterator[tuple[Match, int, str, str]]:
-        """Yield a tuple for each group of matches that look the same. It holds the first match, the number of matches,
-        and the SVGs of the graph around the first match before and after.
+        """Yield a tuple for each group of matches with one rewrite and equal operators. It holds the first match, the
+        number of matches, and two SVG texts that show the graph around the first match before and after.
         """
         kinds: dict[tuple[Any, ...], list[Match]] = {}
         for match in self.matches:
@@ -230,8 +239,8 @@ class RewriteSurvey:
 
 
 def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
-    """Yield a printed line for each different text, with the number of its occurrences if there are several. A model
-    repeats its layers, so most texts occur several times.
+    """Yield a printed line for each different string of ``texts``, in sorted order, with the number of its occurrences
+    if there are several. A model repeats its layers, so most strings occur several times.
     """
     for text, same in groupby(sorted(texts)):
         number = len(list(same))
@@ -239,8 +248,8 @@ def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
 
 
 def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -> str:
-    """Return an SVG picture of the nodes called ``names``, of which at most ``most`` are drawn. The nodes that they
-    read or that read them are drawn, too. ``calls`` are all nodes of the graph.
+    """Return an SVG picture of the nodes called ``names``, as text. Only the first ``most`` of them are drawn. The
+    nodes that they read or that read them are drawn, too. ``calls`` are all nodes of the graph.
     """
     # A picture of more nodes cannot be read.
     inside = set(names[:most])
@@ -251,7 +260,9 @@ def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -
 
 
 class _RecordingRewrites(Rewrites):
-    """A set of rewrites that stores each graph as it is before and after the rewrites have run."""
+    """A ``Rewrites`` object that stores the graphs in which a rewrite has an outcome, before and after the rewrites.
+    They are in ``views``. ``compiled`` is the number of compiled graphs.
+    """
 
     def __init__(self, *rewrites: Rewrite) -> None:
         """Collect and prove the rewrites, and start without graphs."""
@@ -261,14 +272,12 @@ class _RecordingRewrites(Rewrites):
 
     @property
     def levels(self) -> set[Level]:
-        """All levels of compilation, including those without a rewrite, because the graphs are counted at the last
-        level.
-        """
+        """All stages of compilation, including those without a rewrite. The graphs are counted at the last stage."""
         return set(LEVELS)  # graphs are counted where they end
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites of ``level`` to ``graph``. Store the graph before and after if one matched or nearly
-        matched.
+        """Apply the rewrites of the stage ``level`` to ``graph``, in place. Store the graph before and after if there
+        was a match or a near miss.
         """
         seen = len(self.outcomes)
         number, before = self.graphs, list_calls(graph)
@@ -279,7 +288,7 @@ class _RecordingRewrites(Rewrites):
 
 
 def list_calls(graph: Graph) -> tuple[GraphCall, ...]:
-    """Return the nodes of a graph, except its output, as records that do not refer to the graph."""
+    """Return the nodes of a graph in order, except its output, as records of strings."""
     return tuple(
         GraphCall(
             n.name,
@@ -350,11 +359,13 @@ def survey_rewrites(
 
 
 def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return ``fn`` as a function of the values of ``given`` by position, and these values."""
+    """Return a pair of a function and the values of ``given`` as a tuple. The function takes these values by position,
+    in this order, and passes them to ``fn`` by the names in ``given``.
+    """
     names = tuple(given)
 
     def called(*values: Any) -> Any:
-        """Return the result of ``fn`` for ``values``, which are passed by name in the order of the names."""
+        """Return the result of ``fn`` for ``values``, which are passed by the names in ``given``, in that order."""
         return fn(**dict(zip(names, values, strict=True)))
 
     called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
@@ -362,8 +373,8 @@ def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Call
 
 
 class _CompiledVariant:
-    """A function compiled with one set of options and called once. ``kernels`` is the number of kernels of its code,
-    and ``results`` are its results.
+    """A function compiled with some options and called once. ``kernels`` is the number of kernels of its code, and
+    ``results`` are the tensors that the call returned. Calling the object runs the function again.
     """
 
     def __init__(
@@ -379,16 +390,19 @@ class _CompiledVariant:
         self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.groups_with_kernel_names())
 
     def __call__(self) -> list[Tensor]:
-        """Return the results of one call. In training, a backward pass follows."""
+        """Return the tensors that one call of the compiled function returns. In training, a backward pass runs after
+        the call.
+        """
         return _run_with_backward(self.compiled, self.args, self.train)
 
 
 def _measure_variants(
     fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _CompiledVariant, say: Callable[[str], None]
 ) -> SurveyMeasurement:
-    """Return the measurements of ``fn`` compiled without rewrites, then with one more at a time of the rewrites of
-    ``scope`` that matched. ``changed`` is the variant with all of them. ``say`` is called with a text before each
-    compilation.
+    """Measure ``fn`` compiled without rewrites, then with the rewrites of ``scope`` that matched, adding one at a time.
+    Return the kernels, times and differences of results.
+
+    ``changed`` is ``fn`` compiled with all rewrites. ``say`` is called with a text before each compilation.
     """
     rewrites = {m.rewrite for m in scope.matches}
     # In the order in which the compiler applies them, so that each step adds to the code of the one before.
@@ -415,8 +429,8 @@ def _measure_variants(
 
 
 def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
-    """Return the median seconds of a call of each variant. A variant is the same function compiled with different
-    rewrites. The variants run in turns.
+    """Return the median seconds of a call of each variant, in the order of ``variants``. A variant is the same function
+    compiled with different rewrites. The calls of the variants alternate.
     """
     device = next((t.device for t in tensors_among(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
@@ -427,8 +441,8 @@ def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
 
 
 def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``fn`` wrapped in a function with a code object of its own. torch keeps compiled code by code object, so
-    each wrapper is compiled anew.
+    """Return a function that calls ``fn`` and has a code object of its own. torch keeps compiled code by code object,
+    so each such function is compiled anew.
     """
 
     def run(*args: Any) -> Any:
@@ -441,10 +455,10 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
-    """Return all tensors of the result of ``fn(*args)``, detached.
+    """Return the tensors in the result of ``fn(*args)`` as a list, detached.
 
-    If ``train`` is true, run a backward pass from the results that have a gradient. If it is false, ``fn`` runs without
-    recording gradients.
+    If ``train`` is true, run a backward pass from the tensors that have a gradient. If it is false, ``fn`` runs with
+    gradients off.
     """
     with torch.set_grad_enabled(train):
         results = [t for t in leaves(_mapping_as_dict(fn(*args))) if isinstance(t, Tensor)]
@@ -456,15 +470,16 @@ def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool)
 
 
 def _mapping_as_dict(result: Any) -> Any:
-    """Return a mapping as a dict, and any other value unchanged. The outputs of models are often mappings of their own
-    classes.
+    """Return ``result`` as a dict if it has a method ``keys``, and otherwise unchanged. The outputs of models are often
+    mappings of their own classes.
     """
     return dict(result) if hasattr(result, "keys") else result
 
 
 def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference between ``got`` and ``expected``, relative to the largest finite expected value. It
-    is infinite if only one of two values is finite.
+    """Return the largest difference between floating-point tensors in ``got`` and ``expected``, relative to the largest
+    finite value of the expected tensor. It is infinite if one value is NaN or infinite and the other is not equal to
+    it.
     """
     worst = 0.0
     for result, wanted in zip(got, expected, strict=False):

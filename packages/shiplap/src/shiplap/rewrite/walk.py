@@ -12,8 +12,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield ``starts`` and all values that are reached from them by repeated calls of ``step``, depth first and without
-    duplicates. ``step`` returns the neighbours of a value.
+    """Yield ``starts`` and all values that are reached from them by repeated calls of ``step``, without duplicates.
+    ``step`` returns the neighbours of a value. The last neighbour found is followed first.
     """
     stack = list(dict.fromkeys(starts))
     seen = set(stack)
@@ -28,18 +28,18 @@ def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator
 
 
 def inputs_of(node: Node) -> list[Node]:
-    """Return the nodes that ``node`` reads. This is the step of a walk up the graph."""
+    """Return the nodes that ``node`` reads, as the ``step`` of :func:`walk_from` up the graph."""
     return node.all_input_nodes
 
 
 def users_of(node: Node) -> Iterable[Node]:
-    """Return the nodes that read ``node``. This is the step of a walk down the graph."""
+    """Return the nodes that read ``node``, as the ``step`` of :func:`walk_from` down the graph."""
     return node.users
 
 
 def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
-    """Return the nodes of ``nodes`` that no node outside of ``nodes`` and ``out`` reads. ``out`` is returned in any
-    case if it is among them.
+    """Return those of ``nodes`` that only nodes in the result or ``out`` read, in order. If ``out`` is in ``nodes``, it
+    is in the result in any case.
 
     For example, a cast whose result a residual connection also reads is left out.
     """
@@ -53,7 +53,7 @@ def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
 
 
 def run_call(node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """Return the result of the call of ``node``. ``value_of`` returns the values of the nodes that it reads."""
+    """Return the result of the call of ``node``. ``value_of`` returns the value of each node that the call reads."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -62,5 +62,5 @@ def run_call(node: Node, value_of: Callable[[Node], Any]) -> Any:
 
 
 def as_list(results: Any) -> list[Any]:
-    """Return the results of a function as a list. A single result becomes the only element."""
+    """Return ``results`` as a new list. A value that is no list or tuple becomes the only element."""
     return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -21,8 +21,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Distrusted(OSError):
-    """A path that another user could have written. ``filename`` is the unsafe part of the path and ``strerror`` is the
-    reason.
+    """The error for a path that another user could have written. ``filename`` is the unsafe part of the path and
+    ``strerror`` is the reason.
     """
 
 
@@ -33,9 +33,10 @@ class OwnershipRule:
     Attributes:
         owned: whether the owner has to be this user or root. Otherwise the owner may be any user, except in a folder
             that is sticky and open to all.
-        group: whether the group may write, too. All others never may.
+        group: whether the group may write, too.
         private: whether the last component has to belong to this user. Root is not accepted.
-        everybody: whether all others may write, too. Symbolic links in the path are checked nevertheless.
+        everybody: whether users who are neither the owner nor in the group may write, too. Symbolic links in the path
+            are checked nevertheless.
     """
 
     owned: bool = True
@@ -85,8 +86,8 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CO
 
 
 def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> None:
-    """Raise ``Distrusted`` if a folder in which this program will work, or a folder inside it, holds a link, a FIFO or
-    a device.
+    """Raise ``Distrusted`` if the folder ``path``, in which this program will work, or a folder inside it holds a
+    link, a FIFO or a device.
 
     Another user could have put one there before ``rule`` excluded that user. Work in the folder would then write to the
     target of the link, or wait for ever. Only users who may write the folder can add one later.
@@ -218,8 +219,8 @@ def _open_and_close(here: int, name: str, flags: int) -> int:
 
 
 def _name_exists(here: int, name: str) -> bool:
-    """Return whether the open folder ``here`` has an entry called ``name``. A link counts even if its target is
-    missing.
+    """Return whether the open folder ``here`` has a file, folder or link called ``name``. A link counts even if its
+    target is missing.
     """
     try:
         os.stat(name, dir_fd=here, follow_symlinks=False)
@@ -245,8 +246,8 @@ def _check_ownership(
     """Return the status ``about`` of the object at the path ``at`` if ``rule`` accepts its owner and its mode.
 
     Raise ``Distrusted`` otherwise. ``above`` is the status of the folder that holds the object, None for the root.
-    ``last`` says that the object is the last component of the checked path. With ``regular``, only a regular file is
-    accepted.
+    ``last`` states whether the object is the last component of the checked path. If ``regular`` is true, only a
+    regular file is accepted. Otherwise any kind of object is.
     """
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
     # Reading a FIFO or a device could wait for ever.

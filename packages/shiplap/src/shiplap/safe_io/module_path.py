@@ -12,8 +12,8 @@ OWNED_FOLDER = OwnershipRule(group=True)
 
 
 def append_module_folder(folder: str | os.PathLike[str], rule: OwnershipRule = NAMED) -> str:
-    """Append ``folder`` to the search path of modules, unless it is there. Return the reason if ``rule`` refuses the
-    folder, otherwise an empty text.
+    """Append ``folder`` to the search path of modules, unless it is there. If ``rule`` refuses the folder, it is not
+    appended, and the reason is returned. Otherwise return an empty string.
 
     The folder comes last, so that no file of it hides a module of Python or of an installed package.
     """

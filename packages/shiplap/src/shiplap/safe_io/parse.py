@@ -21,9 +21,8 @@ Data: TypeAlias = bool | int | float | str | list["Data"] | dict[str, "Data"] | 
 
 @dataclass(frozen=True)
 class ParseLimits:
-    """Limits of a document: ``size`` in bytes, ``depth`` of nesting, and ``nodes``, with every YAML alias written out.
-
-    Values and names both count as nodes.
+    """Limits of a document. ``size`` is in bytes, and ``depth`` is that of nesting. ``nodes`` is the number of values
+    and names, counted after each YAML alias is replaced by what it stands for.
     """
 
     size: int = 1 << 24
@@ -40,7 +39,7 @@ _DIGITS = 20  # of an integer of 64 bits, with its sign
 
 
 def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
-    """Return the value of the JSON text ``content`` as plain data.
+    """Return the value of the JSON text ``content``, made of dicts, lists, strings, numbers, bools and None.
 
     Raise ``ValueError`` if ``content`` is not JSON or exceeds ``limits``. Integers beyond 64 bits, numbers that are not
     finite and repeated names are refused, too.
@@ -66,8 +65,8 @@ def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
 
 
 def _check_brackets(content: bytes, depth: int) -> None:
-    """Raise ``ValueError`` if JSON is nested deeper than ``depth``. The check precedes the parser because the parser is
-    recursive.
+    """Raise ``ValueError`` if the JSON text ``content`` is nested deeper than ``depth``. The check precedes the parser
+    because the parser is recursive.
     """
     level = 0
     # Brackets inside of texts do not nest.
@@ -109,8 +108,8 @@ def _unique_names(pairs: list[tuple[str, Data]]) -> Data:
 
 
 def _check_texts(data: Data) -> None:
-    """Raise ``ValueError`` if a text in ``data`` holds a NUL or half of a surrogate pair. File names, C strings and
-    UTF-8 exclude these.
+    """Raise ``ValueError`` if a string in ``data``, also as a name, holds a null character or half of a surrogate pair.
+    File names, C strings and UTF-8 exclude these.
     """
     waiting = [data]
     while waiting:
@@ -150,7 +149,8 @@ def compose_yaml(content: bytes, limits: ParseLimits = YAML) -> yaml.Node | None
 
 
 def build_yaml(root: yaml.Node | None) -> Data:
-    """Return the value of the composed YAML node ``root`` as plain data. None stands for an empty document.
+    """Return the value of the composed YAML node ``root``, made of dicts, lists and scalars. Return None for an empty
+    document.
 
     Merge keys (``<<``) are resolved in the nodes themselves. Raise ``ValueError`` or ``yaml.MarkedYAMLError`` if a
     value cannot be read.
@@ -217,8 +217,8 @@ def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, i
 
 
 def _check_numbers(data: Data) -> None:
-    """Raise ``ValueError`` if ``data`` holds an integer of more than 64 bits or a text with a NUL. A dict or list that
-    several aliases share is checked once.
+    """Raise ``ValueError`` if ``data`` holds an integer of more than 64 bits or a string with a null character. A dict
+    or list that several aliases share is checked once.
     """
     waiting, seen = [data], set[int]()
     while waiting:

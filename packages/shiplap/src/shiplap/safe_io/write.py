@@ -17,7 +17,9 @@ _numbers = count()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` as UTF-8 to ``path``. Raise the errors of ``open_for_writing``."""
+    """Write ``text`` as UTF-8 to ``path``. An existing file is emptied first. Raise the errors of
+    ``open_for_writing``.
+    """
     write_bytes(path, text.encode())
 
 
@@ -59,9 +61,9 @@ def copy_whole(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[bytes]]:
-    """Return a context that gives a new file for writing. At the end of the context the file replaces ``path`` by a
-    rename. After an error the new file is removed. If ``lasting`` is true, the file and the rename are written to disk,
-    so that they survive a loss of power. Otherwise this is left to the system.
+    """Enter a context that gives a new file of the mode ``mode`` for writing. At the end of the context, the file
+    replaces ``path`` by a rename. After an error, the new file is removed. If ``lasting`` is true, the file and the
+    rename are synced to disk, so that they survive a loss of power. Otherwise they are not synced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.
@@ -83,8 +85,8 @@ def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[byte
 
 
 def _sync_directory(directory: Path) -> None:
-    """Write the entries of a folder to disk, so that a rename in it survives a loss of power. Do nothing on a network
-    file system that does not support this.
+    """Sync a folder to disk, so that a rename in it survives a loss of power. Do nothing on a network file system that
+    does not support this.
     """
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)

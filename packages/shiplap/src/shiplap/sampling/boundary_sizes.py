@@ -25,7 +25,7 @@ LARGEST_COMMON_SIZE = 33  # smaller sizes are covered by other samples
 
 
 def sizes_near_constants(mined: CodeConstants) -> list[int]:
-    """Return sizes of one dim to try, in ascending order. There are at most some hundred.
+    """Return at most some hundred sizes of one dim to try, in ascending order.
 
     They are usual sizes, and sizes around the constants ``mined`` from the code of an op and around multiples of these.
     Powers of two and their neighbours are included, because native code may branch on any of them and its constants
@@ -76,8 +76,9 @@ def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
 
 
 def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
-    """Return unusual values to try for a scalar argument. If the argument declares choices, all of them are returned.
-    Otherwise the values are zero, negative, large, or near the literals ``mined`` from the code.
+    """Return unusual values to try for the scalar argument ``arg``. If the argument declares choices, all of them are
+    returned. Otherwise the values are zero, negative, large, or near the literals ``mined`` from the code. The list is
+    empty for a dtype or a device.
     """
     if arg.choices:
         return list(arg.choices)
@@ -123,8 +124,8 @@ def _odd_list_values(kind: str, arg: Arg, ints: Sequence[int], mined: CodeConsta
 
 
 def _unique_by_repr(values: Sequence[Any]) -> list[Any]:
-    """Return ``values`` without repetitions, in order. Two values are equal if their ``repr`` is, so ``1`` and ``True``
-    are different.
+    """Return ``values`` without repetitions, in order. Two values are equal if their ``repr`` is equal, so ``1`` and
+    ``True`` are different.
     """
     seen: dict[str, Any] = {repr(v): v for v in values}
     return list(seen.values())

@@ -20,8 +20,8 @@ def build_arguments(
     """Return the arguments of one sample in schema order, made by the op's own builder (``@op.samples``).
 
     The builder gets the sizes and scalars in ``env`` and the kind of values that ``recipe`` describes. Defaults replace
-    the arguments that it leaves out. A scalar beyond 32 bits is set after the builder has run with a usual value in its
-    place, since a builder may count up to it.
+    the arguments that it leaves out. For a scalar beyond 32 bits, the builder gets a usual value, since it may count up
+    to the scalar. The large value is put into the returned arguments.
     """
     assert op.sampler is not None
     huge = {

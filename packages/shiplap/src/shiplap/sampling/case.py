@@ -36,15 +36,15 @@ def plain_copies(args: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def arguments_by_name(op: Op, args: Iterable[Any]) -> dict[str, Any]:
-    """Return a dict from the names of the op's arguments to the values ``args``, in schema order."""
+    """Return a dict from the names of the op's arguments to ``args``, their values in schema order."""
     return {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
 
 
 @dataclass(frozen=True)
 class SampleCase:
-    """One sample of the arguments of an op.
+    """One sample of the arguments of an op, with the recipe and the seed from which it was made.
 
-    ``args`` are never passed to an op. :meth:`fresh` returns copies with the same strides and offsets.
+    The arguments ``args`` are never passed to an op. :meth:`fresh` returns copies with the same strides and offsets.
 
     Attributes:
         env: the value of each dim and scalar by name.
@@ -60,8 +60,8 @@ class SampleCase:
 
     @property
     def label(self) -> str:
-        """The recipe of the sample as text, with its sizes, scalars, dtypes, layouts and kind of values. The text and
-        the seed are enough to make the same sample again.
+        """The recipe of the sample as a string, with its sizes, scalars, dtypes, layouts and kind of values. The string
+        and the seed are enough to make the same sample again.
         """
         return str(self.recipe)
 
@@ -72,8 +72,8 @@ class SampleCase:
 
     @property
     def graph_key(self) -> tuple[object, ...]:
-        """A tuple by which samples are compared. One compiled graph can serve all samples with equal tuples. For each
-        argument, the tuple holds the length of a list, or else whether the argument is None.
+        """A tuple that is equal for samples which one compiled graph can serve. For each argument, the tuple holds the
+        length if it is a list, and otherwise whether it is None.
         """
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
 
@@ -105,8 +105,8 @@ def describe_arguments(op: Op, case: SampleCase) -> str:
 
 
 def _format_argument(name: str, value: Any) -> str:
-    """Return one argument as text. A tensor is shown by ``name``, its dtype and its shape. If it is not contiguous or
-    does not begin its storage, its strides and its offset follow. A list of tensors is shown by ``name`` and its
+    """Return one argument as a string. A tensor is shown by ``name``, its dtype and its shape. If it is not contiguous
+    or does not begin its storage, its strides and its offset follow. A list of tensors is shown by ``name`` and its
     tensors in brackets, and any other value as ``name=value``.
     """
     if isinstance(value, Tensor):

@@ -26,10 +26,10 @@ LARGEST_FILE = 200_000
 
 @dataclass(frozen=True)
 class CodeConstants:
-    """Constants in the code of an op. Each occurs once, in ascending order.
+    """Constants in the code of an op. Each field has distinct values in ascending order.
 
     Attributes:
-        ints: integers in the code of kernels, ``supports``, configs, reference and gradient.
+        ints: absolute values of integers in the code of kernels, ``supports``, configs, reference and gradient.
         floats: floats of the same code.
         strings: short strings of the same code, which may be modes.
     """
@@ -41,8 +41,8 @@ class CodeConstants:
     @property
     def members(self) -> list[int]:
         """The lengths to try for an argument that is a list of tensors. They are a few usual lengths, one large length,
-        and the successors of up to three small integers of the code. The successors are included because such an
-        integer may be the largest number of members that a kernel takes at once.
+        and the successors of up to three small integers of the code. Such an integer may be the largest number of
+        members that a kernel takes at once.
         """
         return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= LONGEST_LIST][:3], MANY_MEMBERS)))
 
@@ -58,8 +58,8 @@ def find_code_constants(op: Op) -> CodeConstants:
 
 
 def find_template_constants(template: Template, config: Mapping[str, Any]) -> CodeConstants:
-    """Return the integers, floats and short strings in the source and the functions of a template. The values of
-    ``config`` are included, since other configs may lack them.
+    """Return the integers, floats and short strings in the source and the functions of ``template``. The values of its
+    parameters in ``config`` are included.
     """
     functions = template.supports, template.grid, template.split_k, template.function, dict(template.tables)
     mined = _collect_constants([dict(config), *functions], [template.source])
@@ -68,8 +68,8 @@ def find_template_constants(template: Template, config: Mapping[str, Any]) -> Co
 
 
 def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConstants:
-    """Return the constants of the code that is reachable from ``roots``, and the integers in the source ``texts``. The
-    integers are absolute values. Long strings are left out.
+    """Return the constants of the code that is reachable from the objects ``roots``, and the integers in the strings
+    ``texts`` of source code. The integers are absolute values. Long strings are left out.
     """
     inputs: list[Any] = constants_used(*roots, most=MAX_OBJECTS)
     for text in texts:
@@ -84,11 +84,11 @@ def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConsta
 
 
 def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
-    """Return the name of the kind of values that lie near certain numbers, for ``draw_values``. The name is empty if
-    there are no such numbers.
+    """Return the name of the kind of values that lie near certain numbers, for ``draw_values``. The name is an empty
+    string if there are no such numbers.
 
     The numbers are the magnitudes of the floats among ``scalars`` and of the numbers ``mined`` from the code. The name
-    is ``AROUND_PREFIX`` followed by them.
+    is ``AROUND_PREFIX`` followed by at most ``MOST`` of them.
     """
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
@@ -96,16 +96,16 @@ def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
 
 
 def integers_in_text(text: str) -> list[int]:
-    """Return the decimal integers in a source text, and the values of expressions that shift 1 to the left (``1 <<
-    10``).
+    """Return the decimal integers in the string ``text`` of source code, and the values of expressions that shift 1 to
+    the left (``1 << 10``).
     """
     plain = [int(v) for v in re.findall(r"(?<![\w.])(\d{1,7})(?![\w.])", text)]
     return plain + [1 << int(v) for v in re.findall(r"\b1[uUlL]*\s*<<\s*(\d{1,2})\b", text) if int(v) < 24]
 
 
 def _code_roots(op: Op) -> Iterator[Any]:
-    """Yield the functions and values of an op that are searched for constants. They belong to its reference, its
-    gradient with the gradient's ops, its kernels with their tuning spaces, and its templates.
+    """Yield the functions and values of an op whose code is searched for constants. They belong to its reference, its
+    gradient with the ops that the gradient uses, its kernels with their tuning spaces, and its templates.
     """
     yield op.reference
     if op.gradient is not None:
@@ -124,8 +124,8 @@ def _code_roots(op: Op) -> Iterator[Any]:
 
 
 def _native_source_texts(op: Op) -> Iterator[str]:
-    """Yield the source texts of the native kernels of an op. They are the files beside the library or the declaration
-    that contain the name of the kernel's function.
+    """Yield the contents of the source files of the op's native kernels. They are the files beside the library or the
+    declaration that contain the name of the kernel's function.
     """
     for kernels in op.kernels.values():
         for kernel in kernels:
@@ -136,7 +136,7 @@ def _native_source_texts(op: Op) -> Iterator[str]:
 
 
 def _sources_naming(folder: Path, symbol: str) -> Iterator[str]:
-    """Yield the text of each native source file in ``folder`` that contains ``symbol``. Only the first 60 files that
+    """Yield the content of each native source file in ``folder`` that contains ``symbol``. Only the first 60 files that
     are not too large are read. Yield nothing if the folder cannot be read.
     """
     try:

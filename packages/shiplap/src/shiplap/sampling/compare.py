@@ -21,7 +21,7 @@ class Difference:
     """The outcome of a comparison of results.
 
     Attributes:
-        problem: the first difference as text, empty if the results agree.
+        problem: a text that describes the first difference. It is empty if the results agree.
         error: the largest error in units of the tolerance.
     """
 
@@ -73,7 +73,7 @@ def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
 
 def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
     """Return a text with the first element at which two lists of results differ in bits, or the first result whose
-    shape or dtype differs. Return an empty text if the lists agree.
+    shape or dtype differs. Return an empty string if the lists agree.
 
     NaNs with the same bits are equal. ``than`` names the second list in the text. If it is empty, the word is
     "expected".
@@ -92,8 +92,8 @@ def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: 
 
 
 def _as_integer_bits(t: Tensor) -> Tensor:
-    """Return the bits of ``t`` as a tensor of integers. Floats and bools are viewed as integers of their width, and
-    complex numbers as pairs of them. Integers are returned unchanged.
+    """Return the bits of ``t`` as a tensor of integers. Floats and bools are viewed as integers of their width. A
+    complex number becomes two integers along a new last dim. Integers are returned unchanged.
     """
     if not (t.dtype == torch.bool or t.is_floating_point() or t.is_complex()):
         return t
@@ -104,7 +104,7 @@ def _as_integer_bits(t: Tensor) -> Tensor:
 
 def _shape_problem(got: Tensor, expected: Tensor) -> str:
     """Return a text that says how the results ``got`` and ``expected`` differ in shape or, if the shapes agree, in
-    dtype. Return an empty text if both agree.
+    dtype. Return an empty string if both agree.
     """
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
@@ -126,17 +126,19 @@ def compare_within_tolerance(
     tolerance, its ``problem`` is empty.
 
     ``own`` are the reference's results in its own precision, and ``wide`` those in float64. Integers must equal those
-    of ``own`` or of ``wide``. NaN and infinity must be at the same indices as there. Another element may differ by
-    ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``. Three times
-    the largest error of the reference itself is added, and a larger multiple if there are few elements.
+    of ``own`` or of ``wide``. NaN and infinity must be at the same indices as in ``own`` or in ``wide``. Any other
+    element may differ by ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in sums
+    that ``sums`` describes. Three times the largest error of the reference itself is added, and a larger multiple if
+    there are few elements.
 
-    With ``wide_sums``, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. Otherwise the tolerance
-    of a long sum in bfloat16 would exceed its value. A kernel that leaves out most of the terms would then pass.
+    If ``wide_sums`` is true, sums of 16-bit numbers are assumed to be kept in float32, as kernels do. If it is false,
+    they are assumed to be rounded to the dtype of the result. The tolerance of a long sum in bfloat16 then exceeds its
+    value, so a kernel that leaves out most of the terms passes.
 
     ``near`` says whether the rms is taken over all elements (``"all"``), over an element's row (``"row"``), or left out
-    (``"none"``). If it is left out, errors in small elements are found that large elements would hide. ``allowed`` is,
-    for each element, a deviation that rounding explains (see ``sampling.rounding``). ``tolerance`` is a relative
-    deviation that the declaration admits.
+    (``"none"``). If it is left out, errors in small elements are found that large elements would hide. ``allowed`` has,
+    for each element, a further deviation that rounding explains (see ``sampling.rounding``). ``tolerance`` is a
+    relative deviation that the declaration admits.
     """
     model = _ToleranceModel(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
@@ -161,8 +163,9 @@ def agrees_without_float64(
     wide_sums: bool = False,
     near: NeighbourSize = "all",
 ) -> bool:
-    """Return whether ``compare_within_tolerance`` accepts ``got`` for any values in float64. If so, these values need
-    not be computed. ``wide_sums`` and ``near`` are as in ``compare_within_tolerance``.
+    """Return True if ``compare_within_tolerance`` accepts ``got`` whatever the reference's values in float64 are, so
+    that they need not be computed. Return False if that is not certain. ``wide_sums`` and ``near`` are as in
+    ``compare_within_tolerance``.
 
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
     plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
@@ -175,8 +178,9 @@ def agrees_without_float64(
 
 
 def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
-    """Return whether one result ``got`` is within the tolerance whatever the reference's values in float64 are. ``own``
-    are the reference's values in its own precision. The other arguments are those of ``agrees_without_float64``.
+    """Return True if the one result ``got`` is within the tolerance whatever the reference's values in float64 are, and
+    False if that is not certain. ``own`` are the reference's values in its own precision. The other arguments are those
+    of ``agrees_without_float64``.
     """
     if _shape_problem(got, own):
         return False
@@ -202,9 +206,9 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
 
 @dataclass(frozen=True)
 class _ToleranceModel:
-    """The parameters from which the tolerance of an element is computed. ``sums`` describes the sums in it. If
-    ``wide_sums`` is true, they are taken to be accumulated in float32. ``near`` is the neighbourhood whose size counts
-    as well, and ``tolerance`` a further relative error.
+    """The parameters from which the tolerance of an element is computed. ``sums`` has the length and precision of the
+    sums from which the element is computed. If ``wide_sums`` is true, these are taken to be accumulated in float32.
+    ``near`` says over which elements a root mean square is taken, and ``tolerance`` is a further relative error.
     """
 
     sums: Reduction
@@ -213,9 +217,9 @@ class _ToleranceModel:
     tolerance: float
 
     def size(self, w: Tensor) -> Tensor:
-        """Return, for each element of ``w``, the size to which its error is relative. It is the magnitude of the
-        element plus the root mean square of its row or of all elements. ``near`` chooses between these, or leaves the
-        root mean square out.
+        """Return a tensor with the magnitude to which the error of each element of ``w`` is relative. It is the
+        magnitude of the element plus a root mean square. This is taken over all elements if ``near`` is ``"all"``, over
+        the row if it is ``"row"``, and left out if it is ``"none"``.
         """
         size = w.abs()
         if not size.numel() or self.near == "none":
@@ -227,7 +231,8 @@ class _ToleranceModel:
 
 def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
     """Return the difference of one result ``got`` from the reference, whose values are ``own`` in its own precision and
-    ``wide`` in float64. ``extra`` is a further deviation that is allowed for each element, or None.
+    ``wide`` in float64. ``extra`` is a further deviation that is allowed for each element, or None for no such
+    deviation.
 
     A large result is compared in parts. If a part differs, the whole result is compared again, so that the reported
     index is right.
@@ -261,10 +266,12 @@ def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMode
 
 
 def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the absolute error of ``own``, the reference in its own precision, as (finite, wide, error).
+    """Return (finite, wide, error) for a result ``got`` and the reference in its own precision (``own``) and in float64
+    (``wide``).
 
-    ``finite`` is a mask of the elements that are finite in all three tensors. ``wide`` and ``error`` are float64, or
-    complex128, with 0 at the other elements.
+    The returned ``finite`` is a mask of the elements that are finite in all three tensors. The returned ``wide`` is in
+    float64 or complex128, and ``error`` is the absolute difference of ``own`` from it. Both are 0 at the elements
+    outside of the mask.
     """
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
     w = torch.where(finite, _to_double(wide), 0)
@@ -274,8 +281,9 @@ def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, 
 def _slack(own_error: float, count: int) -> float:
     """Return the absolute deviation of a result that the reference's own error explains.
 
-    ``own_error`` is the largest error of the reference over ``count`` elements. Where terms cancel, rounding errors are
-    random, and the largest of a few says little about the next. The factor is therefore larger for few elements.
+    ``own_error`` is the largest error of the reference over ``count`` elements. The result is a multiple of it, which
+    is larger for few elements. Where terms cancel, rounding errors are random, and the largest of a few says little
+    about the next.
     """
     return (3 + 30 / math.sqrt(max(1, count))) * own_error
 
@@ -287,7 +295,7 @@ def _compare_elements(
     reference's values in its own precision and in float64.
 
     ``slack`` is the absolute deviation that the reference's own error explains. If it is None, it is computed from
-    these elements. ``extra`` is a further deviation that is allowed for each element, or None.
+    these elements. ``extra`` is a further deviation that is allowed for each element, or None for no such deviation.
     """
     if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
         at = tuple(strange.nonzero()[0].tolist())
@@ -355,7 +363,7 @@ def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
 
 def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
     """Return a difference that names the first index at which the mask ``bad`` is set, both values there, and the
-    number of set elements. Return an empty difference if no element is set.
+    number of set elements. Its error is infinity. Return an empty difference if no element is set.
     """
     if not bad.any():
         return Difference()
@@ -366,6 +374,6 @@ def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
 
 
 def _format_element(t: Tensor) -> str:
-    """Return the value of a tensor of one element as text. A float has eight digits."""
+    """Return the value of a tensor of one element as a string. A float has at most eight significant digits."""
     value = t.item()
     return f"{value:.8g}" if isinstance(value, float) else str(value)

@@ -24,7 +24,7 @@ def against_reference(
     """Return the difference between the effects of the op on ``case`` and those of its reference.
 
     The effects are the results and the arguments that the op mutates. ``got`` are those of the op and ``own`` those of
-    the reference. Either is computed if it is None. An element outside the tolerance counts as wrong only if the
+    the reference. Each is computed if it is None. An element outside the tolerance counts as wrong only if the
     estimated effect of rounding does not explain it. For a random op, only dtypes, shapes and finiteness are compared.
     """
     own = reference_effects(op, case.args) if own is None else own
@@ -49,11 +49,11 @@ def against_run(
     sums: Reduction,
     repeated: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
 ) -> Difference:
-    """Return by how much the results ``got`` of a run differ from ``own`` beyond rounding.
+    """Return the difference of the results ``got`` of a run from ``own``, beyond the estimated effect of rounding.
 
     ``own`` are the results of the same run with the reference in place of the op. ``repeated(f)`` makes the run again,
-    with ``f(op, args)`` in place of each call of the op. Here ``f`` is the reference in float64. ``sums`` are the
-    length and precision of the op's sums.
+    with ``f(op, args)`` in place of each call of the op. In these runs ``f`` is the reference in float64. ``sums`` are
+    the length and precision of the op's sums.
     """
     difference = compare_within_tolerance(got, own, [widen_tensor(t) for t in own], sums, tolerance=op.spec.tolerated)
     if not difference.problem or op.spec.random:
@@ -73,13 +73,16 @@ def reference_derivatives(
 ) -> tuple[list[Any], list[Any], Callable[[], list[Any]]]:
     """Return derivatives of the op's reference at the case's arguments, as a tuple of two lists and a function.
 
-    The first list is in the reference's own precision and the second in float64. The function computes those in float64
-    again. ``derive(forward, args)`` returns the derivatives of ``forward`` at ``args``, and may change ``args``.
+    The first list is in the reference's own precision and the second in float64. The function returns the list in
+    float64, newly computed. ``derive(forward, args)`` returns the derivatives of ``forward`` at ``args``, and may
+    change ``args``.
     """
     reference = partial(surrogate_results, op)
 
     def widened() -> list[Any]:
-        """Return the derivatives of the reference at float64 copies of the case's arguments."""
+        """Return the derivatives of the op's reference in float64, at copies of the case's arguments. ``derive``,
+        ``reference`` and ``case`` are those of the enclosing function.
+        """
         return derive(reference, tree_map(widen_tensor, plain_copies(case.args)))
 
     return derive(reference, plain_copies(case.args)), widened(), widened
@@ -87,7 +90,7 @@ def reference_derivatives(
 
 def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return a text that says how the dtypes or shapes of ``got`` differ from those of ``own``, the results of the
-    reference. Return an empty text if they agree.
+    reference. Return an empty string if they agree.
     """
     mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
     return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
@@ -95,7 +98,7 @@ def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> st
 
 def _lost_finite_results(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return a text that names the first result of a random op with a NaN or infinite element where the reference's
-    result has none. Return an empty text if there is no such result.
+    result has none. Return an empty string if there is no such result.
 
     ``got`` are the op's results and ``own`` the reference's. Random numbers are seldom not finite by chance, so such a
     difference is a fault.
@@ -116,11 +119,12 @@ def compare_with_rounding(
     recompute: Callable[[], Sequence[Tensor]],
     tolerance: float = 0.0,
 ) -> Difference:
-    """Return the difference of ``got`` from the reference, as ``compare_within_tolerance`` does. If they differ, the
-    tolerance grows by the estimated effect of rounding.
+    """Return the difference of ``got`` from the reference, as ``compare_within_tolerance`` does. If they differ,
+    compare them again with a tolerance that grows by the estimated effect of rounding.
 
     ``own`` is the reference in its own precision, and ``wide`` is the reference in float64. ``recompute`` runs the
-    reference again, to find how far rounding errors of single operations can carry the result.
+    reference in float64 again, to find how far rounding errors of single operations can carry the result. ``tolerance``
+    is a relative deviation that the declaration admits.
     """
     check = partial(compare_within_tolerance, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
     difference = check(near="none")
@@ -132,7 +136,9 @@ def compare_with_rounding(
 
 
 def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
-    """Return the coarsest floating-point dtype among the results, or float64 if none of them is floating-point."""
+    """Return the floating-point or complex dtype with the largest machine epsilon among the results. Return float64 if
+    no result has such a dtype.
+    """
     floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
     return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
 

@@ -21,8 +21,9 @@ ROUNDING = 256.0  # multiples of the dtype's eps that count as no difference
 
 def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
     """Return a text that names the statistic in which the results of two sets of runs differ more than by chance.
-    Return an empty text if there is none. Each run has another seed. ``got`` are the results of the op, and ``wanted``
-    those of the reference.
+    Return an empty string if there is none.
+
+    ``got`` has one result of the op for each seed, and ``wanted`` one result of the reference for each seed.
     """
     kind = got[0].dtype
     # Integers have no rounding errors.
@@ -63,9 +64,9 @@ def _flatten_to_double(t: Tensor) -> Tensor:
 def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
     """Return statistics of random results by name, such as the mean.
 
-    Each value is a pair. The first part is a matrix with one row for each run. The second part is the difference
-    between two rows that rounding may cause. ``slack`` is the difference that rounding may cause in one number.
-    ``shape`` is the shape of one result.
+    Each value is a pair (features, allowed). ``features`` is a matrix with one row for each run. ``allowed`` is the
+    difference between two rows that rounding may cause. ``runs`` has one flattened result in each row, and ``shape`` is
+    the shape of one result. ``slack`` is the difference that rounding may cause in one number.
     """
     broken = (~runs.isfinite()).double()
     runs = runs.nan_to_num(0.0, 0.0, 0.0)

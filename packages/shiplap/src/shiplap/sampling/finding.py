@@ -14,13 +14,14 @@ class Finding:
 
     Attributes:
         check: the id of the check, which is the name of its file.
-        verdict: ``"skip"`` if the check does not apply to the op. ``"incomplete"`` if it applies, but could not examine
-            all that it has to examine. Neither means ``"ok"``.
+        verdict: ``"ok"`` or ``"fail"``. It is ``"skip"`` if the check does not apply to the op, and ``"incomplete"`` if
+            it applies, but could not examine all that it has to examine. Neither of these means ``"ok"``.
         subject: the name of the op.
         evidence: what was seen. For ``"skip"`` and ``"incomplete"``, the reason.
         input: the sample that shows the evidence, or the number of samples that were run.
         fix: one action that repairs the fault.
-        varied: the axes that all failing samples vary, in one text. Empty if the first sample fails, too.
+        varied: the names of the properties of samples, such as size or layout, that all failing samples vary. Empty if
+            the first sample, which varies none, fails, too.
         reproducer: a Python script that makes the sample again and shows the same failure.
     """
 

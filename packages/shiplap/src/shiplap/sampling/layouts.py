@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def _offset_start(t: Tensor) -> Tensor:
-    """Return a contiguous copy that begins one element behind the start of its storage, so its address is aligned to
-    one element only.
+    """Return a contiguous copy of ``t`` that begins three elements behind the start of its storage, so its address is
+    aligned to one element only.
     """
     room = t.new_zeros(t.numel() + 8)
     view = room[3 : 3 + t.numel()].view(t.shape)
@@ -32,18 +32,20 @@ def _strided_columns(t: Tensor) -> Tensor:
 
 
 def _transposed_matrix(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` with the last two dims swapped in memory."""
+    """Return a copy of ``t`` with equal values and shape whose last two dims are swapped in memory."""
     return t.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def _reversed_dims(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` with all dims in reverse order in memory."""
+    """Return a copy of ``t`` with equal values and shape whose dims are in reverse order in memory."""
     order = tuple(range(t.dim()))[::-1]
     return t.permute(order).contiguous().permute(order)
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` with the second dim last in memory, as in torch.channels_last and channels_last_3d."""
+    """Return a copy of ``t`` whose second dim is last in memory, as in ``torch.channels_last`` and
+    ``torch.channels_last_3d``.
+    """
     return t.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
@@ -53,23 +55,23 @@ def _column_major(t: Tensor) -> Tensor:
 
 
 def _swapped_heads(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` with the second and third dim from the end swapped in memory. The heads of attention often
-    lie like that.
+    """Return a copy of ``t`` whose second and third dim from the end are swapped in memory. The heads of attention
+    often lie like that.
     """
     return t.transpose(-2, -3).contiguous().transpose(-2, -3)
 
 
 def _sliced_dims(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` that is a slice of a tensor which is larger in every dim. All dims but the last have gaps
-    between their elements.
+    """Return a copy of ``t`` that is a slice of a tensor which is larger by 2 in every dim. The last dim has stride 1,
+    and all other dims have gaps between their elements.
     """
     room = t.new_zeros([size + 2 for size in t.shape])
     return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
 
 
 def _channels_last_sliced(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` in channels-last order whose channels are a slice, with gaps between rows and between
-    images.
+    """Return a copy of ``t`` with the second dim last in memory, as in channels-last order. It is a slice of a larger
+    tensor, with gaps between rows and between images.
     """
     moved = t.movedim(1, -1)
     room = t.new_zeros((*moved.shape[:-2], moved.shape[-2] + 2, moved.shape[-1]))
@@ -77,12 +79,12 @@ def _channels_last_sliced(t: Tensor) -> Tensor:
 
 
 def _expanded_first(t: Tensor) -> Tensor:
-    """Return the first row of ``t``, expanded to all rows with stride 0."""
+    """Return the first row of ``t``, expanded to the shape of ``t`` with stride 0 in the first dim."""
     return t[:1].clone().expand(t.shape)
 
 
 def _expanded_last(t: Tensor) -> Tensor:
-    """Return the first column of ``t``, expanded to all columns with stride 0."""
+    """Return the first column of ``t``, expanded to the shape of ``t`` with stride 0 in the last dim."""
     return t[..., :1].clone().expand(t.shape)
 
 
@@ -104,7 +106,8 @@ LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 
 
 def has_independent_values(t: Tensor) -> bool:
-    """Return whether ``t`` may have any values, whatever the other arguments are.
+    """Return whether the elements of ``t`` may have any values, whatever the other arguments are. This holds for
+    floating-point and complex tensors other than float8.
 
     Integers may have to be distinct, sorted, or indices of another argument's rows. Floats of 8 bits are codes, which
     another argument may repeat or scale.
@@ -113,10 +116,12 @@ def has_independent_values(t: Tensor) -> bool:
 
 
 def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
-    """Return whether the argument ``t`` may be passed in ``layout``, a name of ``LAYOUTS`` such as ``offset``.
+    """Return whether the argument ``t`` has enough dims for ``layout``, a name of ``LAYOUTS`` such as ``offset``, and
+    may be passed in it.
 
-    ``contiguous`` and ``mutated`` are properties that the declaration gives the argument. Expanded layouts repeat
-    values. They are refused for mutated arguments, and for tensors whose values depend on others, such as indices.
+    ``contiguous`` says whether the declaration demands contiguous memory for the argument, and ``mutated`` whether the
+    op writes to it. Expanded layouts repeat values. They are refused for mutated arguments, and for integers and
+    float8, whose values may depend on other arguments.
     """
     least, _ = LAYOUTS[layout]
     if layout.startswith("expanded") and (mutated or not has_independent_values(t)):
@@ -125,15 +130,15 @@ def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: boo
 
 
 def apply_layout(t: Tensor, layout: str) -> Tensor:
-    """Return the values of ``t`` in the memory layout of that name in ``LAYOUTS``. The layout ``expanded`` repeats the
-    first row instead, and ``expanded_last`` the first column.
+    """Return a tensor with the values of ``t`` in the memory layout called ``layout`` in ``LAYOUTS``. The layout
+    ``expanded`` repeats the first row instead, and ``expanded_last`` the first column.
     """
     return LAYOUTS[layout][1](t)
 
 
 def clone_exactly(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` with the same strides and storage offset. The whole storage around ``t`` is copied,
-    too.
+    """Return a copy of ``t`` with the same strides and storage offset. The whole storage of ``t`` is copied, including
+    elements that do not belong to ``t``.
     """
     room = torch.empty(0, dtype=t.dtype, device=t.device)
     # A plain ``clone`` would drop the surrounding bytes, which a kernel may read by mistake.

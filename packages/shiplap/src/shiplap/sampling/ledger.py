@@ -134,7 +134,7 @@ _OPTIONAL: dict[Key, str] = {
 
 def optional_reason(axis: str, obligation: str) -> str:
     """Return why samples that vary ``axis`` (such as a size) need not be checked for ``obligation`` (such as the
-    gradient). The text is empty if an audit requires the check.
+    gradient). The result is an empty string if an audit requires the check.
     """
     if (axis, obligation) in AUDIT:
         return ""
@@ -144,15 +144,16 @@ def optional_reason(axis: str, obligation: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the ledger of a verdict, that is, one combination of an axis and an obligation.
+    """One cell of the ledger of a verdict, that is, one combination of an axis (what samples vary) and an obligation
+    (what a check observes).
 
     Attributes:
         axis, obligation: names of ``AXES`` and ``OBLIGATIONS``.
         looked_by: the name of the check that has to cover the cell. It is empty for an optional cell.
-        state: ``"covered"`` if a sample was examined, ``"does not apply"`` if there is a ``reason`` against it, else
-            ``"untouched"``.
+        state: ``"covered"`` if a sample was examined, and otherwise ``"does not apply"`` if there is a reason against
+            it, or ``"untouched"``.
         samples: the number of samples that were examined.
-        reason: the reason why the cell does not apply, or was not reached.
+        reason: the reason why the cell does not apply, was not reached or is optional.
     """
 
     axis: str
@@ -164,8 +165,8 @@ class Cell:
 
     @property
     def required(self) -> bool:
-        """Whether a verdict requires that samples which vary the axis are checked for the obligation. If so,
-        ``looked_by`` names the check.
+        """Whether a verdict requires this combination of an axis (what samples vary) and an obligation (what a check
+        observes). If so, ``looked_by`` names the check that has to examine such samples.
         """
         return bool(self.looked_by)
 
@@ -187,7 +188,7 @@ class Ledger:
 
     def look(self, check: str, axes: Iterable[str], obligations: Iterable[str], samples: int = 1) -> None:
         """Record that ``check`` has examined ``samples`` samples, each of which varies all ``axes`` (such as size and
-        layout). In them it has observed all ``obligations`` (such as value and gradient).
+        layout). In each of them it has observed all ``obligations`` (such as value and gradient).
         """
         named = tuple(obligations)
         for axis in axes:
@@ -214,14 +215,14 @@ class Ledger:
         self.absent |= other.absent
 
     def records(self) -> list[list[Any]]:
-        """Return the records as plain data that ``load`` reads in another process. Each record is ``[check, axis,
-        obligation, samples, reason]``.
+        """Return the records as lists of strings and numbers, which ``load`` reads in another process. Each record is
+        ``[check, axis, obligation, samples, reason]``.
         """
         looked = [[check, axis, obligation, n, ""] for (check, (axis, obligation)), n in self._looked.items()]
         return looked + [[check, axis, duty, 0, why] for (check, (axis, duty)), why in self._declined.items()]
 
     def load(self, records: Iterable[Iterable[Any]]) -> None:
-        """Add records that ``records`` returned, possibly in another process, to this ledger."""
+        """Add ``records``, which the method ``records`` has returned, possibly in another process, to this ledger."""
         for check, axis, obligation, samples, reason in records:
             if reason:
                 self.decline(check, (axis,), (obligation,), reason)
@@ -235,17 +236,19 @@ class Ledger:
         return sum(n for (_, key), n in self._looked.items() if key == (axis, obligation))
 
     def cells(self, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> tuple[Cell, ...]:
-        """Return a cell with its state for every combination of an axis (what samples vary) and an obligation (what a
-        check observes).
+        """Return a tuple with a cell and its state for every combination of an axis (what samples vary) and an
+        obligation (what a check observes).
 
-        ``required`` maps the required combinations to the name of the check that has to look at them. ``verdicts`` maps
-        the checks that ran to (verdict, evidence). If the required check did not run, the cell is optional.
+        ``required`` maps the required pairs (axis, obligation) to the name of the check that has to look at them.
+        ``verdicts`` maps the name of each check that ran to (verdict, evidence). If the required check did not run, the
+        cell is optional.
         """
         return tuple(self._cell((a, o), required, verdicts) for a in AXES for o in OBLIGATIONS)
 
     def _cell(self, key: Key, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> Cell:
         """Return the cell of ``key``, a pair of an axis (what samples vary) and an obligation (what a check observes).
-        The cell is covered, untouched or not applicable. It holds the number of samples, or the reason.
+        The arguments ``required`` and ``verdicts`` are those of ``cells``. The cell holds the number of samples, or the
+        reason why there are none.
         """
         axis, obligation = key
         samples, check = self.samples(*key), required.get(key, "")
@@ -265,7 +268,7 @@ class Ledger:
 
 def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
     """Return the names of the axes, such as ``size`` and ``layout``, in which the sample ``case`` differs from
-    ``base``, the op's plainest sample. The arguments themselves are compared, since a builder of samples may deviate
+    ``base``, the base sample of the op. The arguments themselves are compared, since a builder of samples may deviate
     from the requested sizes and dtypes.
     """
     free, given = dict(case.recipe.sizes), tensors_among(case.args)
@@ -287,8 +290,8 @@ def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
 
 
 def absent_axes(samples: Samples) -> dict[str, str]:
-    """Return the axes, such as size and layout, that no sample of the op can vary. Each is mapped to the reason why the
-    declaration admits no variation.
+    """Return the axes, such as size and layout, that no sample of the op can vary. Each is mapped to a text with the
+    reason why the declaration admits no variation.
     """
     op, spec, base = samples.op, samples.spec, samples.base
     given = tensors_among(samples.build(base).args)
@@ -316,7 +319,7 @@ def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> 
     ``free``.
 
     ``free`` maps the dims whose size a sample may choose to their kinds. ``base`` is the recipe of the base sample,
-    which has the plainest sizes.
+    which has small sizes.
     """
     usual = dict(base.sizes)
     wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)

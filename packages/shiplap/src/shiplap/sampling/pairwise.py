@@ -26,8 +26,8 @@ AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many 
 
 
 def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
-    """Yield the base sample with two scalars at once at values other than their defaults, for at most ``PAIRS`` pairs
-    of scalars. Then yield the base sample with all scalars at other values.
+    """Yield samples like the base sample with two scalars at values other than their defaults, for at most ``PAIRS``
+    pairs of scalars. If there are more than two scalars, yield one with all of them at other values at last.
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(
@@ -36,7 +36,7 @@ def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
 
 
 def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples that combine other values of one scalar, of two or of all scalars with changed sizes.
+    """Yield samples that combine changed sizes with other values of one scalar, of two or of all scalars.
 
     First each dim of the first tensor is doubled, plus one. Then all dims are larger by 1, 2 and 3. A size divided by a
     window, a stride or a number of groups then leaves another remainder than in the base sample.
@@ -68,9 +68,10 @@ def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
 
 
 def _other_scalar_values(samples: Samples) -> dict[str, Any]:
-    """Return, by name, one value other than the default for each scalar that is not the size of a dim.
+    """Return, by name, one value other than the default for each scalar argument that is not the size of a dim.
 
-    It is the first value that the declaration admits while all other scalars have their defaults, if there is one.
+    It is the first value that the declaration admits while all other scalars have their defaults. If there is none, it
+    is the first value that was tried.
     """
     base, others = samples.base, dict[str, Any]()
     for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
@@ -83,11 +84,11 @@ def _other_scalar_values(samples: Samples) -> dict[str, Any]:
 
 
 def _uneven_tuples(usual: Any, number: int) -> list[Any]:
-    """Return two tuples with unequal members, each the reverse of the other, to try in place of ``usual``. If the
-    members were equal, a kernel could mix up the strides or dilations of two axes unnoticed.
+    """Return two tuples of unequal ints, each the reverse of the other, to try in place of ``usual``. If the ints were
+    equal, a kernel could mix up the strides or dilations of two dims unnoticed.
 
-    The list is empty unless ``usual`` is a tuple or list of several ints. ``number`` is the position of the argument.
-    Two successive arguments get tuples in opposite order, since these differ then.
+    The list is empty unless ``usual`` is a tuple or list of several ints. ``number`` is the index of the argument. Two
+    successive arguments get the tuples in opposite order, so that they differ from each other.
     """
     if not (isinstance(usual, (tuple, list)) and len(usual) > 1 and all(type(v) is int for v in usual)):
         return []
@@ -96,21 +97,25 @@ def _uneven_tuples(usual: Any, number: int) -> list[Any]:
 
 
 def _name_pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the first ``PAIRS`` (6) pairs of the names. A tuple of all names follows if there are more than two."""
+    """Return the first ``PAIRS`` (6) pairs of the names, as tuples in a list. A tuple of all names follows if there are
+    more than two.
+    """
     names = tuple(names)
     return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
 
 
 def layouts_of_dtypes(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples of every dtype but that of the base sample, with all tensors in each of a few memory layouts
-    (``DTYPE_LAYOUTS``). They are tried together because kernels often have separate fast code for each dtype.
+    """Yield samples of every dtype but that of the base sample, with all tensors in each of the memory layouts
+    ``DTYPE_LAYOUTS``. They are tried together because kernels often have separate fast code for each dtype.
     """
     recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
     yield from _make_cases(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in DTYPE_LAYOUTS))
 
 
 def layouts_of_ones(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one dim of size 1 in several layouts. The stride of such a dim is arbitrary."""
+    """Yield samples with one dim of size 1, in each of the memory layouts ``ONES_LAYOUTS``. The stride of such a dim is
+    arbitrary.
+    """
     for name in islice((n for n, kind in free_dims(samples.spec).items() if kind != "variadic"), DIMS):
         sized = samples.base.but(sizes={name: 1})
         if sized.sizes != samples.base.sizes:
@@ -118,8 +123,8 @@ def layouts_of_ones(samples: Samples) -> Iterator[SampleCase]:
 
 
 def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples in every dtype with one dim of 256 elements. Their values are powers of two and the numbers next to
-    these.
+    """Yield samples in every dtype with one dim of 256 elements, which is the first dim that the declaration lets have
+    this size. Their values are powers of two and the numbers next to these.
     """
     recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
@@ -136,9 +141,9 @@ def large_samples(samples: Samples) -> Iterator[SampleCase]:
 
 
 def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-    """Yield ``cases``, which grow in size, as long as they are expected to take at most ``AFFORDED_S`` seconds of
-    processor time in all. Others are left out. The time of a case is estimated from the time that the caller took for
-    earlier ones.
+    """Yield ``cases`` in order while the caller's processor time for them stays within ``AFFORDED_S`` seconds. A case
+    that is expected to exceed that time is left out. The time of a case is estimated from the time that the caller took
+    for earlier ones. The cases should grow in size.
     """
     spent, pace = 0.0, 0.0
     for case in cases:

@@ -20,12 +20,14 @@ Runs = tuple[list[Tensor], list[int]]  # sums of runs of terms, and how many ter
 
 
 def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any], eps: float) -> Tensor | None:
-    """Return the rounding error of each element of the result of the torch operator ``name``, in units of ``eps`` and
-    estimated from its partial sums. Return None for an operator that computes no sums.
+    """Return the rounding error of each element of the result of the torch operator ``func``, called with ``args``, in
+    units of ``eps``, the relative error of one operation. ``name`` is the operator's name. Return None for an operator
+    that computes no sums.
 
-    The estimate is the root of the sum of the squares of the partial sums. If all terms are equal it is their plain
-    sum, since rounding then errs to one side. The drift of long sums is added. The sums of ``PARTS`` runs of terms
-    stand for all partial sums. Source: Higham, Accuracy and Stability of Numerical Algorithms, chapter 4.
+    The error is estimated from the partial sums. It is the root of the sum of their squares. If all terms are equal, it
+    is the sum of the partial sums times ``SURE``, since rounding then errs to one side. The drift of long sums is
+    added. The sums of ``PARTS`` runs of terms stand for all partial sums. Source: Higham, Accuracy and Stability of
+    Numerical Algorithms, chapter 4.
     """
     try:
         made = _product_part_sums(name, args) or _sum_part_sums(name, args) or _convolution_part_sums(name, func, args)
@@ -42,8 +44,8 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any], eps: 
 
 
 def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the partial sums of the matrix product ``name`` of ``args``, cut along its inner dim, and the number of
-    terms of each. Return None for another operator.
+    """Return the sums of runs of terms of the matrix product ``name`` of ``args``, cut along its inner dim, and the
+    number of terms of each run. Return None for another operator.
     """
     if name not in PRODUCTS:
         return None
@@ -53,8 +55,8 @@ def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the partial sums of the sum or mean ``name`` of ``args``, cut along its longest dim, and the number of
-    terms of each. Return None for another operator.
+    """Return the sums of runs of terms of the sum or mean ``name`` of ``args``, cut along its longest dim, and the
+    number of terms of each run. Return None for another operator.
     """
     if name not in SUMS or not args[0].dim():
         return None
@@ -94,8 +96,9 @@ def _drift_of_sum(args: Sequence[Any], sums: Tensor, eps: float, *, mean: bool) 
 
 
 def _convolution_part_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
-    """Return the partial sums of the convolution ``name`` of ``args``, cut along its input channels, and the number of
-    terms of each. Return None for another operator, for several groups or for omitted arguments.
+    """Return the sums of runs of terms of the convolution ``name`` of ``args``, cut along its input channels, and the
+    number of terms of each run. ``func`` is the convolution. Return None for another operator, for several groups, for
+    a transposed convolution, or if arguments are omitted.
     """
     if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
         return None

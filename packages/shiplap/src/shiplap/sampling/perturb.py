@@ -34,7 +34,7 @@ def perturb_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _exchange_pairs(t: Tensor) -> Tensor:
     """Return a copy of ``t`` in which randomly chosen pairs of elements are exchanged, at most half of all elements.
-    Return ``t`` itself if it is too small, too narrow or not contiguous.
+    Return ``t`` itself if it has fewer than four elements, has elements of one byte, or is not contiguous.
     """
     if not _can_exchange(t):
         return t
@@ -50,7 +50,8 @@ def _exchange_pairs(t: Tensor) -> Tensor:
 
 
 def swap_stretches(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args`` with two random stretches of elements of each floating-point tensor exchanged.
+    """Return ``args`` with two random stretches (runs of neighbouring elements) of each floating-point tensor
+    exchanged.
 
     A stretch has at most a quarter of all elements. Shapes, sums, and often most elements stay the same. A candidate
     that caches results by these returns a wrong result. The exchange takes no longer than a copy.
@@ -59,8 +60,8 @@ def swap_stretches(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _swap_two_stretches(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` in which two random stretches of equal length are exchanged. The stretches do not overlap.
-    Return ``t`` itself if it is too small, too narrow or not contiguous.
+    """Return a copy of ``t`` in which two random stretches of equal length, which do not overlap, are exchanged. Return
+    ``t`` itself if it has fewer than four elements, has elements of one byte, or is not contiguous.
     """
     if not _can_exchange(t):
         return t
@@ -85,12 +86,12 @@ def _can_exchange(t: Tensor) -> bool:
 
 
 class FreshArguments:
-    """Arguments of one recipe with secret values that differ in each call.
+    """A source of samples of one recipe whose values are secret and differ in each call.
 
-    Drawing normal numbers takes longer than most kernels. If the recipe asks for normal numbers and any values are
-    valid, one sample is drawn. Each call then gets weighted sums of two of its elements, at a secret distance and with
-    secret weights. These sums are normally distributed again. The drawn sample itself is never passed to a candidate (a
-    kernel that is not trusted).
+    Drawing normal numbers takes longer than most kernels. If the recipe has normal numbers and any values are valid,
+    one sample is drawn. Each call then gets weighted sums of two of its elements, at a secret distance and with secret
+    weights. These sums are normally distributed again. The drawn sample itself is never passed to a candidate (a kernel
+    that is not trusted).
     """
 
     def __init__(self, op: Op, recipe: SampleRecipe, device: str) -> None:
@@ -113,8 +114,8 @@ class FreshArguments:
             self._stored += [self._build() for _ in range(count)]
 
     def cases(self, count: int) -> list[SampleCase]:
-        """Return ``count`` samples of the recipe with values that cannot be predicted. They are stored samples, newly
-        drawn ones, or mixtures of the first sample.
+        """Return ``count`` samples of the recipe with values that cannot be predicted. They are mixtures of the first
+        sample if possible. Otherwise stored samples are removed and returned, and further ones are newly drawn.
         """
         if not self._mixes:
             return [self._stored.pop() if self._stored else self._build() for _ in range(count)]
@@ -129,7 +130,8 @@ class FreshArguments:
 
 def _mix_elements(t: Tensor) -> Tensor:
     """Return a tensor with the shape of ``t`` whose elements are ``cos(a) * x + sin(a) * y``. ``x`` and ``y`` are two
-    random rotations of the elements of ``t``, and ``a`` is a random angle. Normal numbers stay normally distributed.
+    random cyclic shifts of the flattened elements of ``t``, and ``a`` is a random angle. Normal numbers stay normally
+    distributed.
     """
     size, angle = t.numel(), _secret.uniform(0, 2 * math.pi)
     if not size:

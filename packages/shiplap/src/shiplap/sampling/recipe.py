@@ -26,10 +26,10 @@ def _mapping_pairs(mapping: Mapping[str, Any]) -> Pairs:
 
 @dataclass(frozen=True)
 class SampleRecipe:
-    """The description of a sample, with the sizes of its free dims, scalars, dtypes by dtype class, layouts, kind of
-    values, and lengths of lists.
+    """The description of a sample. It has the sizes of the free dims, the scalars, the dtype of each dtype class, the
+    memory layouts of arguments, the kind of values, the names of absent tensors, and the lengths of lists.
 
-    In place of its length, a list may have the sizes of its members' unnamed dims, one for each member.
+    In place of a list's length, there may be a tuple with one number for each member, the size of its unnamed dims.
     """
 
     sizes: Pairs = ()
@@ -41,8 +41,8 @@ class SampleRecipe:
     lists: Pairs = ()
 
     def but(self, **changes: Any) -> SampleRecipe:
-        """Return a copy of the recipe with ``changes``. Each change is named like the field that it concerns. A mapping
-        is merged into that field, and any other value replaces it.
+        """Return a copy of the recipe with ``changes``. Each keyword is the name of a field. A mapping is merged into
+        the pairs of that field, and any other value replaces the field.
         """
         merged: dict[str, Any] = {
             k: _mapping_pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v
@@ -94,8 +94,8 @@ class SampleRecipe:
 
     @property
     def values_key(self) -> str:
-        """The part of the recipe's label that determines the drawn values. It has all fields but the layouts, because a
-        layout must not change values.
+        """The label of the recipe without its layouts, which determines the drawn values. Layouts are left out because
+        they must not change values.
         """
         return str(replace(self, layouts=()))
 
@@ -130,12 +130,14 @@ class SampleRecipe:
 
 
 def unnamed_dims(arg: Arg) -> list[str]:
-    """Return the texts (``_`` or ``...``) of the dims of a tensor argument that the declaration does not name."""
+    """Return the texts (``_`` or ``...``) of the dims of a tensor argument that the declaration does not name. Return
+    an empty list if ``arg`` is no tensor.
+    """
     return [dim.text for dim in arg.tensor.dims if dim.kind == "any" or dim.text == "..."] if arg.tensor else []
 
 
 def _format_call(name: str, values: Mapping[str, Any]) -> str:
-    """Return the text ``name(k=v, ...)`` of one field of a label. It is empty if there are no values. An infinity is
+    """Return the string ``name(k=v, ...)`` of one field of a label. It is empty if there are no values. An infinity is
     printed as ``1e999``, a literal that overflows to infinity.
     """
     shown = {
@@ -145,8 +147,8 @@ def _format_call(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _parse_recipe_field(name: str, node: ast.Call) -> dict[str, Any]:
-    """Return the field of a recipe that ``node``, one call in a parsed label, describes, as ``{name: value}``. Raise
-    ``ValueError`` for another call.
+    """Return ``{name: value}`` for the field ``name`` of a recipe, which ``node``, a call in a parsed label, describes.
+    Raise ``ValueError`` for a call that describes no field.
     """
     positional = tuple(ast.literal_eval(a) for a in node.args)
     if name == "values":

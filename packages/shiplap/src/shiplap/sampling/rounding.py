@@ -29,19 +29,19 @@ SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
-    """Return the relative rounding error of one operation of a kernel whose results have ``dtype``. It is that of
-    float64 for float64 and complex128, otherwise that of float32. Kernels are assumed to add up narrow floats in
-    float32.
+    """Return the relative rounding error of one operation of a kernel whose results have ``dtype``. It is the machine
+    epsilon of float64 for float64 and complex128, and otherwise that of float32. Kernels are assumed to add up narrow
+    floats in float32.
     """
     return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
 
 
 def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
     """Return, for each result, a tensor with the deviation of each element that rounding errors of relative size
-    ``eps`` explain.
+    ``eps`` explain. Return None if the reference cannot run with added errors.
 
     ``run`` computes the reference in float64. ``wide`` are its results without added errors. The deviation is infinite
-    if rounding determines whether the element is finite. Return None if the reference cannot run with added errors.
+    if rounding determines whether the element is finite.
     """
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
     for seed in range(RUNS):
@@ -60,7 +60,7 @@ def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tenso
 
 def _element_distance(a: Tensor, b: Tensor) -> Tensor:
     """Return the absolute difference of the elements of ``a`` and ``b``. It is 0 for two NaNs or equal infinities, and
-    infinity if only one of the two numbers is finite.
+    otherwise infinity if one of the two numbers is not finite.
     """
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
@@ -70,16 +70,17 @@ def _element_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _typical_row_spread(spread: Tensor) -> Tensor:
-    """Return the root mean square of the finite elements of each row, with a last dim of 1. The few random deviations
-    of one element may all be small by chance, so the row is used.
+    """Return the root mean square of the finite elements of each row of ``spread``, with a last dim of 1. A tensor
+    without dims or elements is returned as it is, with 0 in place of infinity. The few random deviations of one element
+    may all be small by chance, so the row is used.
     """
     finite = torch.where(torch.isfinite(spread), spread, 0.0)
     return finite.square().mean(-1, keepdim=True).sqrt() if spread.dim() and spread.numel() else finite
 
 
 class _RoundingMode(TorchDispatchMode):
-    """A torch mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1,
-    1].
+    """A torch mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` random and uniform in
+    [-1, 1].
     """
 
     def __init__(self, eps: float, seed: int) -> None:
@@ -122,7 +123,7 @@ class _RoundingMode(TorchDispatchMode):
 
     def _off(self, t: Any, growth: float = 1.0) -> Any:
         """Return ``t`` with each element multiplied by a random factor between ``1 - growth * eps`` and ``1 + growth *
-        eps``. A value that is not a tensor of wide floats is returned unchanged.
+        eps``. A value for which ``_can_round`` is false is returned unchanged.
         """
         return t * self._noise(t, growth) if _can_round(t) else t
 
@@ -137,8 +138,8 @@ class _RoundingMode(TorchDispatchMode):
 
 
 def _can_round(t: Any) -> bool:
-    """Return whether ``t`` is a nonempty floating-point or complex tensor with elements of at least four bytes. A
-    tensor without memory, as on the meta device, does not count.
+    """Return whether ``t`` is a nonempty floating-point or complex tensor with elements of at least four bytes. Return
+    False for a tensor without memory, as on the meta device.
     """
     wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
     return wide and t.numel() > 0 and not without_memory(t)

@@ -21,7 +21,7 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
-    """Return the logarithm of the softmax of ``x`` along ``dim``, computed from exponentials and their sum.
+    """Return the logarithm of the softmax of ``x`` along ``dim``, computed from the sum of exponentials.
     ``half_to_float`` is ignored, since ``x`` is float64.
     """
     shifted = x - x.amax(dim, keepdim=True)
@@ -43,7 +43,7 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
 def _var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed from plain sums. The
+    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. The
     correction of the variance is 1 if ``correction`` is None. If ``keepdim`` is true, the results keep the reduced dims
     with size 1. Otherwise they lack them.
     """
@@ -59,12 +59,16 @@ def _var_mean(
 
 
 def _var(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
-    """Return the variance of ``x`` over ``dim``, computed from plain sums."""
+    """Return the variance of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. ``keywords`` are those
+    of ``_var_mean``.
+    """
     return _var_mean(x, dim, **keywords)[0]
 
 
 def _std(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
-    """Return the standard deviation of ``x`` over ``dim``, computed from plain sums."""
+    """Return the standard deviation of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. ``keywords``
+    are those of ``_var_mean``.
+    """
     return _var_mean(x, dim, **keywords)[0].sqrt()
 
 
@@ -72,8 +76,8 @@ def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the layer norm of ``x`` over its last dims, then the mean and the reciprocal standard deviation of each
-    row. ``shape`` holds the sizes of these dims. ``weight`` and ``bias`` are applied to the normalised rows unless they
-    are None.
+    row. ``shape`` holds the sizes of these dims. ``eps`` is added to the variance. ``weight`` and ``bias`` are applied
+    to the normalised rows unless they are None.
     """
     dims = list(range(x.dim() - len(shape), x.dim()))
     var, mean = _var_mean(x, dims, correction=0, keepdim=True)

@@ -43,8 +43,8 @@ def call_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def op_effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of a call. These are its results ``outs``, then the tensors in the arguments that the op
-    mutates, including those in lists.
+    """Return the effects of a call of the op. These are its results ``outs``, then those tensors in ``args`` that the
+    op mutates, including tensors in lists.
     """
     return (*outs, *tensors_in_arguments([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
@@ -64,39 +64,41 @@ def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
 
 
 def require_gradients(op: Op, args: tuple[Any, ...], names: Container[str]) -> tuple[Any, ...]:
-    """Set the tensors among ``args`` whose argument is in ``names`` to require gradients, in place. Return ``args`` as
-    a tuple.
+    """Call ``requires_grad_()`` on each tensor in ``args`` that belongs to an argument with a name in ``names``. Return
+    ``args`` as a tuple.
     """
     return tuple(v.requires_grad_() if n in names else v for n, v in arguments_by_name(op, args).items())
 
 
 class ReferenceMark:
-    """A mark that the reference of an op is running. A process can share the mark with the process that watches it."""
+    """A flag that says whether the reference of an op is running. A process can share the flag with the process that
+    watches it.
+    """
 
     def __init__(self) -> None:
         """Make a mark that is not set and is visible in this process alone."""
         self._byte: bytearray | mmap.mmap = bytearray(1)
 
     def share(self) -> None:
-        """Move the mark that a reference is running into shared memory. All processes that are forked from now on share
+        """Move the flag that a reference is running into shared memory. All processes that are forked from now on share
         it.
         """
         self._byte = mmap.mmap(-1, 1)
 
     @property
     def is_set(self) -> bool:
-        """Whether the reference of an op is running, in this process or in one that shares the mark."""
+        """Whether the reference of an op is running, in this process or in one that shares the flag."""
         return bool(self._byte[0])
 
     def clear(self) -> None:
-        """Reset the mark that a reference is running. The mark stays set if a process is killed while a reference runs
+        """Reset the flag that a reference is running. The flag stays set if a process is killed while a reference runs
         in it.
         """
         self._byte[0] = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context for the run of an op's reference. The mark is set inside the context, also for processes
+        """Return a context for the run of an op's reference. The flag is set inside the context, also for processes
         that share it.
         """
         self._byte[0] = 1
@@ -133,8 +135,8 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results of the op's surrogate on ``args`` themselves. The surrogate is the plain PyTorch function
-    whose derivative is the op's gradient.
+    """Return the results of the op's surrogate on ``args`` themselves, and not on copies. The surrogate is the function
+    of PyTorch operators whose derivative is the op's gradient.
     """
     positional, named = op.spec.split(args)
     with reference_mark.running():
@@ -153,8 +155,8 @@ def draws_otherwise(op: Op, case: SampleCase) -> bool:
 
 
 def widen_tensor(t: Tensor) -> Tensor:
-    """Return a floating-point tensor as float64 and a complex one as complex128. Other tensors and float8 are
-    unchanged, since the bits of float8 are codes.
+    """Return a floating-point tensor as float64 and a complex one as complex128. Other tensors are unchanged, and so
+    are float8 tensors, whose bits are codes.
     """
     if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
         return t
@@ -203,7 +205,7 @@ def gradients_or_zeros(
     outs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor], **keywords: Any
 ) -> list[Tensor]:
     """Return the gradient of ``outs``, weighted with ``directions``, for each of ``inputs``. An input on which no
-    output depends gets zeros.
+    output depends gets zeros. ``keywords`` are passed to ``torch.autograd.grad``.
     """
     gradients = torch.autograd.grad(outs, inputs, directions, allow_unused=True, **keywords)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, inputs, strict=True)]
@@ -211,7 +213,7 @@ def gradients_or_zeros(
 
 def floating_args(op: Op, case: SampleCase) -> list[str]:
     """Return the names of the tensor arguments that are present in the case and can carry a gradient. Lists are left
-    out, and so are arguments that the op mutates or detaches.
+    out, and so are arguments that the op mutates or that the declaration excludes from gradients.
     """
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}
@@ -219,13 +221,13 @@ def floating_args(op: Op, case: SampleCase) -> list[str]:
 
 
 def is_adopted(op: Op) -> bool:
-    """Return whether an op was adopted, that is, registered by another library and only described to Shiplap."""
+    """Return whether the op was registered by another library and is only described to Shiplap."""
     return isinstance(op, AdoptedOp)
 
 
 def needs_builder(op: Op) -> bool:
     """Return whether the op has an argument that can only be an integer tensor, but no builder of samples
-    (``@op.samples``). Its values are then drawn without regard to their meaning.
+    (``@op.samples``). The values of the argument are then drawn without regard to their meaning.
     """
     kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
@@ -240,7 +242,7 @@ def sum_to_real(t: Tensor) -> Tensor:
 
 
 def why_no_backward(op: Op, case: SampleCase) -> str:
-    """Return why the op has no backward that can run on this case. Return an empty text if it has one."""
+    """Return the reason why the op has no backward that can run on this case. Return an empty string if it has one."""
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
@@ -259,8 +261,8 @@ def why_no_backward(op: Op, case: SampleCase) -> str:
 
 
 def error_line(e: BaseException) -> str:
-    """Return ``Type: message`` on one line, as at the end of a traceback. For an error of the catalogue, the line has
-    its id and the place, ``got`` and ``expected``.
+    """Return ``Type: message`` of the exception ``e`` on one line, as at the end of a traceback. For an error of
+    Shiplap's catalogue, the line has its id, its message, ``where``, ``got`` and ``expected``.
     """
     if isinstance(e, ShiplapError):
         return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
@@ -269,13 +271,13 @@ def error_line(e: BaseException) -> str:
 
 
 def short_error_line(e: BaseException) -> str:
-    """Return the first 200 characters of ``Type: message`` on one line, cut between two words."""
+    """Return the first 200 characters of ``Type: message`` of ``e`` on one line, cut between two words."""
     return shorten(error_line(e), 200, placeholder=" ...")
 
 
 def why_reference_missing(e: BaseException) -> str:
     """Return a text that says that the reference is not written yet if ``e`` is the error ``SL113``. Return an empty
-    text for another error.
+    string for another error.
     """
     written = not (isinstance(e, ShiplapError) and e.id == "SL113")
     return "" if written else "the reference is not written yet, so there is nothing to compare with"

@@ -64,19 +64,23 @@ FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
-    """Return the sample that a finding names by its ``label``, on ``device``. For the same ``seed`` its values, sizes,
-    layouts and dtypes are the same on every machine.
+    """Return the sample of ``op`` on ``device`` that has the recipe ``label``, a string that findings print. For the
+    same ``seed`` its values, sizes, layouts and dtypes are the same on every machine.
     """
     return Samples(op, seed, device).build(SampleRecipe.parse(label))
 
 
 def with_other_values(op: Op, case: SampleCase) -> SampleCase:
-    """Return ``case`` with values newly drawn from the next seed. Sizes, dtypes and layouts stay the same."""
+    """Return a sample with the recipe of ``case``, whose values are drawn from the seed of ``case`` plus 1. Sizes,
+    dtypes and layouts stay the same.
+    """
     return Samples(op, case.seed + 1, case.device).build(case.recipe)
 
 
 class Samples:
-    """The samples of one op for one seed. Most methods yield samples, the usual ones first."""
+    """The samples of one op for one seed. A sample is one set of arguments for a call. Most methods yield samples, the
+    usual ones first.
+    """
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
         """Make the source of samples for an op on ``device``. ``seed`` and the recipe of a sample together determine
@@ -114,8 +118,8 @@ class Samples:
         return recipe
 
     def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> SampleRecipe:
-        """Return the recipe (the description of a sample) with these sizes and scalars by name. Each dtype class of the
-        declaration gets float32, or else the first preferred dtype that it admits.
+        """Return the recipe (the description of a sample) with ``sizes`` by dim name and ``scalars`` by argument name.
+        Each dtype class of the declaration gets float32, or else the first preferred dtype that it admits.
         """
         classes = self.spec.dtype_classes
         dtypes = {c: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for c, t in classes.items()}
@@ -124,8 +128,8 @@ class Samples:
         )
 
     def _env(self, recipe: SampleRecipe) -> dict[str, Any]:
-        """Return the value of each dim and scalar of a recipe by name. Raise ``SL502`` if the declaration does not
-        admit these values or if the results would not fit in memory.
+        """Return the values of all dims and scalars of ``recipe`` by name, computed dims included. Raise ``SL502`` if
+        the declaration does not admit these values or if the results would not fit in memory.
         """
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
@@ -135,8 +139,8 @@ class Samples:
         return env
 
     def build(self, recipe: SampleRecipe) -> SampleCase:
-        """Return the sample of a recipe, with values drawn from the seed. Raise the errors of the declaration's own
-        checks if the recipe does not fit.
+        """Return the sample that ``recipe`` describes. Its values follow from the recipe and the seed. Raise the errors
+        of the declaration's own checks if the recipe does not fit the declaration.
         """
         env = self._env(recipe)
         digest = hashlib.sha256(f"{self.seed}|{recipe.values_key}".encode()).digest()
@@ -152,15 +156,15 @@ class Samples:
         return SampleCase(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
     def blank(self, recipe: SampleRecipe) -> Binding:
-        """Return the bound call of a recipe with tensors on the meta device, which have no values. It is used to check
-        sizes, dtypes and layouts.
+        """Return the arguments that ``recipe`` describes, bound to the parameters of the op. Their tensors are on the
+        meta device and have no values. They are used to check sizes, dtypes and layouts.
         """
         drawn = self._drawn(recipe, self._env(recipe), None)
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: SampleRecipe) -> SampleCase | None:
-        """Return the sample of a recipe, or None if the declaration or the builder refuses it. Small samples and
-        refusals are cached.
+        """Return the sample that ``recipe`` describes, or None if the declaration or the op's builder refuses it. Small
+        samples and refusals are cached.
         """
         key = str(recipe)
         if key in self._known:
@@ -177,8 +181,8 @@ class Samples:
         return case
 
     def _cases(self, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-        """Yield the samples of those ``recipes`` (descriptions of samples) that the op's declaration admits. Equal
-        recipes yield one sample.
+        """Yield the samples of those ``recipes`` (descriptions of samples) that the op's declaration admits, in order.
+        Equal recipes yield one sample.
         """
         seen: set[str] = set()
         for recipe in recipes:
@@ -187,15 +191,17 @@ class Samples:
                 yield case
 
     def _drawn(self, recipe: SampleRecipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
-        """Return the arguments of a recipe in schema order for an op without a builder of samples, with random values
-        from ``rng``. If ``rng`` is None, the tensors are on the meta device and have no values.
+        """Return the arguments of a recipe in schema order for an op without a builder of samples. ``env`` has the
+        values of dims and scalars by name. Tensors have random values from ``rng``. If ``rng`` is None, they are on the
+        meta device and have no values.
         """
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
 
         def tensor(arg: Arg, member: int = 0) -> Tensor:
             """Return a contiguous tensor with drawn values for the argument ``arg``. For a list argument, it is the
-            member number ``member``.
+            tensor at the index ``member``. If ``rng`` of the enclosing function is None, the tensor is on the meta
+            device.
             """
             assert arg.tensor is not None
             kind = arg.tensor
@@ -223,8 +229,8 @@ class Samples:
         return tuple(value(a) for a in self.spec.args)
 
     def _place(self, recipe: SampleRecipe, arg: Arg, value: Any) -> Any:
-        """Return the value of an argument on the device and in the layout that the recipe names for it. Return None if
-        the recipe leaves the argument out.
+        """Return ``value``, the value of the argument ``arg``, with each tensor on the device and in the layout that
+        the recipe names for the argument. Return None if the recipe leaves the argument out.
         """
         if arg.name in recipe.absent:
             return None
@@ -233,7 +239,7 @@ class Samples:
 
         def place(t: Tensor) -> Tensor:
             """Return ``t`` on the device of these samples. If the declaration admits the layout that the recipe names
-            for the argument, ``t`` has this layout.
+            for the argument, the result has this layout. Otherwise it has that of ``t``.
             """
             t = t.detach().to(self.device)
             if layout.startswith("expanded") and self.op.sampler is not None:
@@ -250,8 +256,8 @@ class Samples:
         yield from self._cases([self.base])
 
     def values(self) -> Iterator[SampleCase]:
-        """Yield samples with every plain kind of values (``PLAIN_KINDS``), at the base sizes and then at larger
-        ones.
+        """Yield samples with each kind of values in ``PLAIN_KINDS``, such as ``ties`` or ``zeros``, at the base sizes
+        and then at larger ones.
         """
         yield from self._cases(
             b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in PLAIN_KINDS
@@ -270,16 +276,16 @@ class Samples:
                 yield from self._cases([self.base.but(dtypes=names)])
 
     def scalars(self) -> Iterator[SampleCase]:
-        """Yield samples with one scalar at a value other than its default. The sizes are those of the base sample,
-        unless the value requires others.
+        """Yield samples with one scalar argument at a value other than its default. The sizes are those of the base
+        sample, unless the value requires other sizes.
         """
         yield from self._scalars(
             {a.name: list(scalar_candidates(a)[: None if a.choices else 4]) for a in self.spec.scalars}
         )
 
     def odd_scalars(self) -> Iterator[SampleCase]:
-        """Yield samples with one scalar negative, zero, large, or near literals of the code. Then yield all
-        combinations of up to three flags.
+        """Yield samples with one scalar argument at an unusual value, which is negative, zero, large, or near a number
+        in the op's code. Then yield samples with all combinations of up to three bool arguments.
         """
         yield from self._scalars({a.name: odd_scalar_values(a, self.code_constants) for a in self.spec.scalars})
         flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
@@ -287,8 +293,8 @@ class Samples:
         yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
 
     def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[SampleCase]:
-        """Yield samples with one scalar at each of the values that ``tried`` has for its name. If the value requires
-        it, the sample has other sizes.
+        """Yield samples with one scalar argument at each of the values that ``tried`` lists under its name. All other
+        scalars have their defaults. If a value requires it, the sample has other sizes than the base sample.
         """
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
@@ -311,12 +317,12 @@ class Samples:
 
     @cached_property
     def code_constants(self) -> CodeConstants:
-        """The integers, floats and strings in the code of the op, at which a kernel may branch."""
+        """The integers, floats and strings in the code of the op. A kernel may branch at such a constant."""
         return find_code_constants(self.op)
 
     def thresholds(self) -> Iterator[SampleCase]:
         """Yield samples of every dtype whose values lie at and near the op's scalars and the numbers in its code, where
-        the code may branch. Yield nothing for an op with a builder of samples.
+        the code may branch. Yield nothing if the op has a builder of samples.
         """
         if (
             kind := threshold_value_kind(self.code_constants, dict(self.base.scalars).values())
@@ -326,8 +332,8 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[SampleCase]:
-        """Yield samples with no member, with one, with three and with more in each argument that is a list of tensors.
-        Then yield samples whose members differ in size.
+        """Yield samples in which one argument that is a list of tensors has another number of members, such as 1, 3, 0
+        or 9. Then yield samples whose members differ in size.
         """
         for arg in self.spec.tensors:
             for length in self.code_constants.members if arg.many and not arg.length else ():
@@ -347,8 +353,8 @@ class Samples:
         yield from self._cases(r.but(values=kind) for kind in ("normal", *kinds) for r in wide)
 
     def long(self) -> Iterator[SampleCase]:
-        """Yield samples in every dtype with one long dim. A sum over it of many positive terms loses digits in a narrow
-        accumulator.
+        """Yield samples in every dtype with one dim of 4,096 elements. If a kernel adds up that many terms in a narrow
+        dtype, it loses digits.
         """
         kinds = ("normal",) if self._keeps_values else ("positive", "normal")
         for name, kind in free_dims(self.spec).items():
@@ -360,8 +366,8 @@ class Samples:
     def tiles(self) -> Iterator[SampleCase]:
         """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096.
 
-        First some dims vary together, then each dim alone, then several together. Long dims and large tensors follow. A
-        dim stops growing once the caller takes longer than ``2 * SLOW`` seconds for its samples.
+        First several dims vary together, then each dim alone, then several together again. Long dims and large tensors
+        follow. A dim stops growing once the caller takes longer than ``2 * SLOW`` seconds for the samples of one size.
         """
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
@@ -389,14 +395,16 @@ class Samples:
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
-        """Yield the sample ``case`` with one outstanding element in each row, then with values of the kind ``order``
-        (such as ``descending``). Yield nothing if the sample is large or if the op's builder ignores kinds of values.
+        """Yield samples with the recipe of ``case`` but other values. In the first, one element of each row is far
+        larger or smaller than the others. The second has values of the kind ``order``, such as ``descending``. Yield
+        nothing if the sample is large or if the op's builder ignores kinds of values.
         """
         if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and not self._keeps_values:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-        """Yield the cases that are small enough and are expected to take the caller at most ``4 * SLOW`` seconds.
+        """Yield those of ``cases`` that are small enough and are expected to take the caller at most ``4 * SLOW``
+        seconds.
 
         The expectation follows from the time that the caller took for earlier cases, measured from a yield to the next
         request.
@@ -409,14 +417,16 @@ class Samples:
             self._note(case, began)
 
     def _note(self, case: SampleCase | None, began: float) -> None:
-        """Record the processor time since ``began`` as that of ``case`` if the case is large. Estimates for larger
-        samples use this time.
+        """Record the processor time since the time ``began`` as that of ``case`` if the case is large. Estimates for
+        later samples use it.
         """
         if case is not None and case.numel > LONG_SUM:
             self._pace = max(self._pace, (time.process_time() - began) / case.numel)
 
     def millions(self) -> Iterator[SampleCase]:
-        """Yield samples of more than 2^20 elements. They exceed counters, grids and buffers of a fixed size."""
+        """Yield samples with more than 2^20 elements in one tensor, by a larger first or last dim. They exceed
+        counters, grids and buffers of a fixed size.
+        """
         names = [name for name, kind in free_dims(self.spec).items() if kind != "variadic"]
         for name in dict.fromkeys([*names[:1], *names[-1:]]):
             base, size = self.build(self.base), dict(self.base.sizes).get(name)
@@ -425,8 +435,8 @@ class Samples:
                 yield from self._resized({name: MILLION_ELEMENTS // others + 1})
 
     def wide(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim at a few sizes larger than one tile of a kernel. Checks that take long use these
-        instead of all sizes.
+        """Yield samples with one dim at a few sizes, such as 65 and 1,025, that are larger than one tile of a kernel.
+        Checks that take long use these samples instead of those of ``tiles``.
         """
         sizes = [n + 1 for n in self.code_constants.ints if LARGEST_COMMON_SIZE < n < LONG_SUM // 4][:4]
         for size in dict.fromkeys((65, *sizes, 1025)):
@@ -435,8 +445,8 @@ class Samples:
                 yield from (c for c in cases if c.numel <= MAX_SAMPLE_ELEMENTS >> 3)
 
     def grains(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim of at least 32,768 elements. From this number on, torch splits loops over a tensor
-        between threads.
+        """Yield samples with one dim so large that a tensor has more than 70,000 elements. From 32,768 elements on,
+        torch splits loops over a tensor between threads.
         """
         for name, kind in free_dims(self.spec).items():
             base = self.make(self.base)
@@ -452,9 +462,10 @@ class Samples:
             )
 
     def optionals(self) -> Iterator[SampleCase]:
-        """Yield samples with each optional tensor left out in turn, then with all of them left out.
+        """Yield samples with each optional tensor left out in turn, then one with all of them left out.
 
-        Then yield samples with size 1 for each dim that the declaration lets broadcast, and for all of these dims.
+        Then yield samples with size 1 for each dim that the declaration lets broadcast in turn, then one with size 1
+        for all of these dims.
         """
         absent = [a.name for a in self.spec.tensors if a.optional]
         yield from self._cases(self.base.but(absent=group) for group in name_groups(absent))
@@ -463,7 +474,9 @@ class Samples:
         )
 
     def edges(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim at 0, at 1 and around powers of two, then with all dims at 0."""
+        """Yield samples with one dim of size 0, of size 1, and of sizes around 16 and 32. Then yield one with all dims
+        of size 0.
+        """
         kinds = free_dims(self.spec)
         for name, kind in kinds.items():
             for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGE_SIZES:
@@ -471,16 +484,18 @@ class Samples:
         yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
 
     def ranks(self) -> Iterator[SampleCase]:
-        """Yield samples with two dims, with none and with three in place of each variadic dim (one that stands for any
-        number of dims).
+        """Yield samples with two dims, with none and with three in place of each variadic dim, which is one that stands
+        for any number of dims.
         """
         for name in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
             for size in ((2, 3), (), (3, 1, 2)):
                 yield from self._resized({name: size})
 
     def grown(self, count: int) -> Iterator[SampleCase]:
-        """Yield at most ``count`` samples, each larger than the one before. They are larger than the base sample in as
-        many dims as the declaration admits.
+        """Yield at most ``count`` samples that are larger than the base sample, with growing sizes.
+
+        First all dims are enlarged at once. If the declaration does not admit that, one dim alone or multiples of the
+        sizes are tried.
         """
         base, kinds = dict(self.base.sizes), free_dims(self.spec)
         for step in range(1, 4 * count + 1):
@@ -499,8 +514,9 @@ class Samples:
                     break
 
     def _resized(self, sizes: dict[str, Any]) -> Iterator[SampleCase]:
-        """Yield the base sample with ``sizes`` by dim name. Other sizes change if the declaration requires it. Yield
-        nothing if no such sample is admitted or if it would take too long.
+        """Yield the sample that has the given ``sizes`` by dim name, and is otherwise the base sample. If one size is
+        given and the declaration requires it, other sizes and scalars change, too. Yield nothing if no such sample is
+        admitted or if it would take too long.
         """
         direct = self.base.but(sizes=sizes)
         if (elements := self._elements(direct)) > MAX_SAMPLE_ELEMENTS or elements * self._pace > 4 * SLOW:
@@ -511,8 +527,8 @@ class Samples:
             yield from self._cases([resized])
 
     def _elements(self, recipe: SampleRecipe) -> int:
-        """Return the number of elements of all arguments of a recipe together, without allocating them. Return 0 if the
-        declaration refuses the sizes.
+        """Return the number of elements of all tensors that ``recipe`` describes, without allocating them. Return 0 if
+        the declaration refuses the sizes.
         """
         try:
             return sum(t.numel() for t in tensors_among(Samples(self.op, self.seed, "meta").blank(recipe).args))
@@ -520,8 +536,8 @@ class Samples:
             return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> SampleRecipe | None:
-        """Return a recipe in which the one dim named in ``sizes`` has the size given there. Return None if the
-        declaration admits no such recipe.
+        """Return a recipe in which the one dim in ``sizes`` has the size given there. Return None if the declaration
+        admits no such recipe.
 
         All other sizes and scalars are chosen so that the declaration admits the recipe. Results are cached.
         """
@@ -535,8 +551,9 @@ class Samples:
         return self._sized[key]
 
     def layouts(self, base: SampleRecipe | None = None) -> Iterator[SampleCase]:
-        """Yield samples of ``base`` (the base sample if None) with each layout for each tensor argument alone, then for
-        all at once. Samples whose tensors all stay contiguous are left out.
+        """Yield samples of the recipe ``base`` in other memory layouts. By default it is the recipe of the base sample.
+        Each layout is tried for each tensor argument alone, then for all arguments together. Samples whose tensors all
+        stay contiguous are left out.
         """
         recipe = base or self.base
         for layout in LAYOUTS:

@@ -26,9 +26,11 @@ REFUSAL_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
-    """Return the kinds of the dims whose size a sample may choose, by name in declared order.
+    """Return a dict from the names of the dims whose size a sample may choose to their kinds, in declared order. Dims
+    that the declaration computes from others are left out.
 
-    The kinds are ``"name"``, ``"any"`` and ``"variadic"``. Dims that the declaration computes from others are left out.
+    The kinds are ``"name"`` for a dim with a name, ``"any"`` for one without, and ``"variadic"`` for a name that stands
+    for any number of dims.
     """
     repeated = spec.broadcasts
     computed = {name for name, _ in spec.dims} - {*repeated.values()}
@@ -37,8 +39,8 @@ def free_dims(spec: OpSpec) -> dict[str, str]:
 
 
 def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
-    """Return ``{dim: 1}`` for each dim that a call broadcasts, that is, whose size is 1 although the dim to which it
-    belongs is larger.
+    """Return ``{dim: 1}`` for each dim that a call with the sizes ``env`` broadcasts. The size of such a dim is 1
+    although the dim to which it is broadcast is larger or 0.
 
     Recipes hold sizes for these dims only. Any other dim that may broadcast has the size of the dim to which it
     belongs.
@@ -48,7 +50,8 @@ def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
 
 def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
     """Yield tuples of names. First each name alone is yielded, and at last all names together. If ``every`` is true and
-    there are three names, their pairs are yielded in between. Otherwise no pairs are yielded.
+    there are three names, their pairs are yielded in between. Otherwise no pairs are yielded, except that two names are
+    a pair together.
     """
     names = tuple(names)
     among = range(2, len(names)) if every and len(names) < 4 else ()
@@ -57,8 +60,8 @@ def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[
 
 
 def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the sizes of all dims, computed ones included, and the scalars, by name. Return None if the declaration
-    does not admit this combination.
+    """Return a dict with the sizes of all dims, computed ones included, and the scalars, by name. Return None if the
+    declaration does not admit the combination of ``sizes`` and ``scalars``.
     """
     env = {**scalars, **sizes}
     env = {own: env[of] for own, of in spec.broadcasts.items() if of in env} | env
@@ -79,16 +82,16 @@ def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str
 
 
 def results_are_affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
-    """Return whether each result of a call with the dims and scalars ``env`` is small enough for any machine. A scalar
-    as large as 2^40 may be a number of rows, so results may be huge.
+    """Return whether each result of a call with the dims and scalars ``env`` has at most 2^28 elements. A scalar as
+    large as 2^40 may be a number of rows, so results may be huge.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     return all(math.prod(declared_output_shape(out, known)) <= MAX_RESULT_ELEMENTS for out in spec.outputs)
 
 
 def scalar_candidates(arg: Arg) -> Sequence[Any]:
-    """Return the values of a scalar argument to try in samples. Its default, or None for an optional argument, comes
-    first. Its declared choices or usual values of its type follow.
+    """Return the values to try in samples for the scalar argument ``arg``. Its default, or None for an optional
+    argument, comes first. Its declared choices follow, or else usual values of its type.
     """
     if arg.choices:
         first = [arg.default] if arg.has_default else [None] if arg.optional else []
@@ -125,10 +128,10 @@ def search_sizes(
     fixed_scalars: Mapping[str, Any] | None = None,
     limit: int = SEARCH_LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the first ``(sizes, scalars)`` by name that the declaration admits and that have the values in
+    """Return the first ``(sizes, scalars)`` that the declaration admits, two dicts by name. They have the values in
     ``fixed_sizes`` and ``fixed_scalars``. By default nothing is fixed.
 
-    Return None if the first ``limit`` combinations hold none.
+    Return None if none of the first ``limit`` combinations is admitted.
     """
     names, pools = _value_pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
@@ -146,9 +149,9 @@ def search_sizes(
 
 
 def _requirement_refuses(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
-    """Return whether one of the requirements is false for the chosen values or cannot be computed.
+    """Return whether one of the requirements is false for the values ``chosen`` or cannot be computed.
 
-    That requirement is moved to the front of the list, since it is likely to refuse the next values.
+    That requirement is moved to the front of the list ``requirements``, since it is likely to refuse the next values.
     """
     for place, holds in enumerate(requirements):
         try:
@@ -183,9 +186,10 @@ def _value_pools(
 
 
 def _sizes_in_requirements(spec: OpSpec) -> list[int]:
-    """Return sizes that satisfy requirements such as ``n % 256 == 0``, which no usual size does.
+    """Return sizes that may satisfy requirements such as ``n % 256 == 0``, which no usual size does.
 
-    They are the numbers in the expressions of the declaration, and small multiples of them.
+    They are the numbers in the expressions of the declaration, their successors, and small multiples of them. Sizes
+    that are tried anyway are left out.
     """
     texts = [str(e) for e in spec.requires] + [str(e) for _, e in (*spec.dims, *spec.bounds)]
     texts += [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "expr"]
@@ -195,8 +199,8 @@ def _sizes_in_requirements(spec: OpSpec) -> list[int]:
 
 
 def _product_outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield tuples of one value from each pool, in all combinations. Combinations of the first values of the pools come
-    first. Tuples may repeat.
+    """Yield tuples of one value from each of ``pools``, in all combinations. Combinations of the first values of the
+    pools come first. Tuples may repeat.
     """
     if not all(pools):
         return

@@ -83,8 +83,8 @@ class LibraryState:
         symbols: the library's own variables, which are certainly state.
         runtime: variables of a language runtime, each with the name of that runtime.
         nameless: (section, bytes) of the sections with variables that have no symbol, because the library was stripped.
-        linked_in: whether a C++ runtime is part of the library. Nameless and local state may then be the runtime's.
-        declared: globals that the library admits, each with its reason. Thread-locals are never among them.
+        linked_in: whether a C++ runtime is part of the library. Nameless and local variables may then be the runtime's.
+        declared: globals that the library admits, each with its reason. Thread-local variables are never among them.
     """
 
     symbols: tuple[WritableSymbol, ...] = ()
@@ -101,14 +101,14 @@ KEEPS_SYMBOL = (
 
 def read_library_state(library: Path) -> LibraryState:
     """Return the global and thread-local variables in the writable memory of the shared ``library``. Raise
-    ``ValueError`` if the file is not an ELF file.
+    ``ValueError`` if the file has no readable ELF symbol table.
     """
     return _read_cached(library, library.stat().st_mtime_ns)
 
 
 def compilers_of_library(library: Path) -> tuple[str, ...]:
-    """Return the identifications that compilers wrote into the ``.comment`` section of ``library``, sorted. The tuple
-    is empty if that section was stripped or the file is not an ELF file.
+    """Return the strings by which compilers have identified themselves in the ``.comment`` section of ``library``,
+    sorted. The tuple is empty if that section was stripped or the file is not an ELF file.
     """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
@@ -143,7 +143,7 @@ def _read_cached(library: Path, changed: int) -> LibraryState:
 
 
 def _kind_of_section(name: str) -> str:
-    """Return ``"thread-local"`` or ``"global"`` for the name of a writable ELF section, and an empty text for another
+    """Return ``"thread-local"`` or ``"global"`` for the name of a writable ELF section, and an empty string for another
     section. ``.data.rel.ro`` is not writable, since only the loader writes to it.
     """
     if name.startswith((".tbss", ".tdata")):
@@ -152,8 +152,8 @@ def _kind_of_section(name: str) -> str:
 
 
 def _read_symbols(elf: Any, table: Any) -> LibraryState:
-    """Return the writable variables of a symbol table. Those that compilers or runtimes added are listed apart from
-    those of the library.
+    """Return the writable variables in ``table``, a symbol table of the file ``elf``. Those that compilers or runtimes
+    added are listed apart from those of the library.
     """
     admitted: dict[WritableSymbol, bool] = {}  # → whether it is local to a source file
     runtime: dict[str, None] = {}
@@ -178,8 +178,8 @@ def _read_symbols(elf: Any, table: Any) -> LibraryState:
 
 
 def _read_constant(elf: Any, table: Any, name: str) -> str:
-    """Return the value of the constant string with the symbol ``name`` in an ELF file, or an empty text if there is
-    none.
+    """Return the value of the constant string with the symbol ``name`` in ``table``, a symbol table of the ELF file
+    ``elf``. Return an empty string if there is no such symbol.
     """
     for entry in table.get_symbol_by_name(name) or ():
         section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
@@ -191,7 +191,7 @@ def _read_constant(elf: Any, table: Any, name: str) -> str:
 
 
 def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
-    """Return ``state`` with the globals that the library admits moved from ``symbols`` to ``declared``.
+    """Return a copy of ``state`` with the globals that the library admits moved from ``symbols`` to ``declared``.
 
     ``text`` is a constant string in the library. Each of its lines ``symbol: reason`` says why a variable is harmless.
     """
@@ -202,18 +202,18 @@ def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
 
 
 def _owner_of_symbol(name: str) -> str:
-    """Return the name of the compiler or runtime that adds a symbol of this name to libraries. Return an empty text if
-    the variable is the library's own.
+    """Return the name of the compiler or runtime that adds a symbol called ``name`` to libraries. Return an empty
+    string if the variable is the library's own.
     """
     known = next((why for pattern, why in RUNTIME_SYMBOLS.items() if fnmatch.fnmatchcase(name, pattern)), "")
     return known or (LINKED_RUNTIME_NAME if name.startswith(STATIC_RUNTIME_PREFIXES) else "")
 
 
 def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
-    """Return the name of the runtime of a GPU's vendor to which a symbol belongs, or an empty text for a symbol of the
-    library itself.
+    """Return the name of the runtime of a GPU's vendor to which a symbol belongs, or an empty string for a symbol of
+    the library itself.
 
-    ``offload`` is the runtime with which the library's device code is registered, or an empty text. ``size`` is the
+    ``offload`` is the runtime with which the library's device code is registered, or an empty string. ``size`` is the
     symbol's size in bytes. A variable of the device's code has a copy on the host under the author's name, and this
     copy counts as the library's own.
     """
@@ -223,8 +223,9 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:
-    """Return (name, size in bytes) of each writable section of a stripped library that holds variables without a name.
-    Such a section is larger than the C runtime's own data and the exported variables together.
+    """Return (name, size in bytes) of each writable section of the stripped library ``elf`` that holds variables
+    without a name. Such a section is larger than the C runtime's own data and the exported variables in ``state``
+    together.
     """
     exported = sum(s.size for s in state.symbols)
     sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _kind_of_section(s.name)]

@@ -14,8 +14,8 @@ MAX_MATCHED_ROWS = 2048  # rows that are matched one by one
 
 
 def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
-    """Return the indices of the results whose rows have no order, and a float64 matrix with the rows of all these
-    results side by side.
+    """Return the indices of the results whose rows have no order, and a float64 matrix with the first columns of all
+    these results side by side. At most ``ORDERED_COLUMNS`` (16) columns of each result are included.
 
     The matrix is None if there are no such results or if they differ in their number of rows. A comparison of shapes
     reports the latter.
@@ -32,15 +32,15 @@ def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Te
 
 
 def _exact_doubles(t: Tensor) -> Tensor:
-    """Return a matrix in float64. An int64 column becomes two, its upper and its lower 32 bits, since float64 does not
-    hold 64 bits.
+    """Return the matrix ``t`` in float64 without loss. Each int64 column becomes two, its upper and its lower 32 bits,
+    since float64 does not hold 64 bits.
     """
     return torch.cat((t >> 32, t & 0xFFFFFFFF), 1).double() if t.dtype == torch.int64 else t.double()
 
 
 def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with the rows of those results sorted that the declaration calls unordered. The rows of all these
-    results are compared side by side, and get one permutation.
+    """Return ``outs`` with sorted rows in each result that the declaration calls unordered. The rows of all unordered
+    results are compared side by side, and all get the same permutation.
     """
     if not spec.unordered:
         return outs
@@ -58,7 +58,8 @@ def match_unordered_rows(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Te
     """Return ``outs`` with the rows of unordered results permuted, so that each row has the index of the nearest row of
     ``like``.
 
-    ``like`` are the results to compare with. Both are sorted, but rounding may have changed the order of rows.
+    ``like`` are the results to compare with. Both are sorted, but rounding may have changed the order of rows. If there
+    are more than ``MAX_MATCHED_ROWS`` rows or if the shapes differ, ``outs`` are returned unchanged.
     """
     places, rows = _unordered_rows(spec, outs)
     _, wanted = _unordered_rows(spec, like)

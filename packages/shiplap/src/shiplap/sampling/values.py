@@ -50,9 +50,9 @@ DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers th
 def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
     """Return a contiguous CPU tensor of random values of the ``kind``, a name such as ``normal`` or ``nan``.
 
-    ``ties`` are few distinct values, zeros among them. ``descending`` is the reverse of the order that sorted code
-    expects. ``large`` are magnitudes around 1e3. ``around 0.5 6`` are these numbers of either sign, and their
-    neighbours in the dtype. The kinds of ``SPECIAL_KINDS`` are described by their names.
+    ``ties`` are few distinct values, zeros among them. ``descending`` values are sorted in memory order, from the
+    largest to the smallest. ``large`` are magnitudes around 1e3. ``around 0.5 6`` are these numbers of either sign, and
+    their neighbours in the dtype. The kinds of ``SPECIAL_KINDS`` are described by their names.
 
     Integers lie in ``[0, below)``, as indices of rows do. They leave this range only for the kinds of ``DATA_KINDS``.
     """
@@ -73,8 +73,8 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
 
 
 def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``t`` with a random tenth of its floats, and at least one, set to zero. Integers, float8 and empty tensors
-    are returned unchanged.
+    """Return a copy of the float tensor ``t`` with a random tenth of its elements, and at least one, set to zero.
+    Return ``t`` itself if it is an integer, float8 or empty tensor.
     """
     if not t.is_floating_point() or t.itemsize < 2 or not t.numel():
         return t
@@ -84,10 +84,11 @@ def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``t`` with other bit patterns for some NaNs, namely full payloads of both signs. A conversion may treat
-    them differently.
+    """Return a copy of ``t`` in which some NaNs have other bit patterns. In these all bits of the payload are set, with
+    either sign.
 
-    A conversion that rounds by adding to the bits carries a full payload into the sign.
+    A conversion to another dtype may treat them differently. One that rounds by adding to the bits carries a full
+    payload into the sign.
     """
     bits = t.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize])
     full = torch.tensor([torch.iinfo(bits.dtype).max, -1], dtype=bits.dtype)
@@ -96,14 +97,14 @@ def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
-    """Return ``values``, normal numbers in float64, transformed into values of the ``kind`` within the range of
-    ``dtype``.
+    """Return ``values``, normal numbers in float64, transformed into values of the ``kind``, a name such as ``nan``.
+    The result is in float64 too, with values in the range of ``dtype``.
     """
     finfo = torch.finfo(dtype)
 
     def some(share: float) -> Tensor:
-        """Return a random boolean mask of the shape of ``values``. At least one element is set. The expected share of
-        set elements is ``share`` (0 to 1).
+        """Return a random boolean mask of the shape of ``values`` in the enclosing function. At least one element is
+        set. The expected share of set elements is ``share`` (0 to 1).
         """
         at = torch.rand(values.shape, generator=rng) < share
         if at.numel() and not at.any():
@@ -111,7 +112,9 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
         return at
 
     def uniform(low: float, high: float) -> Tensor:
-        """Return random float64 numbers between ``low`` and ``high``, of the shape of ``values``."""
+        """Return random float64 numbers between ``low`` and ``high``, of the shape of ``values`` in the enclosing
+        function.
+        """
         return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
 
     if kind.startswith(AROUND_PREFIX):
@@ -151,8 +154,8 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
 
 
 def _values_at_thresholds(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """Return a tensor of numbers drawn from those in the name ``kind`` and from their neighbours at a relative distance
-    of ``eps``. They have the signs of ``values``.
+    """Return a tensor of numbers drawn from those in the name ``kind``, such as ``around 0.5 6``, and from their
+    neighbours at a relative distance of ``eps``. The numbers have the signs of ``values``.
     """
     pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND_PREFIX).split()], dtype=torch.float64)
     chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
@@ -160,8 +163,8 @@ def _values_at_thresholds(kind: str, values: Tensor, eps: float, rng: torch.Gene
 
 
 def _float_powers(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """Return random powers of two from 2^-12 to 2^12 and their neighbours in the dtype of epsilon ``eps``. An exponent
-    changes there. The numbers have the signs of ``values``.
+    """Return a tensor of random powers of two from 2^-12 to 2^12 and their neighbours in the dtype with the machine
+    epsilon ``eps``. The exponent changes at such a number. The numbers have the shape and the signs of ``values``.
     """
     steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
     powers = torch.exp2(torch.randint(-12, 13, values.shape, generator=rng).double())
@@ -169,10 +172,11 @@ def _float_powers(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
 
 
 def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``values`` with one outstanding element in each row. It shows whether a kernel loses a maximum or minimum.
+    """Return a copy of ``values`` in which one element of each row is far larger or smaller than the others. It shows
+    whether a kernel loses a maximum or minimum.
 
-    The columns advance from row to row, so that as many rows as columns cover all of them. Few rows get places at the
-    boundaries of tiles.
+    The column of this element advances from row to row, so that as many rows as columns cover all columns. If there are
+    few rows, the columns are drawn from the boundaries of tiles.
     """
     if not values.numel():
         return values
@@ -190,7 +194,7 @@ def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    """Return a large tensor whose normal numbers repeat, because drawing 10^8 different ones would take seconds.
+    """Return a large tensor of normal numbers that repeat, because drawing 10^8 different ones would take seconds.
 
     The numbers repeat after a prime number of elements, so that no two rows or tiles of a tensor are equal.
     """
@@ -200,8 +204,8 @@ def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generato
 
 
 def _draw_integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
-    """Return random int64 values of the ``kind`` (a name such as ``last`` or ``skewed``). They are indices in ``[0,
-    below)``. For the kinds of ``DATA_KINDS`` they lie in the range of ``dtype`` instead.
+    """Return a tensor of random int64 values of the ``kind`` (a name such as ``last`` or ``skewed``). They are indices
+    in ``[0, below)``. For the kinds of ``DATA_KINDS`` they lie in the range of ``dtype`` instead.
     """
     top = max(1, min(below, 2) if kind == "ties" else below)
     info = torch.iinfo(dtype)
@@ -234,8 +238,8 @@ def _draw_integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below:
 
 
 def _integer_powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
-    """Return random powers of two and their neighbours within the range of ``info``. Three quarters of them are
-    positive. No magnitude repeats before all have occurred.
+    """Return random powers of two and their neighbours within the range of the dtype that ``info`` describes. Three
+    quarters of them are positive. No magnitude repeats before all have occurred.
     """
     ups = torch.tensor([(1 << k) + step for k in range(info.bits - 1) for step in (-1, 0, 1)])
     chosen = ups[torch.randperm(len(ups), generator=rng)].repeat(-(-math.prod(shape) // len(ups)) or 1)

@@ -48,8 +48,8 @@ def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
     """Return an estimate of the number of operations of a call whose dims and scalars are ``env``.
 
     It is the number of result elements times the sizes of the dims that are summed over. These are the dims that
-    several arguments have and no result has. A dim of a single argument adds nothing, since it is indexed or summed
-    only once.
+    several arguments have and no result has. A dim that only one argument has adds nothing, since it is indexed or
+    summed only once.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     inputs = [{d.of or d.text for d in a.tensor.dims if d.kind == "name"} for a in spec.tensors if a.tensor]
@@ -60,7 +60,9 @@ def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
 
 
 class _WorkLimit(TorchDispatchMode):
-    """A torch mode that ends a run which makes a large tensor or very many calls."""
+    """A torch mode that raises ``OverflowError`` when an operator returns a large tensor or very many operators were
+    called.
+    """
 
     def __init__(self) -> None:
         """Make a mode that has counted no calls yet."""
@@ -81,7 +83,7 @@ class _WorkLimit(TorchDispatchMode):
 
 
 def why_too_large(op: Op, case: SampleCase) -> str:
-    """Return why the op should not be run on ``case``, or an empty text.
+    """Return the reason why the op should not be run on ``case``, or an empty string.
 
     The only reason is that a scalar beyond 32 bits makes the work too large. Such a scalar may be a size, for which
     that much memory would be allocated.
@@ -91,9 +93,10 @@ def why_too_large(op: Op, case: SampleCase) -> str:
 
 
 def _why_too_much_work(op: Op, case: SampleCase) -> str:
-    """Return why the reference should not run on ``case``, or an empty text. A run on the meta device determines this.
+    """Return the reason why the reference should not run on ``case``, or an empty string. A run on the meta device
+    determines this.
 
-    The reason is the size of the work, or an error of the run, which leaves the size unknown.
+    The reason is that the run exceeds a limit of work, or that it raises an error, which leaves the work unknown.
     """
     args = tree_map(lambda t: t.detach().to("meta"), case.args)
     positional, named = op.spec.split(args)
@@ -107,8 +110,8 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
 
 
 def parse_budget(budget: float | str) -> float:
-    """Return a budget in seconds, given as ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds. Raise ``SL612`` for
-    another text.
+    """Return a time in seconds that is given as ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds. Raise ``SL612``
+    for another text.
     """
     if isinstance(budget, (int, float)):
         return budget

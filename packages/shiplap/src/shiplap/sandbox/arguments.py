@@ -32,7 +32,9 @@ BLOCK_SIZE = struct.Struct("=q")  # at the start of a file of arguments: the byt
 
 
 class ArgumentArena:
-    """Arguments that are laid out in a file without a name, to be read by another process."""
+    """Arguments that are laid out in a file without a name, to be read by another process. Tensors on a GPU are laid
+    out in a block of GPU memory instead.
+    """
 
     def __init__(self, seed: int | None = None, block: DeviceBlock | None = None) -> None:
         """Start an empty layout. Two layouts with equal ``seed`` place equal arguments at equal offsets. If ``seed`` is
@@ -47,10 +49,11 @@ class ArgumentArena:
         self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Packed:
-        """Reserve room in the shared memory for the tensors in ``value``. Return the description from which the other
-        process unpacks the value.
+        """Reserve room in the shared memory for the tensors in ``value``. Return the description from which
+        ``unpack_arguments`` in the other process makes the value.
 
-        ``value`` is a tensor, a plain value, or a list, tuple or dict of these. Raise ``TypeError`` for another type.
+        ``value`` is a tensor, number, string, bool, dtype, device or None, or a list, tuple or dict of these. Raise
+        ``TypeError`` for another type.
         """
         if isinstance(value, Tensor):
             return TensorLocation.of(value, self._place(value))
@@ -86,10 +89,10 @@ class ArgumentArena:
         return at
 
     def make(self) -> int:
-        """Return the descriptor of a new file, filled with zeros, that has room for all packed tensors. The caller
-        closes it.
+        """Return the descriptor of a new file, filled with zeros, that has room for all packed tensors. Its length
+        cannot be changed. The caller closes it.
 
-        The length of the file cannot be changed. Arguments on a GPU get a block of zeros.
+        If there are tensors on a GPU and the existing block does not fit, a new block, filled with zeros, is made.
         """
         if self._device_parts and (self.block is None or not self._device_size <= self.block.size <= self._most_room()):
             self.block = device_driver().make_block(self._device_size)
@@ -131,7 +134,7 @@ class ArgumentArena:
 
     def files(self, handle: int) -> list[int]:
         """Return the descriptors to send with a message. They are ``handle``, the file of the arguments, and the file
-        of a GPU block which the other process has not opened yet.
+        of the GPU block if the other process has not opened the block yet.
         """
         return [handle, *([self.block.file] if self.block is not None and self.block.file >= 0 else [])]
 
@@ -140,7 +143,7 @@ class ArgumentArena:
 class MappedArguments:
     """Arguments in a file that a process has mapped.
 
-    A record holds the device and the inode of the file, the locations of the tensors, and the mapped memory.
+    An instance holds the device and the inode of the file, the locations of the tensors, and the mapped memory.
     """
 
     file: tuple[int, int]
@@ -149,8 +152,8 @@ class MappedArguments:
 
     @classmethod
     def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
-        """Return the record of the arguments in the file with the descriptor ``handle``, laid out as ``packed``
-        describes. ``memory`` is the mapping of the file. If it is None, the file is mapped here.
+        """Return the arguments in the file with the descriptor ``handle``, laid out as ``packed`` describes. ``memory``
+        is the mapping of the file. If it is None, the file is mapped now.
         """
         stat = os.fstat(handle)
         places = tuple(packed_locations(packed))

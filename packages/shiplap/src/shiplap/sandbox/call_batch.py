@@ -50,12 +50,14 @@ class BatchRun:
 
 
 class CallBatch:
-    """A context with calls that a sandboxed process has prepared, on arguments in memory that both processes share.
+    """A context manager with calls that a sandboxed process has prepared, on arguments in memory that both processes
+    share.
 
-    ``index`` is that of a candidate. If ``poison`` is not None, memory that the candidate allocates is filled with this
-    byte. Otherwise that memory is left as it is. If the batch is ``blank``, its arguments hold zeros until ``fill``
-    writes values. By default a batch of index -1 is blank. If ``queued`` is true, calls on a GPU are queued before the
-    clock starts. Otherwise each is timed from its start.
+    ``index`` is the number of a candidate in that process, or -1 for calls that compute nothing. If ``poison`` is not
+    None, memory that the candidate allocates is filled with this byte. Otherwise that memory is left as it is. If the
+    batch is ``blank``, its arguments hold zeros until ``fill`` writes values. By default a batch of index -1 is blank.
+    If ``queued`` is true, calls on a GPU are queued before the clock starts. Otherwise each is queued after the clock
+    has started.
     """
 
     def __init__(
@@ -108,10 +110,10 @@ class CallBatch:
         self.close()
 
     def close(self) -> None:
-        """Close the file of the arguments.
+        """Close the file of the arguments, and drop the batch.
 
-        If their GPU block is mapped now, the sandboxed process releases this batch, and the block is unmapped here.
-        Otherwise that process releases this batch when it prepares the next one.
+        If its GPU block is the one in use, the sandboxed process releases the batch now, and the block is unmapped in
+        this process. Otherwise the sandboxed process releases the batch when it prepares the next one.
         """
         self.witness.batches.discard(self._number)
         if self._clock is not None and self.witness.block is self._clock.block:
@@ -124,7 +126,8 @@ class CallBatch:
         """Write the values of ``sets`` into the memory of the prepared calls, which is shared with the sandboxed
         process. No message is sent.
 
-        ``sets`` has one list of arguments for each call, with the same sizes as before.
+        ``sets`` has one list of arguments for each call. Their sizes must be those of the arguments with which the
+        batch was made.
         """
         arena = ArgumentArena(self._layout, self._clock.values if self._clock is not None else None)
         for args in sets:
@@ -133,10 +136,10 @@ class CallBatch:
         self.sets = sets
 
     def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
-        """Run each prepared call once and return the times. If ``expected`` is given, the effects of each call are
-        compared with its entry in it.
+        """Run each prepared call once and return the times. If ``expected`` is given, the effects of call ``i`` are
+        compared with ``expected[i]``. Otherwise nothing is compared.
 
-        Raise ``CandidateError`` if a call fails, and ``CallsNotQueued`` for calls that cannot be queued.
+        Raise ``CandidateError`` if a call fails, and ``CallsNotQueued`` for calls on a GPU that cannot be queued.
         """
         self.witness.forget_results()
         if self._clock is not None:
@@ -148,10 +151,12 @@ class CallBatch:
     def _compare_calls(
         self, reply: protocol.BatchCalled, expected: Sequence[ExpectedEffects] | None, probes: Sequence[Probe]
     ) -> None:
-        """Compare the effects of each call (its results and changed arguments) with ``expected``.
+        """Compare the effects of each call (its results and changed arguments) with ``expected``. If it is None,
+        nothing is compared.
 
         Results on a GPU are also compared with ``probes``, elements that were read as soon as the calls were done.
-        Raise ``CandidateError`` with the number of the first call that differs.
+        Raise ``CandidateError`` with the index of the first call that differs. Raise it also if ``reply`` has not one
+        item for each call.
         """
         if len(reply.calls) != len(self.sets):
             raise CandidateError("answer", "not one answer a call")
@@ -193,10 +198,11 @@ class CallBatch:
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
         """Make the process queue all calls behind a closed gate, then open the gate and time the calls while the
-        process is stopped.
+        process is stopped. Return the times and the reply.
 
-        The gate is a word in shared memory at which the process's GPU stream waits. Raise ``CallsNotQueued`` if the
-        process waits for the device meanwhile.
+        The gate is a word in shared memory for which the process's GPU stream waits. The handles of opened allocations
+        are appended to ``taken``, and the elements that are read behind the calls to ``probes``. Raise
+        ``CallsNotQueued`` if the process waits for the device meanwhile.
         """
         try:
             message = protocol.RunBatch(self._number, gated=True)
@@ -213,10 +219,11 @@ class CallBatch:
     def _time_calls(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Time GPU calls that cannot be queued in advance. Return the times and the reply.
+        """Time calls on a GPU that are not queued in advance. Return the times and the reply.
 
-        The sandboxed process runs the calls one by one after the clock has started. The probed elements are appended to
-        ``probes``. If the calls do not end in time, kill the process and raise ``CandidateError``.
+        The sandboxed process runs the calls after the clock has started. The handles of opened allocations are appended
+        to ``taken``, and the elements that are read behind the calls to ``probes``. If the calls do not end in time,
+        kill the process and raise ``CandidateError``, or ``Timeout`` if the time of the judgement is over.
         """
         began, started = clock.start()
         reply, _ = self.witness.request(protocol.RunBatch(self._number))
@@ -235,13 +242,12 @@ class CallBatch:
         self, clock: DeviceClock, reply: protocol.BatchCalled, taken: list[bytes]
     ) -> list[tuple[bytes, int, int, int, DeviceBlock]]:
         """Return (memory handle, offset, bytes, bytes of an element, block) of each result of the calls that lies on
-        the device.
+        the GPU. If a call has no such results, its arguments are listed in their place, since it may change them.
 
-        Allocations that are mapped for this are appended to ``taken``. If a call has no results, its arguments stand
-        for them, since it may change them.
+        The handles of allocations that are mapped for this are appended to ``taken``.
 
         Raise ``DeviceError`` for a location that no tensor has. A kernel of this process that reads there would fail,
-        and with it every later one.
+        and all its later kernels would fail, too.
         """
         found: dict[tuple[bytes, int, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
         # Another number of answers is reported by ``_compare_calls``.
@@ -260,8 +266,8 @@ class CallBatch:
         return list(found.values())
 
     def sample(self, repeats: int) -> BatchRun:
-        """Run the first prepared call ``repeats`` times on the same values and return the times. Results are not
-        compared. Raise ``CandidateError`` if a call fails.
+        """Run the first prepared call ``repeats`` times on the same values and return the time of all runs together.
+        Results are not compared. Raise ``CandidateError`` if a call fails.
         """
         reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
         return BatchRun(took, reply.spent * 1e-9)
@@ -285,8 +291,8 @@ def _argument_spans(given: MappedArguments, block: DeviceBlock) -> ResultSpans:
 
 
 def _span_of(place: TensorLocation) -> tuple[int, int, int]:
-    """Return the offset, the extent in bytes and the bytes of one element of the tensor at the location ``place``.
-    Raise ``DeviceError`` for an unknown dtype or a misaligned offset.
+    """Return (offset, extent in bytes, bytes of one element) of the tensor at the location ``place``. Raise
+    ``DeviceError`` for an unknown dtype or a misaligned offset.
     """
     dtype = getattr(torch, place.dtype, None)
     if not isinstance(dtype, torch.dtype) or place.at % min(dtype.itemsize, MOST_ALIGNED):

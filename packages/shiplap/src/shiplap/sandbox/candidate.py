@@ -52,8 +52,9 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 @dataclass(frozen=True)
 class ResultSpan:
-    """The bytes of a result as they were read. The result begins at offset ``at`` of ``memory``, which is ``"host"``
-    (where ``at`` is an address) or the handle of a GPU allocation. The block of the arguments has an empty handle.
+    """A result in memory, of which ``length`` bytes begin at ``at``. That is an address in the sandboxed process if
+    ``memory`` is ``"host"``, and otherwise an offset in the GPU allocation with the handle ``memory``. The GPU block of
+    the arguments has an empty handle. ``content`` has the bytes as they were read, or is None if they were deleted.
     """
 
     memory: bytes | str
@@ -67,8 +68,8 @@ MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file
 
 
 class CandidateError(Exception):
-    """An error that names a fault of a candidate. It holds the check that found the fault, the evidence, and the number
-    of the call in a batch.
+    """An error that names a fault of a candidate, the code under test. It has the name of the failed ``check``, a text
+    as ``evidence``, and the index of the ``call`` in its batch, or -1 outside of a batch.
     """
 
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
@@ -78,8 +79,8 @@ class CandidateError(Exception):
 
 
 class MachineLack(CandidateError):
-    """An error for a request that failed because the machine lacks memory, files or processes. The candidate is not at
-    fault.
+    """An error for a request to a sandboxed process that failed because the machine lacks a resource, such as memory,
+    open files or disk space. The candidate is not at fault.
     """
 
     def __init__(self, evidence: str) -> None:
@@ -88,20 +89,17 @@ class MachineLack(CandidateError):
 
 
 class DeviceUnavailable(Exception):
-    """An error that says that a locked process cannot use the device. The candidate is not at fault."""
+    """An error that says that a sandboxed process cannot use the accelerator. The candidate is not at fault."""
 
 
 @dataclass(frozen=True)
 class ExpectedEffects:
-    """The effects of the reference on one draw of arguments. They are its results, then the arguments that it changes.
-
-    Attributes:
-        own: the effects in the reference's own precision.
-        against: a function that returns the difference between other effects and these.
-        changed: the indices of the tensor arguments that the reference changes.
-        aliased: whether a result may share memory with an argument.
-        nested: the structure of the results in their containers. Empty if that is not compared.
-        overlapping: whether elements of a result may share memory with each other.
+    """The effects of the reference on one draw of arguments, ``own``. They are its results, then the new values of the
+    arguments that it changes. ``against`` is a function that returns the difference of other effects from these.
+    ``changed`` has the indices of the tensor arguments that the reference changes. ``aliased`` says whether a result
+    may share memory with an argument, and ``overlapping`` whether two elements of one result may share memory.
+    ``nested`` is the nesting of containers around the results (see ``structure_of``), or an empty string if it is not
+    compared.
     """
 
     own: Sequence[Tensor]
@@ -114,14 +112,11 @@ class ExpectedEffects:
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """The times and the error of one call.
-
-    Attributes:
-        wall, quiet: seconds by the clock of the process that judges (see ``RequestTime``).
-        spent: seconds by the clock of the sandboxed process.
-        written: on a GPU, the part of these seconds in which the process that judges wrote values.
-        late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
-        error: the largest error in units of the tolerance.
+    """The times and the error of one call. ``wall`` and ``quiet`` are seconds by the clock of the process that judges
+    (see ``RequestTime``). ``spent`` are the seconds that the sandboxed process reports, by its own clock or by events
+    of the GPU. ``written`` is the part of ``wall`` in which the process that judges wrote arguments to a GPU. ``late``
+    are the seconds for which other streams of a GPU worked after the call's own stream was done. ``error`` is the
+    largest error of a result in units of the tolerance.
     """
 
     wall: float
@@ -143,8 +138,8 @@ def check_process_state(traces: protocol.CallTraces) -> None:
 
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
-    """Raise ``CandidateError`` if the tuples and dicts around the results are nested otherwise than expected. Raise it
-    also if two elements of one result share memory and the reference's do not.
+    """Raise ``CandidateError`` if the results are nested otherwise than in ``expected.nested``, or if elements of one
+    result share memory without ``expected.overlapping``. An empty ``expected.nested`` allows any nesting.
     """
     lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
@@ -156,7 +151,10 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that are still kept, with the bytes of its tensors, in all and on the host."""
+    """The results of one call, kept so that later changes of them are detected. ``spans`` are their locations and
+    bytes. ``size`` is the number of bytes of the call's arguments and results, and ``host`` the number of those in host
+    memory.
+    """
 
     spans: ResultSpans
     size: int
@@ -164,10 +162,8 @@ class _KeptResults:
 
 
 class TargetProcess:
-    """A sandboxed process in which a target is loaded. A target is the code under test or its reference.
-
-    Attributes:
-        declines: whether the target may decline arguments, as a kernel in ``sl.tune`` may.
+    """A sandboxed process in which a target is loaded. A target is the code under test or its reference. ``declines``
+    says whether the target may decline arguments, as a kernel in ``sl.tune`` may.
     """
 
     def __init__(self, prisoner: SandboxedProcess, *, declines: bool = False) -> None:
@@ -181,7 +177,9 @@ class TargetProcess:
         self._earlier: deque[_KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
-        """Raise ``DeviceUnavailable`` if the process cannot use the device. Call this method before ``load``."""
+        """Raise ``DeviceUnavailable`` if the process cannot use ``device``, such as ``"cuda"``, or if memory of the
+        device that both processes share has other values in one of them. Call this method before ``load``.
+        """
         number, arena = torch.tensor([secrets.randbits(40)], device=device), ArgumentArena()
         try:
             reply = self._request_with_arena(protocol.CheckDevice(arena.pack([number])), arena, "device")
@@ -192,11 +190,13 @@ class TargetProcess:
             raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
 
     def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
-        """Import the target, whose arguments lie in ``arena``. Raise ``CandidateError`` if that fails."""
+        """Import ``target``, whose arguments lie in ``arena``, in the process. Raise ``CandidateError`` if it fails."""
         self._request_with_arena(target, arena, "import")
 
     def _request_with_arena(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
-        """Return the reply to a message whose arguments lie in ``arena``. Raise the errors of ``request``."""
+        """Send ``message``, whose arguments lie in ``arena``, and return the reply. ``check`` is the name of the check
+        that fails if the process reports an error. The errors raised are those of ``request``.
+        """
         handle = arena.write()
         try:
             return self.request(message, check, *arena.files(handle))[0]
@@ -211,7 +211,7 @@ class TargetProcess:
         self.use_block(None)
 
     def use_block(self, block: DeviceBlock | None) -> None:
-        """Keep ``block``, in which the last call's arguments lie, and unmap the one kept before."""
+        """Keep ``block``, the GPU memory of the last arguments, or none. Unmap the block that was kept before."""
         if block is not self.block and self.block is not None:
             # Queued kernels may still use the memory that is unmapped here.
             self.block.driver.synchronize()
@@ -228,10 +228,10 @@ class TargetProcess:
         *files: int,
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
-        """Return the process's reply to ``message``, sent with the open ``files``, and the time of the request.
-        ``waiting`` is called with the seconds so far. Raise ``CandidateError`` if the process ends or reports an error,
-        for which ``check`` is the failed check. Raise ``MachineLack`` if the machine lacks a resource, and ``Timeout``
-        if the time is over.
+        """Send ``message`` and the descriptors ``files`` to the process. Return the reply and the time of the request.
+        Meanwhile ``waiting`` is called with the seconds so far. Raise ``CandidateError`` with ``check`` if the process
+        reports an error. Raise it also if the process ends, ``MachineLack`` if the machine lacks a resource,
+        ``Timeout`` if the time is over, and ``UnsupportedArguments`` if the target may decline arguments and does so.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)
@@ -250,9 +250,9 @@ class TargetProcess:
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
-        """Run one call of the target and return each torch operator that it runs, or the reason why they cannot be
-        listed. Raise ``CandidateError`` if the results differ from ``expected``. Raise it also if the call leaves
-        threads, changed settings or GPU work behind, unless ``trusted`` is true.
+        """Run one call of the target on ``args``. Return the torch operators that it runs, or a string that says why
+        they cannot be listed. Raise ``CandidateError`` if the results differ from ``expected``. Unless ``trusted`` is
+        true, raise it also if the call leaves threads, changed settings or GPU work behind.
         """
         arena = ArgumentArena()
         try:
@@ -270,8 +270,8 @@ class TargetProcess:
         return reply.operators
 
     def check_interpreter(self) -> None:
-        """Raise ``CandidateError`` if the code under test has replaced functions of Python or torch, or has read the
-        frames or objects of other code. Raise it also for changed settings and for running threads.
+        """Raise ``CandidateError`` if the code under test has replaced functions of Python or torch, read frames or
+        objects of other code, changed settings of the interpreter, or left threads running.
         """
         seen = self.request(protocol.Inspect())[0]
         for names, check, text in (
@@ -287,11 +287,10 @@ class TargetProcess:
     def call(
         self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False
     ) -> CallOutcome:
-        """Call the target on ``args`` and return the times and the error in units of the tolerance.
-
-        If ``expected`` is given, the effects are compared with it, and ``CandidateError`` is raised if they differ. If
-        ``in_place`` is true, the values are written into the tensors of the last call. Otherwise the call gets new
-        tensors.
+        """Call the target on ``args``. Return the times and the largest error in units of the tolerance. If
+        ``expected`` is given, compare the effects with it, and raise ``CandidateError`` if they differ. Otherwise the
+        error is 0. If ``in_place`` is true and the layout of the tensors is that of the last call, the values are
+        written into the tensors of that call. Otherwise the call gets new tensors.
         """
         last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
@@ -328,9 +327,9 @@ class TargetProcess:
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
-        """Return the target's gradients of the floating-point arguments for the output gradients ``seeds``, then those
-        of ``parameters`` if it has them all. Raise ``CandidateError`` for other dtypes or shapes than those of
-        ``like``.
+        """Return the target's gradients of the floating-point arguments in ``args``, then those of ``parameters`` if it
+        has all of these. ``seeds`` are the gradients of the results. Raise ``CandidateError`` for other dtypes or
+        shapes than those of ``like``.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
@@ -338,13 +337,13 @@ class TargetProcess:
         return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into the target's parameters. Return whether the target has all of the names."""
+        """Load ``state`` into the target and return True. If it lacks a name, load nothing and return False."""
         arena = ArgumentArena()
         return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
     def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the values of the parameters and buffers of the target module with the names in ``names``. The tensors
-        in ``names`` give the expected dtypes and shapes. Raise ``CandidateError`` for others.
+        """Return the values of the target module's parameters and buffers with the names in ``names``, in that order.
+        Raise ``CandidateError`` if a value has another dtype or shape than the tensor under its name.
         """
         if not names:
             return []
@@ -352,26 +351,26 @@ class TargetProcess:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The number of calls whose results the process keeps, and the bytes of these results on the host."""
+        """The number of calls whose arguments and results are kept, and the bytes of these in host memory."""
         return len(self._earlier), sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
-        """Unmap the results of all earlier calls. The process releases them with the next call."""
+        """Forget all earlier calls, and unmap their GPU results. The process releases them at its next call."""
         while self._earlier:
             self._drop_earliest()
 
     def _drop_earliest(self) -> None:
-        """Unmap the results of the earliest call that is kept for later comparison. Drop its record."""
+        """Forget the earliest call that is kept for later comparison, and unmap its GPU results."""
         self.release(self._earlier.popleft().spans)
 
     def release(self, spans: ResultSpans) -> None:
-        """Count one user less of the GPU memory of each of these results. Memory without a user is unmapped."""
+        """Lower the users of each GPU allocation in ``spans`` by one. An allocation without a user is unmapped."""
         for span in spans:
             if isinstance(span.memory, bytes) and span.memory:
                 self.opened.drop(span.memory)
 
     def last_spans(self) -> ResultSpans:
-        """Return the bytes of the GPU results that were read last, and delete the stored copies of them."""
+        """Return the last call's spans and delete the bytes kept of them. Return ``[]`` if not all lie on a GPU."""
         last = self._earlier[-1]
         if not all(isinstance(span.content, Tensor) for span in last.spans):
             return []
@@ -379,8 +378,8 @@ class TargetProcess:
         return last.spans
 
     def _in_use(self) -> int:
-        """Return how many of the last calls' results the process must keep, so that later calls can be checked for
-        changing them. More are kept if they are small. The records of all earlier calls are deleted.
+        """Return for how many of the last calls the process must keep the results, so that later changes of them are
+        detected. The number is larger for small results. Forget all calls before these.
         """
         sizes, kept = 0, 0
         # The latest results stay.
@@ -394,8 +393,8 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return the memory mappings of the file ``at``, which holds the arguments of the call, in the target process.
-        Each is (address, size in bytes, offset in the file). They are sorted by offset and must not overlap.
+        """Return the mappings of the arguments' file ``at`` in the target process, as (address, size in bytes, offset
+        in the file) sorted by offset. Raise ``CandidateError`` if a part of the file is mapped twice.
         """
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
@@ -414,9 +413,9 @@ class TargetProcess:
         at: MappedArguments,
         pieces: MappedPieces | None = None,
     ) -> float:
-        """Compare a call's results and arguments in the process's memory with ``expected``. Return the error in units
-        of the tolerance. Raise ``CandidateError`` for a difference. For a call of a batch, ``pieces`` has the mappings
-        of the arguments' file, and results of earlier calls are not compared again.
+        """Compare the effects of a call, read from the process's memory, with ``expected``. Return the error in units
+        of the tolerance, and raise ``CandidateError`` for a difference. ``at`` is the file of the arguments ``args``.
+        For a call of a batch, ``pieces`` are its mappings. Without them, results of earlier calls are compared again.
         """
         given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
@@ -447,8 +446,9 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the location of each tensor in ``given``, in the GPU block or where Linux's map of the process shows
-        it. The process itself could report a copy of the arguments instead of those that it changed.
+        """Return the location of each tensor in ``given``. It lies in the GPU block, or at an address that follows from
+        the mappings ``pieces``. If they are None, they are read from Linux's map of the process, since the process
+        itself could report a copy of the arguments.
         """
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []
@@ -472,8 +472,8 @@ class TargetProcess:
             self.release(spans)
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor], spans: ResultSpans) -> list[Tensor]:
-        """Return copies of the results at ``places``, and append the memory of each to ``spans``. The caller passes
-        ``spans`` to ``release``. Raise ``CandidateError`` for other types, dtypes or shapes than those of ``like``.
+        """Return copies of the results at ``places``. Append the spans of tensors that are not empty to ``spans``,
+        which the caller must ``release``. Raise ``CandidateError`` for other types, dtypes or shapes than in ``like``.
         """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
@@ -493,8 +493,8 @@ class TargetProcess:
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
-        """Return a copy of result ``number`` and its span of memory, or None if it is empty. Gaps may take ``room``
-        bytes at most. Raise ``CandidateError`` if its dtype, shape or device is not that of ``like``.
+        """Return a copy of result ``number`` at ``place`` and its span, which is None for an empty tensor. With gaps,
+        it may span ``room`` bytes. Raise ``CandidateError`` for another dtype, shape or device than that of ``like``.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
@@ -518,7 +518,7 @@ class TargetProcess:
         return flat.as_strided(shape, stride), ResultSpan("host", place.at, len(content), content)
 
     def _read_on_device(self, place: TensorLocation, length: int) -> ResultSpan:
-        """Return a copy of the ``length`` bytes at ``place`` on the GPU. Its memory stays mapped until ``release``."""
+        """Return a span with a copy of ``length`` bytes at ``place`` on the GPU. They are mapped until ``release``."""
         try:
             block = self.opened.take(place.block) if place.block else self.block
             if block is None:
@@ -533,14 +533,14 @@ class TargetProcess:
             raise CandidateError("memory", f"its results cannot be read: {e}") from None
 
     def _read(self, address: int, length: int) -> bytearray:
-        """Return ``length`` bytes of the process's memory. Raise ``CandidateError`` if they cannot be read."""
+        """Return ``length`` bytes from ``address`` in the process. Raise ``CandidateError`` if they cannot be read."""
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
             raise _memory_fault(e, "its results cannot be read") from None
 
     def _holds(self, address: int, content: bytearray) -> bool:
-        """Return whether the process's memory at ``address`` equals ``content``."""
+        """Return whether the process's memory holds the bytes ``content`` from ``address`` on."""
         starts = range(0, len(content), COMPARED_BYTES)
         parts = memoryview(content)
         return all(
@@ -551,8 +551,8 @@ class TargetProcess:
     def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
-        """Raise ``CandidateError`` if a result in ``spans`` shares memory with an argument at ``places`` or a kept
-        result.
+        """Raise ``CandidateError`` if a result in ``spans`` shares memory with a kept result of an earlier call. Unless
+        ``expected.aliased`` is true, the arguments ``given``, which lie at ``places``, are compared as well.
         """
         taken: list[tuple[bytes | str, int, int, str]] = []
         for p, t in zip(places, given, strict=True) if not expected.aliased else ():
@@ -580,15 +580,15 @@ class TargetProcess:
 
 
 def _memory_fault(e: OSError, what: str) -> CandidateError:
-    """Return the error for memory that cannot be read. It is a ``MachineLack`` if the error ``e`` may come from the
-    machine. ``what`` begins its text.
+    """Return the error for a failure ``e`` to read memory, with a text that begins with ``what``. It is a
+    ``MachineLack`` if the machine may be at fault, and otherwise a plain ``CandidateError``.
     """
     lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT, errno.EPERM}, f"{what}: {e.strerror or e}"
     return MachineLack(told) if lack else CandidateError("memory", told)
 
 
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
-    """Return the difference of ``got`` from the reference's effects. Raise ``CandidateError`` if they are invalid."""
+    """Return the difference of ``got`` from ``expected``. Raise ``CandidateError`` if they cannot be compared."""
     try:
         return expected.against(got)
     except INVALID as e:
@@ -596,5 +596,5 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
 
 
 def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
-    """Return the bytes of all tensors in ``args``, or of those in host memory if ``host`` is true."""
+    """Return the number of bytes of all tensors in ``args``. If ``host`` is true, leave out tensors on a GPU."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

@@ -89,7 +89,9 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
     """Return a decorator that registers a function as the handler of requests of the class ``kind``."""
 
     def register(handler: Handler[ReplyT]) -> Handler[ReplyT]:
-        """Register ``handler`` in ``HANDLERS`` for requests of the class ``kind``, and return it unchanged."""
+        """Register ``handler`` in ``HANDLERS`` for requests of the class ``kind`` of the enclosing function, and return
+        it unchanged.
+        """
         HANDLERS[kind] = handler
         return handler
 
@@ -97,16 +99,16 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
 
 
 def take_baseline() -> None:
-    """Take a snapshot of the functions of all imported modules. All processes that are forked later share it. The
-    launcher does this at its start and after each import that a request makes.
+    """Store a snapshot of the functions of all trusted modules that are imported. All processes that are forked later
+    share it. The launcher does this at its start and after each import that a request makes.
     """
     global _baseline
     _baseline = FunctionSnapshot(_baseline)
 
 
 def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
-    """Restrict this process as ``order`` says and report which restrictions are missing. Then answer requests on the
-    connection until it ends.
+    """Restrict this process as ``order`` says and report which restrictions are missing. Then answer requests on
+    ``connection`` until it ends, which raises ``BrokenMessage``.
     """
     os.chdir(order.scratch)
     os.environ.update(order.environment)
@@ -133,8 +135,8 @@ def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
 
 
 class Child:
-    """The state of a sandboxed process. It holds the target, the results of its last calls, and the observers of the
-    interpreter.
+    """The state of a sandboxed process. It holds the target (the code under test or its reference), the arguments and
+    results of its last calls, and the records by which changes of the interpreter are detected.
     """
 
     def __init__(self, *, watched: bool = True) -> None:
@@ -155,8 +157,8 @@ class Child:
         self._block: DeviceBlock | None = None  # the block of the arguments in use
 
     def answer(self, message: Request[ReplyT], file: int) -> ReplyT:
-        """Return the reply to one request. ``file`` is the descriptor of the arguments' file, or -1 if there is
-        none.
+        """Return the reply to the request ``message``. ``file`` is the descriptor of the arguments' file, or -1 if
+        there is none.
         """
         if self._block is not None:
             self._block.driver.release_retired()
@@ -164,8 +166,8 @@ class Child:
         return reply
 
     def _unpack(self, value: protocol.Packed, memory: Any) -> Any:
-        """Return the arguments that ``value`` describes. Their tensors lie in the file's mapped ``memory`` and in the
-        GPU block that came with the request.
+        """Return the arguments that ``value`` describes. Their tensors lie in ``memory``, the mapped file of the
+        request, or in the GPU block that came with the request.
         """
         if self.block_file >= 0:
             (size,) = BLOCK_SIZE.unpack_from(memory, 0)
@@ -173,11 +175,11 @@ class Child:
         return unpack_arguments(value, memory, self._block)
 
     def _describe_place(self, value: Any) -> Place:
-        """Return the location of a result for the reply.
+        """Return the location of the result ``value`` for the reply.
 
         The location of a tensor on the host is its address. The location of a tensor on the GPU is its offset in the
-        arguments' block, or the handle of its allocation with an offset. A plain number is returned itself. For any
-        other value, return a ``Foreign`` with the name of its type.
+        arguments' block, or the handle of its allocation with an offset. A number or bool is returned itself. For any
+        other value, return a ``Foreign`` with a description such as the name of its type.
         """
         if type(value) not in (Tensor, torch.nn.Parameter) or not lies_on_device(value) or not value.numel():
             return _describe_place(value)
@@ -205,7 +207,8 @@ class Child:
     @handles(protocol.Inspect)
     def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
         """Return what the target has done since it was loaded. The reply has the functions and settings that the target
-        has changed, its reads of other code's frames or objects, and the number of its threads.
+        has changed, its reads of other code's frames or objects, and the number of its threads. ``message`` and
+        ``file`` are ignored.
         """
         seen = self._watch.read_observations()
         texts = self._intact.changed()[:20], seen["looked"], seen["left"]
@@ -214,8 +217,9 @@ class Child:
 
     @handles(protocol.CheckDevice)
     def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.ResultPlaces:
-        """Add 1 to the argument on the device and return the location of the result. This shows whether the device and
-        shared memory work.
+        """Add 1 to the tensor of the request, which lies on the accelerator, and return the location of the result. The
+        caller reads the result to test whether the device and shared memory work. ``file`` is the descriptor of the
+        arguments' file.
         """
         self._last = [self._unpack(message.args, _map(file))[0] + 1]
         self._last[0].cpu()
@@ -223,8 +227,9 @@ class Child:
 
     @handles(protocol.LoadTarget)
     def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
-        """Load the target that the request names. If the request's field ``thorough`` is true, a snapshot of the
-        functions of torch is taken first.
+        """Load the target that the request names. ``file`` is the descriptor of the file with the arguments of its
+        constructor and its parameters. If the request's field ``thorough`` is true, a snapshot of the functions of
+        torch is taken first.
         """
         memory = _map(file)
         if message.thorough:
@@ -237,14 +242,17 @@ class Child:
 
     @handles(protocol.LoadParameters)
     def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
-        """Load the values of the request into the parameters of the target. If the target lacks one of the names,
-        nothing is loaded and the answer is no.
+        """Load the values of the request into the parameters and buffers of the target. ``file`` is the descriptor of
+        the file with these values. If the target lacks one of the names, nothing is loaded and ``yes`` of the reply is
+        false.
         """
         return protocol.Answer(load_parameters(self.target, self._unpack(message.state, _map(file))))
 
     @handles(protocol.ReadState)
     def _read_state(self, message: protocol.ReadState, file: int) -> protocol.ResultPlaces:
-        """Return the locations of the parameters and buffers of the target module with the requested names."""
+        """Return the locations of those parameters and buffers of the target module that ``message.names`` names, in
+        that order. Raise ``KeyError`` for a name that the target lacks. ``file`` is ignored.
+        """
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
         self._last = [state[name].detach() for name in message.names]
         # The other process reads them as soon as it has the reply.
@@ -254,8 +262,11 @@ class Child:
 
     @handles(protocol.CallTarget)
     def _call(self, message: protocol.CallTarget, file: int) -> protocol.TargetCalled:
-        """Call the target and return the locations of its results and the times. Arguments and results of the last
-        ``message.keep`` calls stay in memory.
+        """Call the target and return the locations of its results and the times. ``file`` is the descriptor of the file
+        with the arguments. If ``message.again`` is true, the call uses the tensors of the last call instead, into which
+        the other process has written new values.
+
+        The arguments and results of ``message.keep`` earlier calls stay in memory.
         """
         while len(self._kept) > message.keep:
             self._kept.popleft()
@@ -281,18 +292,20 @@ class Child:
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
-        """Keep the arguments and results of a call alive, and return the locations of the results.
+        """Keep ``args`` and ``result``, the flat list of a call's results, alive, and return the locations of the
+        results.
 
-        ``memory`` is the mapped file in which the arguments lie. ``lies`` is the structure of tuples, lists and dicts
-        in which the results were nested, as text.
+        ``memory`` is the mapped file in which the arguments lie. ``lies`` is the nesting of tuples, lists and dicts
+        around the results, as a string such as ``(.,{'a':.})``. If it is None, the reply has no structure.
         """
         self._kept.append((memory, args, result))
         return protocol.CallPlaces([*map(self._describe_place, result)], lies and printable_text(lies))
 
     @handles(protocol.PrepareBatch)
     def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
-        """Prepare one call for each set of arguments in shared memory. ``_run_batch`` runs them later. The values may
-        be replaced before that.
+        """Prepare one call for each set of arguments in the shared file with the descriptor ``file``. ``_run_batch``
+        runs the calls later, and the values may be replaced before that. Release the batches whose numbers are not in
+        ``message.kept``.
         """
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         memory = _map(file)
@@ -307,7 +320,9 @@ class Child:
 
     @handles(protocol.ReleaseBatches)
     def _release(self, message: protocol.ReleaseBatches, file: int) -> protocol.Done:
-        """Release all batches but those that the request keeps. Unmap the GPU blocks of their arguments."""
+        """Release all batches whose numbers are not in ``message.kept``. Unmap the GPU blocks of their arguments.
+        ``file`` is ignored.
+        """
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         driver, self._block = self._block.driver if self._block is not None else None, None
         if driver is not None:
@@ -316,7 +331,7 @@ class Child:
 
     def _prepare_call(self, index: int, poison: int | None, args: list[Any]) -> Callable[[], Any]:
         """Return a function without arguments that calls the target on ``args``. If ``index`` is negative, the target
-        is called once now, and the function returns the results of that call.
+        is called once now, and the function returns the results of that call. ``poison`` is ignored.
         """
         if index >= 0:
             return partial(self.target, *args)
@@ -325,8 +340,11 @@ class Child:
 
     @handles(protocol.RunBatch)
     def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
-        """Run each prepared call of a batch once, or the first one ``message.repeats`` times. Return the locations of
-        the results and the time.
+        """Run each prepared call of a batch once. Return the locations of the results and the time in nanoseconds,
+        which is 0 on a GPU. ``file`` is ignored.
+
+        If ``message.repeats`` is not 0, run the first call that many times instead and return the time alone. If
+        ``message.gated`` is true, the calls are queued on the GPU and begin when the other process opens the gate.
         """
         self._block, sets, runs, results = self._batches[message.batch]
         if message.repeats:
@@ -352,8 +370,8 @@ class Child:
         return protocol.BatchCalled(calls, 0 if on_device else spent)
 
     def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
-        """Run one call ``repeats`` times and return the time of all runs together. If the first run is short, it is not
-        counted, since the caches were cold, and another one is made in its place.
+        """Run one call ``repeats`` times and return the time of all runs together, without results. If the first run is
+        shorter than a millisecond, it is not counted, since the caches were cold, and another one is made in its place.
         """
         with torch.no_grad():
             started = perf_counter_ns()
@@ -366,8 +384,9 @@ class Child:
 
     @handles(protocol.ListOperators)
     def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
-        """Run one call of the target and return the torch operators that it runs and the locations of its results. The
-        reply also has signs of work that could continue afterwards, such as changed settings and running threads.
+        """Run one call of the target on the arguments in the file with the descriptor ``file``. Return the torch
+        operators that it runs and the locations of its results. The reply also has the names of settings that the call
+        has changed and the number of threads that still run its code.
         """
         args = list(self._unpack(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
@@ -381,8 +400,9 @@ class Child:
 
     @handles(protocol.Differentiate)
     def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
-        """Call the target on copies of the arguments. Return the locations of the gradients of its floating-point
-        arguments and of the requested parameters.
+        """Call the target on copies of the arguments in the file with the descriptor ``file``. Return the locations of
+        the gradients of its floating-point arguments, then of those of the requested parameters. ``complete`` of the
+        reply is false if the target lacks one of the parameters, and they are then left out.
 
         Raise ``ValueError`` if no result carries a gradient.
         """
@@ -407,7 +427,8 @@ class Child:
 
 
 def _map(file: int) -> Any:
-    """Return the mapped memory of a file of arguments, which the other process shares.
+    """Map ``file``, the descriptor of a file of arguments that two processes share, and return its memory as a ctypes
+    array.
 
     Unlike ``mmap.mmap``, the mapping keeps no descriptor open. Raise ``OSError`` if the file cannot be mapped or has
     not arrived.
@@ -430,13 +451,15 @@ def _is_floating_tensor(value: Any) -> bool:
 
 
 def _on_devices(args: list[Any]) -> list[Any]:
-    """Return the tensors among the arguments of a call that do not lie in the memory of the host."""
+    """Return the tensors among the arguments of a call that lie on a GPU. Tensors inside tuples, lists and dicts are
+    included.
+    """
     return [a for a in tree_leaves(args) if lies_on_device(a)]
 
 
 def _describe_place(value: Any) -> Place:
-    """Return the location of a strided tensor at its address. Return a plain number or bool itself. For any other
-    value, return a ``Foreign`` with the name of its type.
+    """Return the address, dtype, shape and strides of ``value`` if it is a strided tensor. Return a number of at most
+    64 bits or a bool itself. For any other value, return a ``Foreign`` with a description such as the name of its type.
     """
     if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
@@ -455,11 +478,11 @@ def _describe_place(value: Any) -> Place:
 def _ops(
     target: Callable[..., Any], args: list[Any], intact: FunctionSnapshot
 ) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
-    """Call the target once under torch's profiler. Return (operators, results, settings, threads).
+    """Call ``target`` on ``args`` once under torch's profiler. Return (operators, results, settings, threads).
 
     The operators are those that compute something. The settings are the names of those that the call has changed. The
-    threads are the number of foreign ones, counted by the snapshot ``intact``. Garbage is collected before the end, so
-    that finalizers of the call's objects are listed, too.
+    last value is the number of threads that run code of the target, counted by the snapshot ``intact``. Garbage is
+    collected before the profile ends, so that operators run by finalizers are listed, too.
     """
     from torch.autograd.profiler import profile
 

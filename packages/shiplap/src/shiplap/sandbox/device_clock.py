@@ -47,15 +47,15 @@ class Probe:
     values: Tensor
 
     def agrees_with(self, content: Tensor) -> bool:
-        """Return whether ``content``, the bytes of the whole result as they were read later, has the values of this
-        probe.
+        """Return whether ``content``, the bytes of the whole result as they were read later, has the same elements at
+        the indices of this probe.
         """
         return torch.equal(unit_view(content, self.size)[self.numbers], self.values)
 
 
 def unit_view(content: Tensor, size: int) -> Tensor:
-    """Return a tensor of bytes viewed as integers of ``size`` bytes each, which can be indexed. For a ``size`` above 8,
-    the view is a matrix of int64 with one row for each unit.
+    """Return ``content``, a tensor of bytes, viewed as integers of ``size`` bytes each. For a ``size`` above 8, the
+    view is a matrix of int64 with one row for each ``size`` bytes.
     """
     units = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
@@ -63,18 +63,20 @@ def unit_view(content: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class RunTime:
-    """The seconds of a run, and the part of them in which this process wrote values and emptied the caches."""
+    """The seconds of a run of calls on a GPU (``total``). ``written`` is the part of them in which this process wrote
+    the arguments' values and emptied the caches.
+    """
 
     total: float
     written: float
 
 
 class DeviceClock:
-    """The clock of calls on a GPU. It has the block of arguments, the two words in it at which GPU streams wait (gate
-    and end), and the values that the block gets when the clock starts.
+    """The clock of calls on a GPU. It has the block of arguments, and the two words in the block for which GPU streams
+    wait, called the gate and the end.
 
     Attributes:
-        values: memory of this process in which values are prepared. It is laid out as the block is.
+        values: memory of this process in which the values of the arguments are prepared, laid out as the block is.
     """
 
     def __init__(self, block: DeviceBlock) -> None:
@@ -88,9 +90,10 @@ class DeviceClock:
         self._words = block.bytes_at(FLAG_BYTES, block.size - FLAG_BYTES).view(torch.int32)
 
     def take_values(self) -> None:
-        """Move the argument values from the GPU block that is shared with the sandboxed process to private memory.
+        """Move the argument values from the GPU block that is shared with the sandboxed process to private memory of
+        this process.
 
-        The block is filled with zeros, so that the process sees no values before the clock starts.
+        The block is filled with zeros, so that the other process sees no values before the clock starts.
         """
         self.values.words.copy_(self._words)
         self._words.zero_()
@@ -99,26 +102,26 @@ class DeviceClock:
         """Queue a kernel that writes the private copy of the arguments' values into the GPU block, then one that
         empties the GPU's caches.
 
-        The block is shared with the sandboxed process. A plain copy might run beside kernels of another process.
+        A copy without a kernel might run beside kernels of the sandboxed process, which shares the block.
         """
         torch.bitwise_xor(self.values.words, 0, out=self._words)
         self.driver.empty_caches()
 
     def close_gate(self) -> None:
-        """Clear the two words in shared memory at which GPU streams wait. They are called the gate and the end.
+        """Set the two 32-bit words in shared memory for which GPU streams wait to 0. They are called the gate and the
+        end.
 
-        The sandboxed process's stream waits at the gate before its calls, and sets the end after them.
+        The sandboxed process's stream waits for the gate before its calls, and writes the end after them.
         """
         self.block.bytes_at(0, FLAG_BYTES).zero_()
         self.driver.synchronize()
         self.opened = False
 
     def open_if_late(self, seconds: float) -> None:
-        """Open the gate if calls are not queued after more than ``QUEUE_S`` seconds. A process that waits for the
-        device can then continue.
+        """Open the gate if ``seconds``, the time for which calls are being queued, is more than ``QUEUE_S``. A process
+        that waits for the device can then continue.
 
-        The gate is the word in shared memory at which the other process's GPU stream waits. ``seconds`` is the time so
-        far.
+        The gate is the word in shared memory for which the other process's GPU stream waits.
         """
         if seconds > QUEUE_S and not self.opened:
             self.opened = True
@@ -129,8 +132,8 @@ class DeviceClock:
         """Write the arguments' values, open the gate, and return the times. They are the seconds until the queued calls
         and ``probe`` are done, and the seconds until the values are written.
 
-        The gate is the word in shared memory at which the other process's GPU stream waits. Raise ``CallsNotQueued`` if
-        the calls do not end in time.
+        The gate is the word in shared memory for which the other process's GPU stream waits. ``probe`` queues reads of
+        some elements of the results. Raise ``CallsNotQueued`` if the calls do not end in time.
         """
         self.driver.empty_caches()  # takes so long that this process is ahead of the device
         start = self.driver.record_event()
@@ -157,10 +160,11 @@ class DeviceClock:
         return began, time.perf_counter()
 
     def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
-        """Wait at most ``seconds`` until ``probe`` has run. It runs when the process has written the end word, which it
-        does after its calls.
+        """Call ``probe``, which queues reads of some elements of the results behind the calls, and wait at most
+        ``seconds`` until they are done. The reads begin when the other process has written the end word, which it does
+        after its calls.
 
-        ``probe`` reads some elements of the results. Raise ``CallsNotQueued`` if the calls do not end in time.
+        Raise ``CallsNotQueued`` if the calls do not end in time.
         """
         self.driver.wait_for_word(self.block, END_AT)
         probe()
@@ -194,8 +198,9 @@ class DeviceClock:
         return [self._probe_of(*result) for result in wanted]
 
     def _probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
-        """Return a function that reads random elements of the result at offset ``at`` in ``block``. The result has
-        ``length`` bytes, and each element has ``size`` bytes.
+        """Return a function that reads random elements of one result and returns them as a ``Probe``. The result has
+        ``length`` bytes from offset ``at`` in ``block``, and each element has ``size`` bytes. ``memory`` is the handle
+        of its allocation.
         """
         units, count = unit_view(block.bytes_at(at, length), size), length // size
         numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)

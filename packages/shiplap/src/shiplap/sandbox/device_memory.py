@@ -67,7 +67,7 @@ class _Handle(ctypes.Structure):
 
 
 class _Span:
-    """Bytes of a block as an object from which torch can make a tensor without a copy (by
+    """Bytes of a GPU block as an object from which torch can make a tensor without a copy (by
     ``__cuda_array_interface__``). The block lives as long as that tensor.
     """
 
@@ -78,7 +78,9 @@ class _Span:
 
 
 class DeviceBlock:
-    """A block of GPU memory that this process has made or opened."""
+    """A range of GPU memory that this process has allocated or opened, and that two processes can share. It has an
+    address and a size in bytes.
+    """
 
     def __init__(self, driver: DeviceDriver, address: int, size: int, handle: int = -1, file: int = -1) -> None:
         """Store the parts of a block of ``size`` bytes at ``address``. ``handle`` is that of its physical memory, or -1
@@ -95,8 +97,8 @@ class DeviceBlock:
         return torch.as_tensor(_Span(self.address + at, length, self)) if length else _no_bytes()
 
     def close(self) -> None:
-        """Unmap the block. A second call does nothing. The physical memory lives until the other process has unmapped
-        it, too.
+        """Unmap the block. A second call does nothing. If another process has mapped the block as well, the physical
+        memory lives until that process has unmapped it.
         """
         address, self.address = self.address, 0
         if not address:
@@ -125,10 +127,10 @@ class DeviceBlock:
 
 
 class PrivateBlock(DeviceBlock):
-    """Memory of this process alone that has the size and the layout of a block.
+    """Memory of this process alone that has the size and the layout of a shared GPU block.
 
     Attributes:
-        words: the memory behind the words at which streams wait.
+        words: the memory without the first bytes, which in the block hold the words for which streams wait.
     """
 
     def __init__(self, block: DeviceBlock) -> None:
@@ -151,7 +153,7 @@ class DeviceDriver:
     """The functions of the CUDA driver that share memory and wait in streams, on the current device.
 
     Attributes:
-        retired: blocks without a user, which are unmapped when no work is queued.
+        retired: blocks that were garbage collected without being closed, which are unmapped when no work is queued.
     """
 
     def __init__(self) -> None:
@@ -164,8 +166,8 @@ class DeviceDriver:
         self._room: Tensor | None = None
 
     def call(self, name: str, *args: Any) -> None:
-        """Call the function ``name`` of the CUDA driver library. Raise ``DeviceError`` with the error code if it
-        fails.
+        """Call the function ``name`` of the CUDA driver library with ``args``. Raise ``DeviceError`` with the error
+        code if it fails.
         """
         if code := getattr(self._library, name)(*args):
             raise DeviceError(f"{name}: error {code} of the driver")
@@ -200,8 +202,8 @@ class DeviceDriver:
         return self._map(handle, size, -1)
 
     def _map(self, handle: c_uint64, size: int, file: int) -> DeviceBlock:
-        """Map the physical GPU memory ``handle`` for reading and writing, and return it as a block. ``file`` is the
-        descriptor by which the memory can be shared, or -1.
+        """Map ``size`` bytes of the physical GPU memory ``handle`` for reading and writing, and return them as a block.
+        ``file`` is the descriptor by which the memory can be shared, or -1.
         """
         address, access = c_uint64(), _Access(_Location(1, self._number), 3)
         self.call("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
@@ -291,15 +293,17 @@ def device_driver() -> DeviceDriver:
 
 
 class OpenedAllocations:
-    """The GPU allocations of another process that this process has mapped. Each has the number of its users."""
+    """The GPU allocations of another process that this process has mapped, by handle. Each is stored with the number of
+    its users.
+    """
 
     def __init__(self) -> None:
         """Start with no allocation mapped."""
         self._opened: dict[bytes, tuple[DeviceBlock, int]] = {}
 
     def take(self, handle: bytes) -> DeviceBlock:
-        """Return the GPU allocation of another process with this handle, and count one more user. It is mapped at its
-        first use. Raise ``DeviceError`` if it cannot be mapped.
+        """Return the GPU allocation of another process with the handle ``handle``, and count one more user. It is
+        mapped at its first use. Raise ``DeviceError`` if it cannot be mapped.
         """
         block, users = self._opened.get(handle, (None, 0))
         block = block or device_driver().open_allocation(handle)
@@ -307,11 +311,13 @@ class OpenedAllocations:
         return block
 
     def find(self, handle: bytes) -> DeviceBlock:
-        """Return the mapped GPU allocation with this handle. Raise ``KeyError`` if it has no user."""
+        """Return the mapped GPU allocation with the handle ``handle``. Raise ``KeyError`` if it has no user."""
         return self._opened[handle][0]
 
     def drop(self, handle: bytes) -> None:
-        """Count one user less of the GPU allocation with this handle. Without a user, the allocation is unmapped."""
+        """Count one user less of the GPU allocation with the handle ``handle``. Without a user, the allocation is
+        unmapped.
+        """
         block, users = self._opened.pop(handle)
         if users > 1:
             self._opened[handle] = block, users - 1

@@ -34,7 +34,7 @@ MEMORY_FILES = ("/dev/shm/", "/dev/zero")  # below /dev, and no memory of a devi
 
 
 class _ForkedProcess:
-    """The part of ``subprocess.Popen`` that a launcher uses, for a fork of this program."""
+    """A fork of this program with the part of the interface of ``subprocess.Popen`` that a launcher uses."""
 
     def __init__(self, pid: int) -> None:
         """Describe the forked process with the id ``pid``, which has not ended."""
@@ -52,8 +52,8 @@ class _ForkedProcess:
         return self._wait(0)
 
     def _wait(self, how: int) -> int | None:
-        """Call ``waitpid`` with the option ``how`` unless the exit status is known. Return the status, or None while
-        the process runs.
+        """Call ``waitpid`` with the option ``how`` unless the exit status is known. Return the exit status, or None if
+        it is not known.
         """
         if self.returncode is None:
             with contextlib.suppress(ChildProcessError):
@@ -72,8 +72,8 @@ class ForkedLauncher(SandboxLauncher):
     """A launcher (the process that forks sandboxed processes) that is itself a fork of this program."""
 
     def _start(self) -> socket.socket:
-        """Fork this program as the launcher and return the connection to it. Raise ``ProcessEnded`` if the fork does
-        not reply.
+        """Fork this program as the launcher and return the socket that is connected to it. Raise ``ProcessEnded`` if
+        the fork does not reply.
         """
         if self._over:
             raise ProcessEnded("the time is over")
@@ -92,7 +92,9 @@ class ForkedLauncher(SandboxLauncher):
         return ours
 
     def _fork(self, connection: socket.socket) -> None:
-        """Fork in this thread and record the child. The child serves requests on ``connection`` and never returns."""
+        """Fork this program in the calling thread. The parent records the new process as the launcher. The child serves
+        requests on ``connection`` and never returns.
+        """
         try:
             pid = os.fork()
         except OSError:  # the request that follows says that there is no process
@@ -108,8 +110,8 @@ class ForkedLauncher(SandboxLauncher):
 
 
 def _serve_alone(handle: int, folder: str) -> None:
-    """Serve requests on the connection ``handle`` in a fork of this program. Its secrets, shared memory and open files
-    are removed first.
+    """Serve requests on the connection ``handle`` in a fork of this program. The fork's secrets, shared memory and open
+    files are removed first. ``folder`` is the temporary folder of the sandboxed processes.
     """
     from shiplap.sandbox.launcher import close_files, serve_forks
 
@@ -147,8 +149,8 @@ def _make_memory_private() -> None:
     """Replace all memory mappings that the fork shares with the original program by private copies. Raise ``OSError``
     if one stays shared.
 
-    Such a mapping is a file that is mapped for writing, for example. No rule for files keeps a process from writing to
-    it. Memory of devices is unmapped.
+    An example is a file that is mapped for writing. The process could write to it whatever the sandbox's rules for
+    files are. Memory of devices is unmapped instead.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

@@ -14,8 +14,8 @@ from shiplap.sandbox.trusted_code import function_code, is_trusted_function
 
 class FunctionParts(NamedTuple):
     """The parts of one function at one time. All of them can be replaced while the function stays the same object.
-    ``function`` is the object, ``code`` its code, ``defaults`` and ``keywords`` its default values, and ``held`` the
-    functions in the cells of its closure.
+    ``function`` is the object, ``code`` its code, and ``defaults`` and ``keywords`` its default values. ``held`` has
+    each cell of its closure that holds a function, with that function.
     """
 
     function: Any  # typed Any, since mypy takes a function in a class for a method
@@ -34,9 +34,10 @@ class FunctionParts(NamedTuple):
 
     def changed_part(self) -> str:
         """Return the name of the first part of the function that was replaced since the record was made, such as ``the
-        code``. Return an empty text if there is none.
+        code``. Return an empty string if there is none.
 
-        A function in the closure may be replaced by another function of Python or torch.
+        A function in the closure that was replaced by another function of Python, torch or an installed package does
+        not count.
         """
         now = self.function
         # Thousands of functions are compared, and most have only these two parts.

@@ -30,8 +30,8 @@ class QueuedCall:
     """The outcome of one call on a GPU.
 
     Attributes:
-        result: the returned values, in order.
-        structure: the tuples, lists and dicts in which they are nested, as text.
+        result: the returned values in order, as a flat list.
+        structure: the tuples, lists and dicts in which they are nested, as a string.
         seen: the results as the next kernel on the same stream reads them.
         clock: times in nanoseconds. ``spent`` is the time of the host until the call's own stream was done. ``device``
             is the time by events. ``late`` is the time for which other streams still worked.
@@ -92,12 +92,12 @@ def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
 
 
 def _on_device(value: Any) -> bool:
-    """Return whether ``value`` is a plain strided tensor on the GPU."""
+    """Return whether ``value`` is a strided tensor on the GPU and no instance of a subclass of ``Tensor``."""
     return type(value) is Tensor and value.device.type == DEVICE and value.layout is torch.strided
 
 
 def _probe_elements(result: Tensor) -> tuple[int, int, Tensor]:
-    """Return the first index, the step and a copy of the values of evenly spaced elements of a result.
+    """Return (first index, step, values) of evenly spaced elements of the flattened ``result``. The values are a copy.
 
     The first index is random, so that the code under test cannot foresee which elements are read.
     """
@@ -107,7 +107,9 @@ def _probe_elements(result: Tensor) -> tuple[int, int, Tensor]:
 
 
 def _every_nth_element(result: Tensor, at: int, step: int) -> Tensor:
-    """Return every ``step``-th element of the flattened result from index ``at`` on, as a view or a copy."""
+    """Return every ``step``-th element of the flattened result from index ``at`` on. It is a view if the result can be
+    flattened without a copy.
+    """
     return result.detach().reshape(-1)[at::step]
 
 

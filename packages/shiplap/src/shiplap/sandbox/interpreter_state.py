@@ -70,8 +70,8 @@ BACKEND_FLAGS = (  # flags of torch.backends that select the algorithms of other
 
 
 def _backend_flag(path: str) -> Any:
-    """Return the value of the flag ``path`` of ``torch.backends``. Return None if this torch has no such flag, and
-    ``"mixed"`` if torch refuses to report it.
+    """Return the value of the flag ``path`` of ``torch.backends``, such as ``cudnn.enabled``. Return None if this torch
+    has no such flag, and ``"mixed"`` if torch refuses to report it.
     """
     value: Any = torch.backends
     for name in path.split("."):
@@ -83,7 +83,7 @@ def _backend_flag(path: str) -> Any:
 
 
 def _matmul_precision() -> str:
-    """Return the precision of float32 matrix products, or ``"mixed"`` if torch refuses to report it."""
+    """Return torch's precision of float32 matrix products, or ``"mixed"`` if torch refuses to report it."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # two ways to set it were mixed
@@ -91,15 +91,15 @@ def _matmul_precision() -> str:
 
 
 def _monitoring_tools() -> tuple[Any, ...]:
-    """Return the tool that is registered for each of the six ids of ``sys.monitoring``. Return an empty tuple on a
-    Python without it.
+    """Return the tool that is registered for each of the six ids of ``sys.monitoring``, or None for an id without a
+    tool. Return an empty tuple on a Python without that module.
     """
     monitoring = getattr(sys, "monitoring", None)
     return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
 
 
 def _working_folder() -> str:
-    """Return the working folder, or an empty text if it was removed."""
+    """Return the working folder, or an empty string if it was removed."""
     try:
         return os.getcwd()
     except OSError:  # it was removed
@@ -107,14 +107,14 @@ def _working_folder() -> str:
 
 
 def _read_umask() -> int:
-    """Return the umask of this process. It can be read only by setting it."""
+    """Return the umask of this process. It is set for a moment, since it cannot be read otherwise."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _is_trusted_finder(finder: Any) -> bool:
-    """Return whether ``finder``, an import finder or path hook, was defined by Python or an installed package."""
+    """Return whether ``finder``, an import finder or path hook, comes from Python, torch or an installed package."""
     find = getattr(finder, "find_spec", None) or finder
     return is_trusted_function(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
 
@@ -173,8 +173,8 @@ def changed_interpreter_state(before: dict[str, Any]) -> list[str]:
 
 
 class InterpreterWatch:
-    """A record of reads of frames and objects of other code. It begins when it is created, by an audit hook that cannot
-    be removed.
+    """A record of the functions with which the code under test reads frames and objects of other code, and of changed
+    settings. The record begins when the instance is created, which installs an audit hook that cannot be removed.
     """
 
     def __init__(self) -> None:
@@ -207,8 +207,8 @@ class InterpreterWatch:
         return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
 
     def _record_event(self, event: str, args: tuple[Any, ...]) -> None:
-        """Handle an event of Python's audit hook. Its name is recorded in ``_looked`` if the code under test has read
-        frames or objects of other code.
+        """Handle an event of Python's audit hook. The name of the event, or of the function in it, is recorded in
+        ``_looked`` if the code under test has read frames or objects of other code.
         """
         if event in EVENTS:
             what = event
@@ -228,8 +228,8 @@ class InterpreterWatch:
 
     @contextmanager
     def record_calls(self) -> Iterator[None]:
-        """Return a context in which a profile function also records calls of watched C functions. Such calls raise no
-        audit event.
+        """Return a context in which a profile function also records calls of C functions that read frames or hide
+        operators. Such calls raise no audit event.
         """
         before = sys.getprofile()
         sys.setprofile(self._record_call)
@@ -239,8 +239,8 @@ class InterpreterWatch:
             sys.setprofile(before)
 
     def _record_call(self, frame: FrameType, event: str, function: Any) -> None:
-        """Handle an event of the profile function. The name of a watched function, such as one that reads frames, is
-        recorded if the code under test calls it.
+        """Handle an event of Python's profile function. The name of a watched function, such as one that reads frames,
+        is recorded in ``_looked`` if the code under test calls it.
         """
         if event not in ("call", "c_call"):
             return
@@ -256,7 +256,7 @@ class InterpreterWatch:
         """Return whether code under test made the call in ``frame``.
 
         The frames are searched from ``frame`` to its callers. Library functions that read frames for their callers are
-        skipped. The first other frame determines the result. It is foreign if its code does not belong to Python, an
+        skipped. The first other frame determines the result, which is True if its code does not belong to Python, an
         installed package or Shiplap.
         """
         while frame is not None:

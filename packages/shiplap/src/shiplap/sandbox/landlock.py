@@ -69,7 +69,7 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 
 @dataclass(frozen=True)
 class SandboxPolicy:
-    """The permissions of a process after ``lock_process`` has restricted it.
+    """The permissions that ``lock_process`` leaves to a process.
 
     Attributes:
         scratch: the folder that the process may write.
@@ -88,7 +88,8 @@ class SandboxPolicy:
 
 def readable_places(*, device: bool = False) -> list[str]:
     """Return the existing files and folders that a sandboxed process may read. They are those of Python, its packages
-    and the system libraries. If ``device`` is true, those of an accelerator's driver are added.
+    and the system libraries. If ``device`` is true, those of an accelerator's driver are added. Otherwise they are left
+    out.
     """
     places = [*SYSTEM_PLACES, *hardware_places(), sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
@@ -98,16 +99,16 @@ def readable_places(*, device: bool = False) -> list[str]:
 
 
 def hardware_places() -> list[str]:
-    """Return the files and folders below ``/sys`` that a sandboxed process may read. They have nothing that only root
-    may read, since root may run the sandbox.
+    """Return the files and folders below ``/sys`` that a sandboxed process may read. Whatever only root may read is
+    left out, since root may run the sandbox.
     """
     found = (path for pattern in HARDWARE.split() for path in Path("/sys").glob(pattern))
     return [str(part) for path in found if not NUMBERED.fullmatch(path.name) for part in _open_parts(path)]
 
 
 def _open_parts(path: Path) -> list[Path]:
-    """Return ``[path]`` if everybody may read all that its owner may read there. Otherwise return those files and
-    folders inside ``path`` for which this holds.
+    """Return ``[path]`` if everybody may read all files there that their owner may read. Otherwise return those files
+    and folders inside ``path`` for which this holds.
     """
     try:
         if not path.is_dir():
@@ -120,11 +121,11 @@ def _open_parts(path: Path) -> list[Path]:
 
 
 def start_removal(folder: str) -> int:
-    """Start a process that removes the folder in which a sandboxed process has written, with everything in it. Return
+    """Start a process that removes ``folder``, in which a sandboxed process has written, with everything in it. Return
     the id of the new process. Raise ``OSError`` if it cannot be started.
 
-    The command ``rm`` descends to any depth and follows no links. If its owner cannot list some folders, their
-    permissions are changed first.
+    The command ``rm`` descends to any depth and follows no links. If it fails, the permissions inside the folder are
+    changed, and it is run again.
     """
     script = 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
     # Its errors have names that the sandboxed process has chosen. A shell that redirects needs one more descriptor.
@@ -133,8 +134,8 @@ def start_removal(folder: str) -> int:
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
-    """Restrict this process irrevocably by resource limits, dropped capabilities, Landlock and seccomp. Return, for
-    each of these, an empty text or the reason why it is not in force.
+    """Restrict this process irrevocably by resource limits, dropped capabilities, Landlock and seccomp. Return a dict
+    from the name of each of these restrictions to an empty string, or to the reason why it is not in force.
     """
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)
@@ -159,8 +160,8 @@ def _can_list(folder: str) -> bool:
 
 
 def _set_resource_limits(cell: SandboxPolicy) -> str:
-    """Forbid core dumps, and limit the length of written files and the number of open ones. Return an empty text or the
-    error.
+    """Forbid core dumps, and limit the length of written files and the number of open ones. Return an empty string, or
+    the error.
 
     The process is also marked as the first one that Linux ends when memory runs out.
     """
@@ -178,7 +179,7 @@ def _set_resource_limits(cell: SandboxPolicy) -> str:
 
 
 def _drop_capabilities() -> str:
-    """Drop all Linux capabilities of this process. Return an empty text or the error.
+    """Drop all Linux capabilities of this process. Return an empty string, or the error.
 
     Root has capabilities, and another user in a container may have them. Root without them still owns many files, which
     Landlock protects.
@@ -195,8 +196,8 @@ def _drop_capabilities() -> str:
 
 
 def _restrict_files(cell: SandboxPolicy) -> str:
-    """Restrict this process by Landlock to reading the readable places and writing the scratch folder. Return an empty
-    text or the error.
+    """Restrict this process by Landlock to reading the readable places and writing the scratch folder of ``cell``.
+    Return an empty string, or the error.
 
     If the kernel supports it, signals and abstract sockets stay within the process and its descendants, too.
     """
@@ -230,7 +231,7 @@ def _restrict_files(cell: SandboxPolicy) -> str:
 
 
 def _accelerator_places() -> Iterable[str]:
-    """Return the device files of accelerators, and the process's own folder in ``/proc``.
+    """Return the device files of accelerators, and the process's own folder in ``/proc``, as strings.
 
     The CUDA driver does not start if it cannot write to that folder.
     """
@@ -238,8 +239,8 @@ def _accelerator_places() -> Iterable[str]:
 
 
 def _allow_access(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
-    """Add a rule to the Landlock ruleset ``rules`` that allows ``access`` at and below ``place``. A place that does not
-    exist is skipped. Raise ``OSError`` if the rule is refused.
+    """Add a rule to the Landlock ruleset ``rules`` that allows ``access``, a bit mask of rights, at and below
+    ``place``. A place that does not exist is skipped. Raise ``OSError`` if the rule is refused.
     """
     try:
         handle = os.open(place, os.O_PATH | os.O_CLOEXEC)

@@ -40,8 +40,8 @@ def main() -> None:
 def serve_forks(handle: int, folder: str = "") -> None:
     """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends.
 
-    ``folder`` is the supervisor's temporary folder, or empty if it is not known yet. It is removed here if the
-    supervisor is killed.
+    ``folder`` is the supervisor's temporary folder, or empty if it is not known yet. This function removes the folder
+    if the supervisor is killed.
     """
     child.take_baseline()
     forked = set[int]()
@@ -108,7 +108,7 @@ def _end_groups(forked: set[int], folder: str) -> None:
 
 def _wait_for_status(pid: int) -> int:
     """Wait until a process has ended, and return its ``waitpid`` status. If it is not a child of this process, return
-    the status of a killed process.
+    the status of a process that SIGKILL has ended.
     """
     try:
         return os.waitpid(pid, 0)[1]
@@ -126,8 +126,8 @@ def _reap_orphans(forked: set[int]) -> None:
 
 
 def _all_children_gone() -> bool:
-    """Wait at most ``END_CHILDREN_S`` seconds until all children of this process, which were killed before, are gone.
-    Return whether all are gone.
+    """Wait at most ``END_CHILDREN_S`` seconds until all children of this process are gone, which were killed before.
+    Return whether they are gone.
     """
     ends = time.monotonic() + END_CHILDREN_S
     with contextlib.suppress(ChildProcessError):

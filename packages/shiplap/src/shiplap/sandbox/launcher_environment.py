@@ -27,7 +27,8 @@ SECRET_VARIABLE = re.compile(
 def launcher_environment() -> dict[str, str]:
     """Return the environment variables of a new launcher, which is the process that forks sandboxed processes.
 
-    They are those of this program without secrets. ``PYTHONPATH`` has the folders of ``sys.path``.
+    They are those of this program and the values in ``LAUNCHER_VARIABLES``. Variables whose names suggest a secret and
+    those in ``UNSHARED_VARIABLES`` are left out. ``PYTHONPATH`` has the folders of ``sys.path``.
     """
     shown = {
         k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)

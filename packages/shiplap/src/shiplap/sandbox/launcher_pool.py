@@ -55,15 +55,15 @@ class IdleLauncher(SandboxLauncher):
         self._surroundings: LauncherSurroundings = ()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the connection to it. Record the settings that the program has at
-        that time.
+        """Start the launcher's process and return the socket that is connected to it. Record the settings that the
+        program has at that time.
         """
         self._surroundings = _launcher_surroundings()
         return super()._start()
 
     def _ready(self) -> socket.socket:
-        """Return the connection to the process. A resting process is woken, and is replaced by a new one if that
-        fails.
+        """Return the socket that is connected to the launcher's process. A resting process is woken, and is replaced by
+        a new one if that fails.
         """
         if self.resting:
             self.resting = False
@@ -83,8 +83,8 @@ class IdleLauncher(SandboxLauncher):
         )
 
     def rest(self, seconds: float) -> bool:
-        """Kill all processes that the launcher has started, and make it wait for ``seconds`` before it ends. Return
-        whether it may be used again afterwards.
+        """Kill all sandboxed processes that the launcher has forked, and make it wait at most ``seconds`` for its next
+        use. Return True if it now rests, and False if it must not be used again.
         """
         if self.resting:
             return True
@@ -102,8 +102,8 @@ class IdleLauncher(SandboxLauncher):
         return self.resting
 
     def forget(self) -> None:
-        """Close the connection of a launcher in a fork of the program. The process is not ended, since it belongs to
-        the parent.
+        """Close the connection to the launcher's process in a fork of the program. That process is not ended, since it
+        belongs to the parent.
         """
         if self._connection is not None:
             self._connection.close()
@@ -114,8 +114,8 @@ class IdleLauncher(SandboxLauncher):
 
 
 class LauncherPool:
-    """A pool that keeps at most one launcher and ends it with the program. It can be used by threads and across
-    forks.
+    """A pool that keeps at most one launcher for the next use and ends it with the program. It can be used by several
+    threads and after a fork.
     """
 
     def __init__(self, seconds: float = IDLE_S) -> None:
@@ -158,8 +158,8 @@ class LauncherPool:
             launcher.close()
 
     def _swap(self, launcher: IdleLauncher | None) -> IdleLauncher | None:
-        """Make ``launcher`` (or none) wait in the pool from now on with a new timer. Return the launcher that waited
-        before.
+        """Make ``launcher`` wait in the pool from now on with a new timer, or leave the pool empty if it is None.
+        Return the launcher that waited before, or None.
         """
         timer = None
         if launcher is not None:
@@ -183,14 +183,16 @@ class LauncherPool:
         launcher.close()
 
     def _register_hooks(self) -> None:
-        """Register, once, that the waiting launcher ends with the program and is dropped in forks of the program."""
+        """Make Python end the waiting launcher with the program and drop it in forks of the program. Only the first
+        call has an effect.
+        """
         if not self._known:
             self._known = True
             atexit.register(self.end)
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Drop the waiting launcher and the lock in a fork of this program. The launcher's process is not ended."""
+        """Empty the pool in a fork of this program, and replace its lock. The launcher's process is not ended."""
         waiting, self._waiting, self._timer, self._lock = self._waiting, None, None, threading.Lock()
         if waiting is not None:
             waiting.forget()

@@ -23,7 +23,7 @@ added_folders: set[str] = set()  # folders that this module has put on sys.path
 def load_module(home: str) -> ModuleType:
     """Return the module ``home``, which is the name of a module or a file that ends in ``.py``.
 
-    A module is imported. A file is run anew, with its folder first on ``sys.path``.
+    A module is imported. A file is run anew, and its folder is put first on ``sys.path``.
     """
     if not home.endswith(".py"):
         return importlib.import_module(home)
@@ -73,8 +73,8 @@ def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], se
 
 
 def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
-    """Load the values of ``state`` into the parameters and buffers of a module. Return True. If the module lacks one of
-    the names, change nothing and return False.
+    """Load the values of ``state``, which maps names to tensors, into the parameters and buffers of the module ``made``
+    and return True. If it is no module or lacks one of the names, change nothing and return False.
     """
     if not isinstance(made, torch.nn.Module) or not state.keys() <= made.state_dict().keys():
         return False
@@ -88,8 +88,8 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def positional(*args: Any) -> Any:
-        """Call the wrapped function with ``args``, all arguments of the op in schema order. Keyword-only arguments are
-        passed by name.
+        """Call the enclosing function's ``call`` with ``args``, which are all arguments of the op in the order of its
+        schema. Keyword-only arguments are passed by name.
         """
         first, named = op.spec.split(args)
         return call(*first, **named)
@@ -98,8 +98,9 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the callable that the request ``target`` names, compiled with ``torch.compile`` if the request says so.
-    The callable is a function, an instance of a class made with the arguments ``init``, an op or its reference.
+    """Return the callable that the request ``target`` names. It is a function, an op, the reference of an op, or an
+    instance of a class that is constructed from ``init`` and gets the parameters ``state``. If the request's field
+    ``compile`` is true, it is compiled with ``torch.compile``.
     """
     sys.path[:0] = [p for p in target.path if p not in sys.path]
     value = load_named(target.home, target.names)

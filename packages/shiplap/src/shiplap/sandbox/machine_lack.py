@@ -28,8 +28,8 @@ LACK_TEXTS = {
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that a new process could use. They are the least of the machine's available memory and
-    the limits of this process.
+    """Return the bytes of memory that a new process could use. The result is the least of the machine's available
+    memory and this process's limits of address space and data.
     """
     left = [
         int(line.split()[1]) << 10
@@ -82,8 +82,8 @@ def _exceeds_quota(folder: str) -> bool:
 
 
 def find_lack(text: str, process: SandboxedProcess) -> str:
-    """Return the error ``text`` of a sandboxed process, followed by the name of the resource that the machine lacks.
-    Return an empty text if no lack explains the error.
+    """Return the error ``text`` of a sandboxed process, preceded by the name of the resource that the machine lacks.
+    Return an empty string if no lack explains the error.
 
     A process that exceeds its own limits fails with the same texts. A resource therefore counts as lacking only if the
     machine has less of it left than the process may use.

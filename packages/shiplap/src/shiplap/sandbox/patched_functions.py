@@ -99,12 +99,12 @@ def _trusted_owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tup
 
 
 class _FunctionOwner(NamedTuple):
-    """A module or a class, with its attributes, class, bases and functions at one time.
+    """A module or a class as it was at one time, with its name, its class, its bases and its attributes.
 
     Attributes:
         held: the attributes by name.
-        parts: the parts of the functions among these.
-        tables: copies of the dictionaries of functions among these.
+        parts: for each attribute that is a function, its code, defaults and closure.
+        tables: copies of those attributes that are dicts of functions.
     """
 
     name: str
@@ -117,8 +117,8 @@ class _FunctionOwner(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Any) -> _FunctionOwner:
-        """Return a record of the module or class ``value``. The record holds its present attributes, the parts of its
-        functions, and copies of its dicts of functions.
+        """Return a record of the module or class ``value`` under the name ``name``. The record holds its present
+        attributes, the parts of its functions, and copies of its dicts of functions.
         """
         held = dict(vars(value))
         is_class = isinstance(value, type)
@@ -141,7 +141,8 @@ class _FunctionOwner(NamedTuple):
         return self.value.__bases__ if isinstance(self.value, type) else ()
 
     def changed(self) -> list[str]:
-        """Return descriptions of the attributes of the module or class that were replaced since the record was made.
+        """Return descriptions, such as ``torch.nn.functional.relu``, of the attributes of the module or class that were
+        replaced since the record was made.
 
         Replacements by code of Python, torch or an installed package are left out.
         """
@@ -161,10 +162,11 @@ class _FunctionOwner(NamedTuple):
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:
-        """Return whether the attribute ``name`` was replaced in a way that counts. ``now`` is its present value.
+        """Return whether the replacement of the attribute ``name`` by its present value ``now`` is a fault of the code
+        under test.
 
-        A replacement by code of Python, torch or an installed package does not count. In guarded modules and for public
-        constants, any replacement counts.
+        A replacement by code of Python, torch or an installed package is no fault. In guarded modules, which are those
+        of Shiplap's sandbox, and for public constants, any replacement is a fault.
         """
         before = self.held[name]
         if isinstance(before, ModuleType):
@@ -183,7 +185,7 @@ class _FunctionOwner(NamedTuple):
         """Return whether the added attribute ``name`` hides an attribute of a base class or a builtin, or is a special
         name such as ``__call__``.
 
-        It does not count if its value ``now`` is code of Python, torch or an installed package.
+        Return False if its value ``now`` is code of Python, torch or an installed package.
         """
         if not isinstance(self.value, type):
             before = vars(builtins).get(name)
@@ -198,9 +200,11 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _tables(self) -> list[str]:
-        """Return the names of replaced entries in the dicts of functions of the module or class.
+        """Return descriptions such as ``module.table[key]`` of replaced entries in the dicts of functions of the
+        module.
 
-        Replacements by functions of Python, torch or an installed package are left out.
+        Replacements by functions of Python, torch or an installed package are left out. So are new entries, unless the
+        key is a class of such code.
         """
         told = []
         for name, before in self.tables.items():
@@ -237,7 +241,8 @@ class FunctionSnapshot:
         self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
 
     def changed(self) -> list[str]:
-        """Return the names of functions, modules and operators that have been replaced since the snapshot.
+        """Return descriptions of the functions, modules and operators that have been replaced since the snapshot was
+        taken.
 
         Replacements by code of Python, torch or an installed package are left out.
         """
@@ -281,8 +286,8 @@ def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _is_table(value: dict[Any, Any]) -> bool:
-    """Return whether a dict is a table of functions. It must be neither empty nor huge, and must have a Python function
-    among its first values.
+    """Return whether a dict is a table of functions. It must have at least one item, fewer than ``MAX_TABLE_ENTRIES``
+    items, and a Python function among its first values.
     """
     return 0 < len(value) < MAX_TABLE_ENTRIES and any(
         type(v) is FunctionType for v in islice(value.values(), PROBED_ENTRIES)
@@ -290,8 +295,8 @@ def _is_table(value: dict[Any, Any]) -> bool:
 
 
 def _is_shared(key: Any) -> bool:
-    """Return whether a key of a table is a class of Python, torch or an installed package. Such a class is also used by
-    code other than the candidate's.
+    """Return whether ``key``, a key in a dict of functions, is a class of Python, torch or an installed package. Such a
+    class is also used by code other than the candidate's.
     """
     return isinstance(key, type) and is_trusted_module(key)
 
@@ -302,7 +307,7 @@ def _is_special(name: str) -> bool:
 
 
 def _is_invoked(value: Any) -> bool:
-    """Return whether an attribute runs code when it is called or looked up."""
+    """Return whether an attribute with the value ``value`` runs code when it is called or looked up."""
     return callable(value) or isinstance(value, DESCRIPTORS)
 
 
@@ -312,11 +317,11 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
-    """Return whether ``now``, the module of this name in ``sys.modules``, replaces an earlier module or hides one of
+    """Return whether ``now``, the module called ``name`` in ``sys.modules``, replaces an earlier module or hides one of
     Python's library.
 
-    ``before`` is the earlier module of that name, or None. A replacement counts only if it holds code that is not
-    trusted.
+    ``before`` is the earlier module of that name, or None. The result is False if ``now`` holds only code of Python,
+    torch or an installed package.
     """
     if now is before:
         return False
@@ -329,7 +334,9 @@ def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
 
 
 def _is_removed_module(name: str, module: Any) -> bool:
-    """Return whether a trusted module is no longer in ``sys.modules``. The next import would load it again."""
+    """Return whether ``module``, an earlier module called ``name``, belongs to trusted code and is no longer in
+    ``sys.modules``. The next import would load it again.
+    """
     if name in sys.modules or type(module) is not ModuleType:
         return False
     file = vars(module).get("__file__")
@@ -337,9 +344,9 @@ def _is_removed_module(name: str, module: Any) -> bool:
 
 
 def _is_replaced_function(before: Any, now: Any) -> bool:
-    """Return whether ``now`` replaces a function by a value that is not a function of Python, torch or an installed
-    package.
+    """Return whether the attribute value ``before`` was replaced by ``now``, a value that is not a function of Python,
+    torch or an installed package.
 
-    ``before`` is the earlier value of the attribute. It must have been callable or inherited.
+    Return False if ``before`` was neither callable nor a descriptor such as a property.
     """
     return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_function(now)

@@ -68,8 +68,8 @@ def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
 
 
 def list_session(leader: int) -> list[int]:
-    """Return the ids of the living processes of the session that the process ``leader`` has made, whoever their parents
-    are.
+    """Return the ids of the living processes in the session that the process ``leader`` has made. Processes whose
+    parents have ended are included.
     """
     every = ((int(entry), stat_fields(entry)) for entry in os.listdir("/proc") if entry.isdigit())
     return [pid for pid, stat in every if stat and int(stat[SESSION]) == leader and not has_ended(stat)]
@@ -78,8 +78,8 @@ def list_session(leader: int) -> list[int]:
 def list_stopped_descendants(root: int) -> dict[int, int]:
     """Return the living descendants of the process ``root`` as ``list_descendants`` does, but faster.
 
-    The result is reliable only while all of them are stopped. Linux lists the children of a process reliably only then.
-    This list is much shorter than that of all processes.
+    The result is reliable only while all of them are stopped, since Linux lists the children of a process reliably only
+    then. The list of its children is much shorter than that of all processes.
     """
     if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # depends on how the kernel was built
         return list_descendants(root)
@@ -116,8 +116,8 @@ def thread_states(pid: int) -> set[str]:
 
 
 def _living_folder(pid: int) -> str:
-    """Return the folder below ``/proc`` of a process, or of its first thread that has not ended. A first thread that
-    has ended shows neither memory nor open files.
+    """Return the folder below ``/proc`` that shows the memory and open files of a process. It is that of the process,
+    or of a thread that still runs if the first thread has ended.
     """
     if not _memory_sizes_in(f"/proc/{pid}")[0]:
         with contextlib.suppress(OSError):
@@ -127,7 +127,9 @@ def _living_folder(pid: int) -> str:
 
 
 def _memory_sizes_in(folder: str) -> tuple[int, int]:
-    """Return the bytes of address space and of physical memory that ``folder``, of a process or thread, shows."""
+    """Return the bytes of address space and of physical memory that ``folder``, the folder of a process or thread in
+    ``/proc``, shows. Return two zeros if it shows none.
+    """
     try:
         size, resident = _read_proc_file(f"{folder}/statm").split()[:2]
         return int(size) * PAGE, int(resident) * PAGE
@@ -141,7 +143,8 @@ def resident_bytes(pid: int) -> int:
 
 
 def read_memory_sizes(pid: int) -> tuple[int, int]:
-    """Return the bytes of a process's address space and of the memory that it holds, or zeros if the process is gone.
+    """Return the bytes of a process's address space and of the memory that it holds, or two zeros if the process is
+    gone.
 
     The memory is its physical memory, and an estimate of what its pipes and sockets can hold, which follows from the
     number of its open files.
@@ -229,12 +232,14 @@ class RequestTime:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether the process hardly waited for a processor during the request. If so, its time can be used."""
+        """Whether the process hardly waited for a processor during the request. This holds if the quiet time is at
+        least ``CALM_SHARE`` of the wall time.
+        """
         return self.quiet >= CALM_SHARE * self.wall
 
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> RequestTime:
-        """Return the times of a request, computed from its seconds on the wall clock.
+        """Return the times of a request that took ``wall`` seconds on the clock of this process.
 
         The quiet time is ``wall`` without the seconds ``waited`` for a processor. It is at least ``ran``, the processor
         time, divided by the number of processors.
@@ -243,8 +248,8 @@ class RequestTime:
 
 
 def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
-    """Return the processor seconds that a process has used with all its threads, and the seconds that one thread has
-    waited for a processor. They are 0 if the kernel does not count them.
+    """Return the processor seconds that the process ``pid`` has used with all its threads, and the seconds that the one
+    thread ``thread`` has waited for a processor. Each number is 0 if the kernel does not count it.
     """
     ran = waited = 0.0
     with contextlib.suppress(OSError):
@@ -256,7 +261,7 @@ def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
 
 
 def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Return ``(address, size in bytes, offset in the file)`` of each part of a process's memory that is a shared
+    """Return ``(address, size in bytes, offset in the file)`` of each range of a process's memory that is a shared
     mapping of ``file``.
 
     ``file`` is the device and the inode of the file. Raise ``OSError`` if the memory map of the process cannot be read.

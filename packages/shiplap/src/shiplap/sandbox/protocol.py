@@ -66,10 +66,11 @@ class Request(Message, Generic[ReplyT], frozen=True):
 
 
 class TensorLocation(Message, frozen=True):
-    """The location of a tensor, at an offset in a file of arguments or at an address in the memory of a process.
+    """The location, dtype, shape, strides and device type of a tensor. On the host, ``at`` is an offset in a file of
+    arguments or an address in the memory of a process.
 
-    On a GPU, the offset is that in the allocation with the handle ``block``. If the handle is empty, it is that in the
-    block of the arguments.
+    On a GPU, ``at`` is an offset in the allocation with the handle ``block``. If the handle is empty, it is an offset
+    in the block of the arguments.
     """
 
     dtype: TypeName
@@ -103,27 +104,27 @@ def _describe_form(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...
 
 
 class Foreign(Message, frozen=True):
-    """The name of the class of a result that is neither a plain tensor nor a number."""
+    """A result that is neither a strided tensor nor a number. It has a description, such as the name of its class."""
 
     kind: ReportText
 
 
 class PackedList(Message, frozen=True):
-    """A list of arguments, or a tuple if ``is_tuple`` is true."""
+    """A list of packed arguments. If ``is_tuple`` is true, it stands for a tuple."""
 
     items: list[Packed]
     is_tuple: bool
 
 
 class PackedDict(Message, frozen=True):
-    """A dict of arguments."""
+    """A dict of packed arguments with strings as keys."""
 
     items: dict[str, Packed]
 
 
 class PackedText(Message, frozen=True):
-    """A value that is sent as text, with its kind. The kind is ``"dtype"``, ``"device"``, or ``"int"`` for an integer
-    of more than 64 bits.
+    """A value that is sent as a string, with its kind. The kind is ``"dtype"``, ``"device"``, or ``"int"`` for an
+    integer of more than 64 bits.
     """
 
     kind: str
@@ -140,7 +141,7 @@ class Done(Reply, frozen=True):
 
 
 class Answer(Reply, frozen=True):
-    """A reply to a question. ``yes`` is true if the answer is yes."""
+    """A reply to a yes-or-no question. ``yes`` is true if the answer is yes."""
 
     yes: bool
 
@@ -152,20 +153,20 @@ class Number(Reply, frozen=True):
 
 
 class Failed(Reply, frozen=True):
-    """A reply with the error by which a request ended."""
+    """A reply to a request that has raised an error, with the text of the error."""
 
     text: ReportText
 
 
 class Declined(Reply, frozen=True):
-    """A reply with the reason why a callable does not support its arguments."""
+    """A reply with the reason why a callable does not support the arguments of the request."""
 
     text: ReportText
 
 
 class Locked(Reply, frozen=True):
-    """The first message of a process. For each facility of the sandbox, it has the reason why it is not in force, or an
-    empty text.
+    """The first message of a sandboxed process. For each facility of the sandbox, it has the reason why the facility is
+    not in force, or an empty string.
     """
 
     missing: Annotated[dict[ReportText, ReportText], Meta(max_length=20)]
@@ -179,8 +180,9 @@ class ResultPlaces(Reply, frozen=True):
 
 
 class Inspection(Reply, frozen=True):
-    """A reply with the functions that were replaced, the reads of frames and objects, the changed settings, and the
-    number of further threads.
+    """A reply with what the target has done to its process. It lists the names of replaced functions, of the functions
+    with which it read frames or objects of other code, and of changed settings. It also has the number of threads that
+    run the target's code.
     """
 
     changed: ReportTexts
@@ -190,8 +192,8 @@ class Inspection(Reply, frozen=True):
 
 
 class CallTraces(Message, frozen=True):
-    """Signs that a call has left other work behind. They are work on other streams, changed settings and running
-    threads.
+    """Signs of what a call has left behind. ``raced`` says whether a result was incomplete when the call's own stream
+    was done. ``left`` has the names of changed settings, and ``threads`` the number of running threads.
     """
 
     raced: bool = False
@@ -200,14 +202,19 @@ class CallTraces(Message, frozen=True):
 
 
 class CallPlaces(Message, frozen=True):
-    """The locations of the results of a call, and the nesting of tuples, lists and dicts around them."""
+    """The locations of the results of a call. ``structure`` is the nesting of tuples, lists and dicts around them as a
+    string, or None if it is not reported.
+    """
 
     outs: Places
     structure: Structure | None = None
 
 
 class TargetCalled(Reply, frozen=True):
-    """A reply with the effects of a call, and its times by the clocks of the process and of the device."""
+    """A reply with the locations of a call's results, the signs of what it has left behind, and its times in
+    nanoseconds. ``spent`` is by the clock of the process and ``device`` by events of the GPU, or None without one.
+    ``late`` is the time for which other streams still worked.
+    """
 
     places: CallPlaces
     spent: Nanoseconds
@@ -217,14 +224,18 @@ class TargetCalled(Reply, frozen=True):
 
 
 class OperatorUse(Message, frozen=True):
-    """The name of an operator and the shape of each argument. A list of tensors has a list of shapes."""
+    """The name of a torch operator and the sizes of each argument of one call. A list of tensors has a list of sizes
+    for each tensor, and a value that is no tensor has an empty list.
+    """
 
     name: ReportText
     shapes: Annotated[list[Annotated[list[Size | Sizes], Meta(max_length=1000)]], Meta(max_length=1000)]
 
 
 class OperatorList(Reply, frozen=True):
-    """A reply with the operators of a call and the locations of its results."""
+    """A reply with the torch operators that a call has run, the locations of its results, and the signs of what it has
+    left behind.
+    """
 
     operators: Annotated[list[OperatorUse], Meta(max_length=2000)]
     outs: Places
@@ -232,7 +243,9 @@ class OperatorList(Reply, frozen=True):
 
 
 class BatchCalled(Reply, frozen=True):
-    """A reply with the effects of the calls of a batch, and the time of all by the clock of the process."""
+    """A reply with the locations of the results of each call of a batch, and the time of all calls together in
+    nanoseconds by the clock of the process.
+    """
 
     calls: Annotated[list[CallPlaces], Meta(max_length=1000)]
     spent: Nanoseconds
@@ -241,7 +254,8 @@ class BatchCalled(Reply, frozen=True):
 class Fork(Request[Number], frozen=True):
     """A request to fork a process for code that is not trusted. The process may write to the folder ``scratch``, and
     read ``readable`` but not ``hidden``. If ``locked`` is true, it is locked into the sandbox. If ``device`` is true,
-    it may use an accelerator. ``file_size`` limits the bytes of a file that it writes.
+    it may use an accelerator. It has ``threads`` threads of torch and the additional variables in ``environment``.
+    ``file_size`` limits the bytes of a file that it writes.
     """
 
     scratch: str
@@ -255,14 +269,16 @@ class Fork(Request[Number], frozen=True):
 
 
 class AwaitExit(Request[Number], frozen=True):
-    """A request to wait for a process that the launcher has forked."""
+    """A request to wait for the end of a process that the launcher has forked. The reply is its status from
+    ``os.waitpid``.
+    """
 
     pid: int
 
 
 class Rest(Request[Answer], frozen=True):
-    """A request to wait for the next request for a number of seconds, and to end afterwards. The reply says whether all
-    forked processes are gone.
+    """A request to the launcher to wait at most ``seconds`` for the next request, and to end if none arrives. The reply
+    says whether all forked processes are gone.
     """
 
     seconds: float
@@ -283,7 +299,11 @@ class CheckDevice(Request[ResultPlaces], frozen=True):
 
 
 class LoadTarget(Request[Done], frozen=True):
-    """A request to import a target, as ``load_candidate.load_requested`` does."""
+    """A request to import a target, which is the code under test or its reference, from the module or file ``home``.
+    The target is the first of ``names`` that exists there. A class is constructed from ``init`` after torch was seeded
+    with ``seed``, and gets the parameters ``state``. ``path`` is added to ``sys.path``. If ``compile`` is true,
+    ``torch.compile`` is applied. If ``thorough`` is true, later changes of torch's operators are detected.
+    """
 
     home: str
     names: list[str]
@@ -297,15 +317,15 @@ class LoadTarget(Request[Done], frozen=True):
 
 
 class LoadParameters(Request[Answer], frozen=True):
-    """A request to load values into the parameters of the target, by name. The reply says whether the target has all of
-    the names.
+    """A request to load values into the parameters and buffers of the target, by name. The reply says whether the
+    target has all of the names. If not, nothing is loaded.
     """
 
     state: Packed
 
 
 class ReadState(Request[ResultPlaces], frozen=True):
-    """A request for the locations of the parameters and buffers in ``names`` of the module."""
+    """A request for the locations of the target module's parameters and buffers with the names in ``names``."""
 
     names: list[str]
 
@@ -315,8 +335,9 @@ class Inspect(Request[Inspection], frozen=True):
 
 
 class CallTarget(Request[TargetCalled], frozen=True):
-    """A request to call the target. If ``again`` is true, the values of ``args`` are written into the tensors of the
-    last call. Otherwise the call gets new tensors. ``keep`` is the number of earlier calls whose results are kept.
+    """A request to call the target. If ``again`` is true, the call uses the tensors of the last call, into which this
+    process has written new values. Otherwise it gets new tensors from ``args``. ``keep`` is the number of earlier calls
+    whose results are kept.
     """
 
     args: Packed
@@ -341,12 +362,12 @@ class Differentiate(Request[ResultPlaces], frozen=True):
 
 
 class PrepareBatch(Request[Done], frozen=True):
-    """A request to prepare calls of a candidate of the task on arguments whose values may be replaced before the calls
-    run.
+    """A request to prepare a batch of calls, one for each set of arguments in ``sets``. The values of the arguments may
+    be replaced before the calls run.
 
-    ``index`` is that of the candidate. If it is -1, the calls bind the arguments and compute nothing. ``poison`` is a
-    byte that fills the memory which a call allocates, or None to leave that memory as it is. Batches that are not in
-    ``kept`` are released.
+    ``index`` is the number of a candidate of the task. If it is -1, the calls bind the arguments and compute nothing.
+    ``poison`` is a byte that fills the memory which a call allocates, or None to leave that memory as it is. Batches
+    whose numbers are not in ``kept`` are released.
     """
 
     batch: int
@@ -357,16 +378,17 @@ class PrepareBatch(Request[Done], frozen=True):
 
 
 class ReleaseBatches(Request[Done], frozen=True):
-    """A request to release the memory of the batches that are not in ``kept``."""
+    """A request to release the memory of the batches whose numbers are not in ``kept``."""
 
     kept: list[int]
 
 
 class RunBatch(Request[BatchCalled], frozen=True):
-    """A request to run each prepared call once. If ``repeats`` is not 0, the first call is run that many times instead,
-    and its results are not reported.
+    """A request to run each prepared call of a batch once. If ``repeats`` is not 0, the first call is run that many
+    times instead, and its results are not reported.
 
-    If ``gated`` is true, the calls are queued on a GPU. Its stream waits for the gate in the block of the arguments.
+    If ``gated`` is true, the calls are queued on a GPU. Their stream waits for the gate, a word in the block of the
+    arguments, until this process writes it.
     """
 
     batch: int
@@ -384,8 +406,8 @@ def pack_message(message: Message) -> bytes:
 
 
 def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length of the body that ``head``, the first bytes of a message, names. Raise ``BrokenMessage`` if it
-    is more than ``longest`` bytes.
+    """Return the length in bytes of the body of a message, of which ``head`` has the first bytes. Raise
+    ``BrokenMessage`` if it is more than ``longest``.
     """
     (length,) = MESSAGE_HEAD.unpack(head)
     if length > longest:
@@ -395,7 +417,7 @@ def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
 
 @cache
 def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]:
-    """Return the msgpack decoder of a message that is an instance of one of ``kinds``. The decoder is cached."""
+    """Return the msgpack decoder for messages of the classes ``kinds``. The decoder is cached."""
     return msgspec.msgpack.Decoder(getitem(Union, kinds))  # a class since Python 3.14
 
 
@@ -409,8 +431,8 @@ def reply_of(request: type[Request[ReplyT]]) -> type[ReplyT]:
 
 
 def parse_message(body: bytes, *kinds: type[Message]) -> Any:
-    """Return the message in the bytes ``body``, an instance of one of ``kinds``. Raise ``BrokenMessage`` for anything
-    else.
+    """Return the message in the bytes ``body``, an instance of one of the classes ``kinds``. Raise ``BrokenMessage``
+    for anything else.
     """
     try:
         return decoder_of(kinds).decode(body)
@@ -462,7 +484,7 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
 
 
 def make_sealed_file(name: str, size: int) -> int:
-    """Return the descriptor of a new file in memory, filled with ``size`` zeros. No process can change its length."""
+    """Return the descriptor of a new file ``name`` in memory, of ``size`` zeros. No process can change its length."""
     handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(handle, size)
@@ -488,14 +510,14 @@ class Heartbeat:
         self._memory = mmap.mmap(self.handle, self.FORM.size)
 
     def begin_run(self, index: int) -> None:
-        """Write ``index``, the number of the run that begins, and the present time into the shared memory. The other
-        process can then see how long the run takes.
+        """Write ``index``, the number of the run that begins or -1 for none, and the present time into the shared
+        memory. The other process can then see how long the run takes.
         """
         self.FORM.pack_into(self._memory, 0, index, time.monotonic())
 
     def read_run(self) -> tuple[int, float]:
-        """Return the number of the run in progress and the monotonic time of its start. The running process writes both
-        into the shared memory.
+        """Return the number of the run in progress, or -1 if there is none, and the monotonic time of its start. The
+        running process writes both into the shared memory.
         """
         index, since = self.FORM.unpack_from(self._memory, 0)
         return index, since
@@ -514,9 +536,9 @@ def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def tree_leaves(value: Any) -> list[Any]:
-    """Return the tensors and plain values of nested tuples, lists and dicts, in order. Dicts are ordered by key.
-
-    A container is read as it lies in memory. Methods of a subclass, which could compute the values, are not called.
+    """Return the values inside nested tuples, lists and dicts that are no containers themselves, in order. Dicts are
+    ordered by key, and None is left out. Methods of a subclass of a container, which could compute the values, are not
+    called.
     """
     if isinstance(value, list):
         return [leaf for v in list.__iter__(value) for leaf in tree_leaves(v)]
@@ -537,7 +559,9 @@ def _items_by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def structure_of(value: Any) -> str:
-    """Return the structure of a result as text, such as ``(.,{'a':.},None)``. A list counts as a tuple."""
+    """Return the nesting of tuples, lists and dicts in a result as a string such as ``(.,{'a':.},None)``. A list counts
+    as a tuple.
+    """
     if isinstance(value, (list, tuple)):
         held = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
         return f"({','.join(map(structure_of, held))})"
@@ -547,7 +571,9 @@ def structure_of(value: Any) -> str:
 
 
 def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether two elements of a tensor with the sizes ``shape`` and the strides ``stride`` share memory."""
+    """Return whether two elements of a tensor with the sizes ``shape`` and the strides ``stride`` may share memory. If
+    False is returned, none do. If True is returned, the elements may also interleave without sharing memory.
+    """
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step <= reach:
@@ -557,14 +583,14 @@ def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def flatten_results(values: Any) -> list[Any]:
-    """Return the tensors and plain values nested in the result ``values`` as a flat list. Each tensor is detached, as a
-    new object without the attributes and hooks of the old one.
+    """Return the values inside the nested containers of the result ``values`` as a flat list without None. Each tensor
+    is detached, as a new object without the attributes and hooks of the old one.
     """
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 
 
 def bits_are_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype have the same bits."""
+    """Return whether two tensors of equal shape and dtype have equal bits in all elements."""
     a, b = a.contiguous(), b.detach().contiguous()
     if not a.numel():
         return True

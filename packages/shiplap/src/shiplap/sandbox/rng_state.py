@@ -25,8 +25,8 @@ def seed_torch(seed: int) -> None:
 
 
 def rng_positions() -> dict[str, int]:
-    """Return a hash of the state of each random generator of Python, NumPy and torch's CPU. The key is the name of the
-    function that would set the state.
+    """Return a dict with a hash of the state of each random generator of Python, NumPy and torch's CPU. The key is the
+    name of the function that would set the state.
     """
     place = np.random.get_state(legacy=False)["state"]
     return {
@@ -54,8 +54,8 @@ class RngWatch:
         torch.rand(1)
 
     def stuck_generators(self) -> list[str]:
-        """Return the names of the generators whose state is the same as when this method was last called. Since the
-        generators were advanced in between, the candidate must have set them.
+        """Return the names of the generators (see ``rng_positions``) whose state is the same as when this method was
+        last called. Since the generators were advanced in between, the candidate must have set them.
         """
         before, self._after = self._after, rng_positions()
         return [name for name, place in self._after.items() if before.get(name) == place]

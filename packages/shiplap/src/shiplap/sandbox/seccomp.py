@@ -80,9 +80,9 @@ Line = tuple[int, int, int, int]
 def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Line]:
     """Return the instructions of the seccomp filter for a machine.
 
-    ``column`` is its column in the tables of system calls. ``architecture`` is the identification of the machine, and
-    ``pid`` the id of this process. If ``device`` is true, the filter also allows the calls that a GPU driver needs.
-    Otherwise it refuses them.
+    ``column`` is 0 for x86-64 and 1 for arm64, the machine's column in the tables of system calls. ``architecture`` is
+    the kernel's AUDIT_ARCH constant of the machine, and ``pid`` the id of this process. If ``device`` is true, the
+    filter also allows the calls that a GPU driver needs. Otherwise it refuses them.
     """
     program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL)]
     program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
@@ -94,9 +94,10 @@ def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Lin
 
 
 def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their arguments are.
-    If ``device`` is true, the calls that a GPU driver needs are among them, and otherwise not. ``column`` is that of
-    the machine in the tables of system calls.
+    """Yield (first, last) of each run of consecutive numbers of system calls that are allowed with any arguments.
+
+    ``column`` is the machine's column in the tables of system calls. If ``device`` is true, the calls that a GPU driver
+    needs are included. Otherwise they are left out.
     """
     classes = (*ALLOWED, *(WITH_DEVICE if device else ()))
     numbers = sorted({n for c in classes for pair in c.numbers.values() if (n := pair[column]) is not None})
@@ -110,11 +111,11 @@ def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
 
 
 def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list[Line]]]:
-    """Yield the number of each system call whose permission depends on its arguments, with the filter instructions that
-    test the arguments.
+    """Yield (number, instructions) for each system call whose permission depends on its arguments. The filter
+    instructions test the arguments.
 
-    ``column`` is that of the machine in the tables of system calls, ``pid`` the id of this process. If ``device`` is
-    true, the calls that a GPU driver needs are included. Otherwise they are left out.
+    ``column`` is the machine's column in the tables of system calls, and ``pid`` the id of this process. If ``device``
+    is true, the calls that a GPU driver needs are included. Otherwise they are left out.
     """
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
     for name, numbers in OWN_PROCESS_CALLS.items():
@@ -146,8 +147,8 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
 
 
 def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[Line]:
-    """Return filter instructions that allow the call if the argument at offset ``place``, masked by ``mask``, is one of
-    ``values``. They refuse it otherwise.
+    """Return filter instructions that allow the system call if its argument at offset ``place`` of the call's data,
+    masked by ``mask``, is one of ``values``. They refuse it otherwise.
     """
     wanted = list(values)
     tests = [(EQUAL, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
@@ -155,24 +156,24 @@ def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[L
 
 
 def _unless(place: int, values: Sequence[int], decision: int) -> list[Line]:
-    """Return filter instructions that end with ``decision`` if the argument at offset ``place`` is one of ``values``.
-    Otherwise the filter continues with the next instruction.
+    """Return filter instructions that end with ``decision``, such as ``REFUSE``, if the argument of the system call at
+    offset ``place`` of the call's data is one of ``values``. Otherwise the filter continues with the next instruction.
     """
     tests = [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values[:-1], 1)]
     return [(LOAD, 0, 0, place), *tests, (EQUAL, 0, 1, values[-1]), (RETURN, 0, 0, decision)]
 
 
 def _unless_limit_is_set() -> list[Line]:
-    """Return filter instructions that refuse a ``prlimit64`` that sets the limit of processor time. If the call only
-    reads the limit, the filter continues with the next instruction.
+    """Return filter instructions that refuse a ``prlimit64`` call that sets the limit of processor time. For any other
+    ``prlimit64`` call, the filter continues with the next instruction.
     """
     is_set = [(LOAD, 0, 0, THIRD_AT), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD_AT + 4), (EQUAL, 1, 0, 0)]
     return [(LOAD, 0, 0, SECOND_AT), (EQUAL, 0, 5, resource.RLIMIT_CPU), *is_set, (RETURN, 0, 0, REFUSE)]
 
 
 def _driver_requests() -> list[Line]:
-    """Return filter instructions that allow the ioctl requests of GPU drivers. Landlock restricts these requests to the
-    drivers' device files.
+    """Return filter instructions that allow the ioctl requests of GPU drivers. For any other request, the filter
+    continues with the next instruction. Landlock restricts these requests to the drivers' device files.
     """
     return [
         (LOAD, 0, 0, SECOND_AT),
@@ -188,8 +189,8 @@ def _driver_requests() -> list[Line]:
 
 
 def install_filter(*, device: bool = False) -> str:
-    """Install the seccomp filter of the sandbox for all threads of this process and its children. Return an empty text,
-    or the reason why that failed.
+    """Install the seccomp filter of the sandbox for all threads of this process and its children. Return an empty
+    string, or the reason why that failed.
 
     If ``device`` is true, the calls that the driver of an accelerator needs are allowed, too. Otherwise they are
     refused.

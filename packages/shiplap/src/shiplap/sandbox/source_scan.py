@@ -79,8 +79,8 @@ LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
 
 
 def gather_sources(file: str) -> list[Path]:
-    """Return a source file and those Python and native source files in its folder that it names, directly or
-    indirectly.
+    """Return ``file`` and those Python and native source files beside it that it names, directly or indirectly. Files
+    in its folder and in the direct subfolders count. At most ``FILES`` are returned.
     """
     first = Path(file)
     beside = _list_sources_beside(first.parent)
@@ -99,8 +99,8 @@ def gather_sources(file: str) -> list[Path]:
 
 
 def _list_sources_beside(folder: Path) -> list[Path]:
-    """Return the Python and native source files in a folder and in its direct subfolders. The list is empty if the
-    folder cannot be listed.
+    """Return the Python and native source files in a folder and in its direct subfolders. Links that lead out of the
+    folder are left out. The list is empty if the folder cannot be listed.
     """
     try:
         listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
@@ -112,8 +112,8 @@ def _list_sources_beside(folder: Path) -> list[Path]:
 
 
 def read_source(file: str | Path) -> bytes:
-    """Return the content of a source file, of which at most one byte more than ``MAX_SOURCE_BYTES`` is read. It is
-    empty for a file that cannot be read or that is not a regular file.
+    """Return the bytes of a source file, of which at most one byte more than ``MAX_SOURCE_BYTES`` is read. The result
+    is empty if the file cannot be read or is not a regular file.
 
     The size of a file in ``/proc`` is not known in advance, and reading one may never end.
     """
@@ -135,14 +135,14 @@ def read_source(file: str | Path) -> bytes:
 
 
 def _read_source_text(file: Path) -> str:
-    """Return the text of a file, or an empty text if it is too large or cannot be read."""
+    """Return the content of a file as a string. The string is empty if the file is too large or cannot be read."""
     content = read_source(file)
     return content.decode(errors="replace") if len(content) <= MAX_SOURCE_BYTES else ""
 
 
 def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
-    """Return a text ``line N: reason`` for each suspicious name in a Python file, and in the modules beside it that it
-    imports.
+    """Return a string ``line N: reason`` for each suspicious name in a Python file, and ``FILE, line N: reason`` for
+    each one in the modules beside it that it imports.
 
     A suspicious name reads frames or objects of other code, patches the process, or reads the date. ``targets`` are the
     names of the file's functions that other code calls.
@@ -156,8 +156,10 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
 
 
 def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
-    """Return a text ``line N: reason`` for each suspicious name in one Python file. The list is empty for a file that
+    """Return a string ``line N: reason`` for each suspicious name in one Python file. The list is empty for a file that
     cannot be parsed. ``called`` are the names of its functions that other code calls.
+
+    A file that is too large or nested too deeply is reported by a single string.
     """
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:
         return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
@@ -172,10 +174,11 @@ def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
 
 
 def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the line and the reason of each read of the date in a module, since no result may depend on it.
+    """Yield (line, reason) for each expression in a module that reads the date, since no result may depend on the date.
 
     Code behind ``if __name__ == "__main__"`` does not count. A function that is named like a benchmark does not count
-    either, since it may time the candidate for its author. It counts if other code or ``called`` names it.
+    either, since it may time the candidate for its author. It counts if the module uses its name or ``called`` contains
+    it.
     """
     imports = [a for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for a in node.names]
     real = {a.asname: a.name for a in imports if a.asname and a.name in CALENDAR}
@@ -195,10 +198,10 @@ def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tu
 
 
 def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of a module that can run when it is used.
+    """Yield the syntax nodes of a module that can run when other code uses it.
 
     They are the nodes of its statements and of its functions. A function that is named like a benchmark or a test is
-    left out, unless other code names it or ``called`` has its name.
+    left out, unless other code of the module uses its name or ``called`` contains it.
     """
     own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
     left: list[ast.AST] = [s for s in tree.body if s not in own.values() and not _is_main_guard(s)]
@@ -212,8 +215,8 @@ def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
 
 
 def _looks_like_a_benchmark(name: str) -> bool:
-    """Return whether the name of a function is that of a benchmark or a test. Such a function is ignored unless other
-    code uses it.
+    """Return whether the name of a function contains a word such as ``bench``, ``test`` or ``time``. Such a function is
+    ignored unless other code uses it.
     """
     return any(part in name.lower() for part in ("bench", "test", "main", "time", "profile", "measure"))
 
@@ -230,9 +233,11 @@ def _is_main_guard(node: ast.AST) -> bool:
 
 def marks_in_source(file: str) -> list[int]:
     """Return the integers with which the source of a reference compares values, or which it passes as an index to
-    ignore. If the source computes a loss, the usual index to ignore is added.
+    ignore. If the source computes a loss, -100 is added, which is the usual index to ignore. At most ``MOST_MARKS`` are
+    returned.
 
-    The reference may treat these values specially, so samples should contain them.
+    The reference may treat these values specially, so samples should contain them. The list is empty if the file cannot
+    be read or parsed.
     """
     try:
         text = Path(file).read_text()
@@ -255,8 +260,8 @@ def marks_in_source(file: str) -> list[int]:
 
 
 def constants_in_sources(file: str) -> list[float]:
-    """Return the numbers in a source file and in the files beside it that it names. Numbers inside strings are
-    included.
+    """Return the distinct numbers in a source file and in the source files beside it that it names. Numbers inside
+    strings are included.
 
     A candidate may branch at these sizes and values. A string may be source code of a kernel.
     """
@@ -269,8 +274,8 @@ def constants_in_sources(file: str) -> list[float]:
 
 
 def _constants_in_source(file: str) -> list[float]:
-    """Return the numbers in one Python file, including integers in its strings. The list is empty if the file is too
-    large or cannot be parsed.
+    """Return the distinct numbers in one Python file, including integers in its strings. The list is empty if the file
+    is too large or cannot be parsed.
     """
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
         return []
@@ -289,8 +294,8 @@ def _constants_in_source(file: str) -> list[float]:
 
 
 def suspicious_names_of_function(fn: Any) -> list[str]:
-    """Return why names that a loaded function and the functions of its module that it calls use are suspicious. The
-    list is empty for harmless code.
+    """Return the reasons to suspect names that the function ``fn`` uses. Names that are used by functions of its module
+    which it calls are included. Each reason is a string, and the list is empty for harmless code.
     """
     reasons: dict[str, None] = {}
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
@@ -307,15 +312,15 @@ def suspicious_names_of_function(fn: Any) -> list[str]:
 
 
 def _names_in_code(code: CodeType) -> set[str]:
-    """Return the names of globals and attributes and the string constants in a code object and the functions nested in
-    it.
+    """Return the global and attribute names that a code object uses, and its string constants. Functions nested in it
+    are included.
     """
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names_in_code, inner))
 
 
 def _describe_suspicion(name: str) -> str:
-    """Return the reason why a candidate should not use the name or string ``name``. Return an empty text if it may."""
+    """Return why a candidate should not use the name or string ``name``, or an empty string if it may."""
     if name in STACK_NAMES or name in PYTHON_C_NAMES:
         return f"{name} looks at the callers"
     if name in HEAP_NAMES:
@@ -326,7 +331,7 @@ def _describe_suspicion(name: str) -> str:
 
 
 def _find_suspicious_nodes(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and the reason of each suspicious name, attribute, string or import in a syntax tree."""
+    """Yield (line, reason) for each suspicious name, attribute, string or import in a syntax tree."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Attribute):

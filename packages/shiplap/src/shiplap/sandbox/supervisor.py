@@ -82,10 +82,10 @@ LAUNCHER_PROGRAM = (
 
 
 class ProcessEnded(Exception):
-    """An error that says that the process has ended, or was ended for a violation.
+    """An error that says that a sandboxed process or its launcher has ended, or was ended for a violation.
 
     Attributes:
-        lack: whether the machine ended the process or its launcher. The process is then not at fault.
+        lack: whether the machine ended the process or lacks a resource. The process is then not at fault.
     """
 
     def __init__(self, how: str, *, lack: bool = False) -> None:
@@ -97,13 +97,13 @@ class ProcessEnded(Exception):
 
 
 class Timeout(ProcessEnded):
-    """An error that says that the process was ended because the time of the whole judgement is over. It is also raised
-    at the end of a request's time if programs that the process has started still run, as compilers do.
+    """An error that says that a sandboxed process was ended because the time of the whole judgement is over. It is also
+    raised at the end of a request's time if programs that the process has started still run, as compilers do.
     """
 
 
 class RequestFailed(Exception):
-    """An error for a request that ended with an error in the process. The process continues."""
+    """An error for a request in which a sandboxed process has raised an error. The process continues."""
 
 
 class UnsupportedArguments(Exception):
@@ -112,7 +112,7 @@ class UnsupportedArguments(Exception):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a process on the seconds of a request, bytes of further memory, processes, and bytes of a file."""
+    """The limits of a process on seconds of a request, further bytes of memory, child processes and bytes of a file."""
 
     seconds: float = 120.0
     memory: int = 8 << 30
@@ -121,8 +121,8 @@ class Bounds:
 
 
 def open_unnamed_file(folder: str) -> int:
-    """Return the descriptor of a new file for the output of a process, opened for appending. The file is unlinked, so
-    that no other file can replace it.
+    """Return the descriptor of a new file in ``folder`` for the output of a process, opened for appending. The file is
+    unlinked, so that no other file can replace it.
     """
     handle, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
@@ -145,13 +145,13 @@ def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
 
 
 class MemorySpan(ctypes.Structure):
-    """The C struct ``iovec``."""
+    """The C struct ``iovec``, with the address and the number of bytes of some memory."""
 
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
 class LauncherProcess(Protocol):
-    """The protocol of a launcher's process. ``subprocess.Popen`` fulfils it."""
+    """The part of ``subprocess.Popen`` by which a launcher's process is watched, killed and waited for."""
 
     pid: int
     returncode: Any
@@ -164,10 +164,10 @@ class LauncherProcess(Protocol):
 
 
 class SandboxLauncher:
-    """A context with a process that has imported torch and nothing else. It forks the sandboxed processes.
+    """A context manager with a process that has imported torch and forks the sandboxed processes.
 
     Attributes:
-        sealed: whether each forked process was locked in with every facility and without access to a device.
+        sealed: whether each forked process is restricted by every facility of the sandbox, without access to a device.
         prisoners: the ids of the sandboxed processes.
     """
 
@@ -192,7 +192,7 @@ class SandboxLauncher:
         self.close()
 
     def close(self) -> None:
-        """Kill the launcher's process and all processes that it started, and remove their folder."""
+        """Kill the launcher's process and all processes that it has forked, and remove their folder."""
         if self._process is not None:
             try:
                 self._end_all()
@@ -211,8 +211,8 @@ class SandboxLauncher:
             remove_folder(self.folder)
 
     def _end_all(self) -> None:
-        """Kill all descendants of the launcher, children before parents. If it has ended, other processes have adopted
-        them, and they are found by their sessions.
+        """Kill all descendants of the launcher's process, children before parents. If that process has ended, its
+        sandboxed processes are found by their sessions instead.
         """
         if self._process is None:
             return
@@ -225,18 +225,18 @@ class SandboxLauncher:
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Kill the launcher and all processes that it started, and refuse to start again. A thread that waits for a
-        reply gets ``ProcessEnded``.
+        """Kill the launcher and all processes that it started. Every later request raises ``ProcessEnded``, and so does
+        one for which a thread awaits the reply.
         """
         self._over = True
         self.close()
 
     def _ready(self) -> socket.socket:
-        """Return the connection to the launcher's process. The process is started if necessary."""
+        """Return the socket that is connected to the launcher's process. The process is started if necessary."""
         return self._connection or self._start()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the connection. Raise ``ProcessEnded`` after ``finish``."""
+        """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -257,10 +257,10 @@ class SandboxLauncher:
         return self._process.pid if self._process is not None else -1
 
     def ask(self, message: Request[ReplyT], handles: Sequence[int] = (), until: float = math.inf) -> ReplyT:
-        """Send a message and open files to the launcher's process, and return its reply.
+        """Send ``message`` and the file descriptors ``handles`` to the launcher's process, and return its reply.
 
-        Raise ``ProcessEnded`` if the process ends, and ``Timeout`` if there is no reply by the time ``until``. The next
-        request then starts a new process.
+        Raise ``ProcessEnded`` if the connection ends. If there is no reply by the time ``until`` of ``time.monotonic``,
+        kill the process and raise ``Timeout``. The next request then starts a new process.
         """
         connection = self._ready()
         try:
@@ -293,9 +293,10 @@ class SandboxLauncher:
 
         Args:
             hidden: folders on ``sys.path`` that it must not read.
+            locked: whether the process is restricted. Otherwise it has all rights of this program.
             device: whether it may use the machine's accelerators.
-            threads: the number of torch's threads, by default as many as in this process.
-            until: see ``SandboxedProcess``.
+            threads: the number of torch's threads. 0 stands for as many as in this process.
+            until: the time of ``time.monotonic`` after which it must not run any more.
         """
         bounds = bounds or Bounds()
         self._ready()
@@ -329,13 +330,13 @@ class SandboxedProcess:
     """One process that is not trusted, with all its descendants. It runs only while a request is in progress.
 
     Attributes:
-        output: the open file into which it prints.
+        output: the descriptor of the file into which it prints.
         missing: the facilities of the sandbox that are not in force, with the reason.
-        alone: whether it must not leave child processes running.
-        until: the time (``time.monotonic``) after which it must not run any more.
+        alone: whether a request fails if child processes still run after it.
+        until: the time of ``time.monotonic`` after which it must not run any more.
         device: whether it may use an accelerator.
-        answering: the seconds of all its replies.
-        run: a function that returns the limit in seconds of the run in progress and its start, or None.
+        answering: the sum of the seconds of its requests.
+        run: a function that returns (time limit in seconds, start) of the run in progress, or None for no such limit.
     """
 
     launcher: SandboxLauncher
@@ -373,8 +374,8 @@ class SandboxedProcess:
         ``files`` are open files that are sent with the message. ``waiting`` is called with the seconds so far, many
         times a second while there is no reply.
 
-        No instruction of the process, of its threads or of its descendants runs outside of that time. Raise
-        ``ProcessEnded``, ``RequestFailed`` for an error in the process, or ``UnsupportedArguments``.
+        No instruction of the process or its descendants runs outside of that time. Raise ``ProcessEnded`` if it ends,
+        ``RequestFailed`` if it reports an error, and ``UnsupportedArguments`` if it declines arguments.
         """
         self._in_time()
         data, handles = pack_message(message), [file for file in files if file >= 0]
@@ -417,8 +418,8 @@ class SandboxedProcess:
         return reply, took
 
     def _receive(self, seconds: float, waiting: Callable[[float], None] | None = None) -> bytes:
-        """Return the body of a reply that arrives within ``seconds``. The limits of the process are checked meanwhile,
-        and ``waiting`` is called with the seconds so far.
+        """Return the body of a reply that arrives within ``seconds``. Meanwhile ``waiting`` is called with the seconds
+        so far. Raise ``BrokenMessage`` if the connection ends, and ``ProcessEnded`` if the process exceeds a limit.
         """
         began = looked = time.monotonic()
         ends = began + seconds
@@ -440,7 +441,7 @@ class SandboxedProcess:
         return bytes(data[MESSAGE_HEAD.size :])
 
     def _in_time(self) -> None:
-        """Kill the process and raise ``Timeout`` if the time until which it may run is over."""
+        """Kill the process and raise ``Timeout`` if it is later than ``until``."""
         if time.monotonic() > self.until:
             self.kill()
             raise Timeout("the time of the judgement is over")
@@ -462,9 +463,8 @@ class SandboxedProcess:
         self._in_time()
 
     def _exceeded_limit(self, ends: float, seconds: float) -> str:
-        """Return a text that describes the limit on time, memory, processes or threads that the process exceeds. Return
-        an empty text if it exceeds none. ``ends`` is the time at which the reply is due, which is ``seconds`` after the
-        request.
+        """Return a text that describes the limit on time, memory, processes or threads that the process exceeds, or an
+        empty string. ``ends`` is the time at which the reply is due, which is ``seconds`` after the request.
         """
         if self.run is not None:
             allowed, since = self.run()
@@ -516,7 +516,7 @@ class SandboxedProcess:
         return ProcessEnded(f"{how} ({words})" if words else how, lack=lack)
 
     def _last_words(self) -> str:
-        """Return at most 200 characters of the last line that the process has printed, or an empty text."""
+        """Return at most 200 characters of the last line that the process has printed, or an empty string."""
         try:
             text = os.pread(self.output, 2000, max(0, os.fstat(self.output).st_size - 2000)).decode(errors="replace")
         except OSError:
@@ -565,8 +565,8 @@ class SandboxedProcess:
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
 
-        If ``still`` is true, all of them must be stopped, which allows a faster search. If ``dead`` is true,
-        descendants that have ended and for which nobody has waited are listed, too. Otherwise they are left out.
+        If ``still`` is true, all of them must be stopped, which allows a faster search. Otherwise ``dead`` says whether
+        descendants that have ended, and for which nobody has waited, are listed as well.
         """
         others, root = self.launcher.prisoners - {self.pid}, self.launcher.pid
         family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
@@ -575,7 +575,7 @@ class SandboxedProcess:
     def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the sandboxed process, and return how many there were.
 
-        ``still`` is false if they may be running, during a request.
+        ``still`` must be false if they may be running. If it is true, they are found faster.
         """
         strays = self.strays(still=still)
         for pid in strays:
@@ -584,7 +584,7 @@ class SandboxedProcess:
         return len(strays)
 
     def kill(self) -> None:
-        """Kill the process and its descendants, and close its connection. Do nothing if the process has ended."""
+        """Kill the process and its descendants, and close its connection. Do nothing if it was killed before."""
         if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)

@@ -18,9 +18,10 @@ class CallClass:
     """One class of system calls that a sandboxed process may make.
 
     Attributes:
-        name: the subject of the class.
+        name: the subject of the class, such as ``files``.
         reason: the purpose of the calls, and why they reach nothing outside of the sandbox.
-        numbers: the number of each call on x86-64 and on arm64, or None if the machine lacks the call.
+        numbers: for each call by name, its numbers on x86-64 and on arm64. A number is None if the machine lacks the
+            call.
     """
 
     name: str

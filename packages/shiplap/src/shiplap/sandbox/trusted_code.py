@@ -44,7 +44,8 @@ def is_trusted_file(file: str) -> bool:
 
 def is_genuine_code(code: CodeType) -> bool:
     """Return whether a code object is exactly the code that its file holds. The file must belong to Python, torch, an
-    installed package or Shiplap.
+    installed package or Shiplap. Return True also if such a file was written after this process began, since the
+    process runs its earlier content.
     """
     file = code.co_filename
     if not is_trusted_file(file) and not realpath(file).startswith(OURS):
@@ -86,14 +87,15 @@ def _read_compiled_code(file: str) -> CodeType | None:
 
 
 def _nested_code_objects(code: CodeType | None) -> list[CodeType]:
-    """Return a code object and all code objects nested in its constants. Return an empty list for None."""
+    """Return a code object and all code objects nested in its constants. Return an empty list if ``code`` is None."""
     if code is None:
         return []
     return [code, *(each for c in code.co_consts if isinstance(c, CodeType) for each in _nested_code_objects(c))]
 
 
 def _unwrap_function(value: Any) -> Any:
-    """Return the function of a method or of the getter of a property. Return another value unchanged.
+    """Return the function of a method, of a static or class method, or of the getter of a property. Return another
+    value unchanged.
 
     Only exact types are unwrapped, so no code of the value runs.
     """
@@ -111,9 +113,9 @@ def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value that replaces a function of Python or torch is itself code of Python, torch or an
     installed package.
 
-    Such replacements occur when further parts of Python or torch are imported. All functions in the defaults and the
-    closure of ``value`` must be trusted as well, so a trusted decorator around another function does not count. Held
-    functions are followed to ``depth``.
+    This occurs when further parts of Python or torch are imported. All functions in the defaults and the closure of
+    ``value`` must be trusted as well, so a trusted decorator around another function does not count. Functions inside
+    of functions are followed through ``depth`` levels.
     """
     code = function_code(value)
     if code is None:
@@ -142,7 +144,8 @@ def _values_held_by(function: FunctionType) -> list[Any]:
 def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value is not callable, or is code of Python, torch or an installed package.
 
-    The functions that it holds in its defaults and closure must be such code, too. They are followed to ``depth``.
+    The functions that it holds in its defaults and closure must be such code, too. They are followed through ``depth``
+    levels. A function at a deeper level is not harmless.
     """
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
         return depth > 0 and is_trusted_function(value, depth)

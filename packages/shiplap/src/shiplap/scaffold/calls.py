@@ -19,8 +19,8 @@ MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its ima
 
 @dataclass(frozen=True)
 class ColumnRange:
-    """The range of the values in one column of the last dim. It holds the least value, the largest value, and whether
-    all are whole numbers.
+    """The range of the values in one column of a recorded matrix. It holds the least value, the largest value, and
+    whether all values are whole numbers.
     """
 
     low: float
@@ -33,9 +33,10 @@ class SeenTensor:
     """A tensor of one recorded call. ``low`` and ``high`` are its least and largest finite value, or None if it has
     none.
 
-    A size of -1 depends on data, so a fake tensor has no number for it. ``columns`` has the ranges of the columns of a
-    tensor of two dims, if they are few. ``values`` has all values of a small tensor of whole numbers, or with a column
-    of them: they may point into other tensors.
+    A size of -1 in ``shape`` stands for a size that depends on data, which a fake tensor does not have as a number.
+    ``columns`` has the range of each column of a matrix with few columns, and is empty for any other tensor. ``values``
+    has all values of a small tensor of whole numbers, or with a column of them, since they may point into other
+    tensors. It is empty for any other tensor.
     """
 
     dtype: str
@@ -65,8 +66,8 @@ class DispatchedCall:
 
 
 def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
-    """Return an argument or a result of a recorded call with ``fn`` applied to each description of a tensor in it. If
-    ``value`` is a tuple, which stands for a list, ``fn`` is applied to each description in it.
+    """Return an argument or a result of a recorded call with ``fn`` applied to each :class:`SeenTensor` in it. A tuple
+    stands for a list, and ``fn`` is applied inside of it. Any other value is returned unchanged.
     """
     if isinstance(value, tuple):
         return tuple(map_seen(v, fn) for v in value)
@@ -74,8 +75,8 @@ def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
 
 
 def as_empty_tensors(value: Any, device: str = "") -> Any:
-    """Return an argument of a recorded call with an uninitialised tensor in place of each description of a tensor. The
-    tensor has the described size and dtype. A tuple becomes a list.
+    """Return an argument of a recorded call with an uninitialised tensor in place of each :class:`SeenTensor`. The
+    tensor has the recorded size and dtype. A tuple becomes a list.
 
     The tensor is made on ``device``. If ``device`` is empty, it is made on the device of the recorded call.
     """
@@ -84,16 +85,16 @@ def as_empty_tensors(value: Any, device: str = "") -> Any:
 
 
 def seen_tensors(value: Any) -> list[SeenTensor]:
-    """Return the descriptions of the tensors in ``value``, an argument or a result of a recorded call. ``value`` is one
-    description, a tuple of them, or a value without tensors.
+    """Return, in a list, each :class:`SeenTensor` in ``value``, an argument or a result of a recorded call. If
+    ``value`` is a tuple, only its direct members are considered.
     """
     values = value if isinstance(value, tuple) else (value,)
     return [v for v in values if isinstance(v, SeenTensor)]
 
 
 def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> DispatchedCall:
-    """Return the record of one call of an op with this schema. It holds all arguments by name, with defaults filled in,
-    and the results.
+    """Return one call of an op with this schema as a :class:`DispatchedCall`. It holds all arguments by name, with
+    defaults filled in, and the results. Each tensor becomes a :class:`SeenTensor`.
     """
     names = [a.name for a in schema.arguments]
     # The arguments behind ``args`` are keywords or have defaults.
@@ -121,8 +122,8 @@ _RECORDED_AS_IS = (
 
 
 def _describe_value(value: Any) -> Any:
-    """Return the description of a value in a recorded call. A tensor becomes a ``SeenTensor``, and a list becomes a
-    tuple of descriptions. A plain scalar is returned unchanged. Any other value becomes text.
+    """Return a value as a recorded call holds it. A tensor becomes a :class:`SeenTensor`, and a list becomes a tuple.
+    Numbers, strings and None are returned unchanged. Any other value becomes text.
     """
     if isinstance(value, (list, tuple)):
         return tuple(map(_describe_value, value))
@@ -148,7 +149,9 @@ def _kept_values(t: Tensor, finite: Tensor, columns: tuple[ColumnRange, ...]) ->
 
 
 def _is_being_traced(value: Any) -> bool:
-    """Return whether an argument, or a value in it, is a tensor subclass, as in calls that a compiler traces."""
+    """Return whether an argument, or a value in it, is a tensor subclass other than ``Parameter``. That is so in calls
+    that a compiler traces.
+    """
     if isinstance(value, dict):
         return any(map(_is_being_traced, value.values()))
     if isinstance(value, (list, tuple)):
@@ -179,14 +182,14 @@ def _finite_values(t: Tensor) -> Tensor | None:
 
 
 def _value_range(finite: Tensor) -> tuple[float, float]:
-    """Return the least and the largest value of a tensor without NaN, as numbers."""
+    """Return ``(least, largest)`` of the values of a tensor without NaN, as numbers of Python."""
     least, largest = torch.aminmax(finite)
     return least.item(), largest.item()
 
 
 def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
-    """Return the range of each column of a matrix with few columns, and whether the column has only whole numbers.
-    Return an empty tuple for another tensor, and if a value is not finite.
+    """Return the range of each column of a matrix with 2 to ``MOST_COLUMNS`` columns. Return an empty tuple for any
+    other tensor, for bools, and if a value is not finite.
     """
     if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
         return ()
@@ -203,7 +206,7 @@ def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
 @dataclass
 class DispatchRecorder:
     """A recorder of the calls of the ops ``wanted`` inside of ``with recorder.mode():``. Calls that differ only in
-    values are recorded once.
+    values are recorded once. ``calls`` holds the recorded calls, and ``counts`` the number of all calls, by op name.
 
     A call is recorded below autograd, so an op that is made of other ops is not seen. Values are read before the call,
     since an op may write to its arguments. ``told`` is called with the name of an op at its first call.
@@ -222,7 +225,9 @@ class DispatchRecorder:
         recorder = self
 
         class Mode(TorchDispatchMode):
-            """The mode in which calls are recorded."""
+            """A torch dispatch mode that passes each call inside of it to ``recorder``, a variable of the enclosing
+            method.
+            """
 
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -251,8 +256,8 @@ class DispatchRecorder:
         return result
 
     def keep(self, name: str, call: DispatchedCall) -> None:
-        """Keep a call of the op ``name``. It is dropped if a kept call has equal sizes, dtypes and scalars, or if
-        ``MOST_CALLS`` calls of the op are kept already.
+        """Store a call of the op ``name``. It is dropped if a stored call has equal sizes, dtypes and scalars, or if
+        ``MOST_CALLS`` calls of the op are stored already.
         """
         kept = self.calls.setdefault(name, [])
         # A loop makes the same call thousands of times; only different ones are evidence.

@@ -21,9 +21,9 @@ LARGEST_FIXED_SIZE = 8  # coordinates and taps; a larger size that never changed
 class NamedDims:
     """The names of the dims of an op's tensor arguments.
 
-    ``shapes`` holds, for each argument that is one tensor, the texts of its dims, or None if its rank is unknown.
-    ``slots`` maps each name to one pair of an argument and an axis that has the dim. ``scalars`` are the int arguments,
-    and elements of lists of ints such as ``stride[0]``.
+    ``shapes`` maps each argument that is one tensor to the names or numbers of its dims, or to None if its rank is
+    unknown. ``slots`` maps each name to a pair of an argument and an axis that has this dim. ``scalars`` holds the
+    names of the int arguments, and ``name[i]`` for elements of lists of ints such as ``stride[0]``.
     """
 
     shapes: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
@@ -44,8 +44,9 @@ class NamedDims:
 
 
 def name_dims(form: SchemaForm, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> NamedDims:
-    """Return names for the sizes of the tensor arguments of the schema ``form``. Two axes get one name if they agreed
-    in recorded calls. They also get one name if the meta kernel refused different sizes for them.
+    """Return names for the sizes of the tensor arguments of the schema ``form``. Two axes get one name if their sizes
+    were equal in recorded calls, or if the meta kernel refused different sizes for them. Axes whose size never changed
+    may get a number instead.
     """
     calls = [*recorded, *probed.calls]
     # Only an argument of one rank has axes that can be named.
@@ -99,7 +100,9 @@ def _ranks_of_argument(name: str, recorded: Sequence[DispatchedCall], probed: Pr
 
 
 class _DimClasses:
-    """A partition of pairs of an argument name and an axis (slots) into sets. All axes in one set are one dim."""
+    """A partition of slots into sets. A slot is a pair of an argument name and an axis. All slots in one set are one
+    dim.
+    """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         """Put each slot (an argument name and an axis) into a separate set."""
@@ -157,7 +160,7 @@ def _fixed_size(
 ) -> int | None:
     """Return the size of a dim if the op fixes it, such as 4 for boxes. Return None if it varies or may vary.
 
-    ``group`` is the dim as its (argument name, axis) pairs. ``others`` is the number of such pairs of all dims.
+    ``group`` is the dim as its (argument name, axis) pairs. ``others`` is the number of such pairs in all arguments.
     """
     values = {v for slot in group for v in _sizes_of_slot(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
@@ -203,9 +206,9 @@ def _result_shapes(call: DispatchedCall) -> list[tuple[int, ...]]:
 def _name_groups(
     form: SchemaForm, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[DispatchedCall]
 ) -> dict[frozenset[Slot], str]:
-    """Return a name for each dim in ``groups``, each given as its set of (argument name, axis) pairs.
+    """Return a dict from each dim in ``groups`` to a name. A dim is given as its set of (argument name, axis) pairs.
 
-    It is the name of one of ``scalars``, the int arguments, if that argument equals the dim's size in all calls.
+    The name is that of one of ``scalars``, the int arguments, if that argument equals the dim's size in all calls.
     Otherwise it is a letter that no argument has as its name.
     """
     taken = {a.name for a in form.arguments}
@@ -259,5 +262,7 @@ def value_range(calls: Sequence[DispatchedCall], name: str) -> tuple[float | Non
 
 
 def calls_with_dims(dims: NamedDims, calls: Sequence[DispatchedCall]) -> list[tuple[DispatchedCall, Mapping[str, Any]]]:
-    """Return pairs of a recorded call and its sizes by name. Calls that lack a dim are left out."""
+    """Return ``(call, sizes)`` for each of the recorded ``calls``. ``sizes`` maps names of dims and int arguments to
+    their values in the call. Calls that lack one of them are left out.
+    """
     return [(c, env) for c in calls if (env := dims.environment(c)) is not None]

@@ -20,9 +20,9 @@ from shiplap.torch_private.dispatcher_library import Overload
 def why_draft_misfits(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return a text that names the first recorded call that does not fit ``known``, the drafted declaration of the
-    schema ``form``. The declaration would refuse such a call, or give other result sizes. Return an empty string if all
-    calls fit.
+    """Return the number of the first recorded call that does not fit ``known``, the drafted declaration of the schema
+    ``form``, and the reason, as text. The declaration would refuse such a call, or give other result sizes. Return an
+    empty string if all calls fit.
 
     Raises:
         ShiplapError: SL1xx when the declaration itself is refused.
@@ -66,8 +66,8 @@ def _is_fresh_result(declared: Any) -> bool:
 
 
 def _known_sizes(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
-    """Return the sizes of the output ``out`` by its declaration, in a call whose named dims have the sizes ``env``. A
-    size that depends on the values of tensors is None.
+    """Return the sizes that the declaration gives for the output ``out`` in a call whose named dims have the sizes
+    ``env``. A size that depends on the values of tensors is None.
     """
     # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}

@@ -21,11 +21,12 @@ from shiplap.scaffold.schema import SchemaForm
 
 @dataclass
 class InferredDeclaration:
-    """The inferred parts of a declaration. ``tensors`` holds annotations by argument, and ``results`` those of the
-    results.
+    """The inferred parts of a declaration.
 
-    ``where`` is the source of the inference for an argument, for ``"return"`` and for ``"samples"``. If ``reference``
-    is true, the op's reference gives the sizes of the results. ``sampler`` has the lines of a builder of samples.
+    ``tensors`` maps arguments to annotations, and ``results`` lists the annotations of the results. ``bounds`` and
+    ``requires`` are the keywords of these names. If ``reference`` is true, the op's reference gives the sizes of the
+    results. ``where`` maps arguments, ``"return"`` and ``"samples"`` to words for what they were inferred from.
+    ``sampler`` has the source lines of a builder of samples. ``open`` names the arguments whose dtype is not known.
     """
 
     tensors: dict[str, str] = field(default_factory=dict)
@@ -39,8 +40,8 @@ class InferredDeclaration:
 
 
 def infer_nothing(form: SchemaForm, why: str) -> InferredDeclaration:
-    """Return a declaration that adds nothing to the schema. Its tensors have any dtype and any sizes, and ``why`` is
-    the note on its results.
+    """Return a declaration that adds nothing to the schema. Its tensors have any dtype and any sizes. ``why`` is the
+    reason why nothing was inferred, which becomes the comment on the results.
     """
     shaped = {a.name: 'Shaped[Tensor, "..."]' for a in form.arguments if a.tensor}
     where = {"return": f"not inferred: {why}"} if form.results else {}
@@ -120,8 +121,8 @@ def _annotate_argument(
 
 
 def _any_rank_arguments(form: SchemaForm, dims: NamedDims, calls: Sequence[DispatchedCall]) -> dict[str, str]:
-    """Return ``{name: "*s"}`` for arguments with a varying number of dims. In all calls they must have the shape of one
-    result. Otherwise return an empty mapping.
+    """Return ``{name: "*s"}`` for the arguments whose number of dims varies, if they have the shape of one result in
+    all calls. Otherwise return an empty dict.
     """
     free = [n for n, shape in dims.shapes.items() if shape is None]
     for name in free:
@@ -139,7 +140,9 @@ def _shape_of_argument(call: DispatchedCall, name: str) -> tuple[int, ...] | Non
 
 
 def _has_shape_of_argument(index: int, shapes: Sequence[Any], calls: Sequence[DispatchedCall]) -> bool:
-    """Return whether the result at ``index`` had these ``shapes``, one for each call."""
+    """Return whether the result at ``index`` had the shapes in ``shapes``, which holds one shape for each of
+    ``calls``.
+    """
     results = (c.results[index] for c in calls)
     return all(isinstance(r, SeenTensor) and r.shape == s for r, s in zip(results, shapes, strict=True))
 
@@ -159,7 +162,8 @@ def _annotate_results(
 
     ``sizes`` holds the inferred sizes of the results. If the sizes or the dtype of one result are unknown, all new
     results are left open, and the op's reference computes them. ``following`` returns whether results have the dtype of
-    the arguments. ``source`` names the calls from which the annotations are inferred.
+    the arguments. ``source`` names the calls from which the annotations are inferred. ``calls`` are these calls, and
+    ``recorded`` the recorded ones among them. ``spread`` maps arguments whose number of dims varies to ``"*s"``.
     """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.
@@ -198,8 +202,8 @@ def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Seque
 def _dtype_class_of_result(
     index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return the jaxtyping dtype class of the result at ``index``, and whether the class determines the dtype. A class
-    determines it if it has one dtype, or if an argument has this class.
+    """Return ``(name, determined)``. ``name`` is the jaxtyping dtype class of the result at ``index``. ``determined``
+    is true if the class has one dtype, or if an argument has this class and thereby determines the dtype.
 
     ``following`` is called if nothing was recorded. It returns whether results have the dtype of the arguments.
     """
@@ -217,8 +221,8 @@ def _dtype_class_of_result(
 
 def common_dtype_class(dtypes: set[str]) -> str:
     """Return the name of the jaxtyping class for the dtypes with these names. For one dtype, it is a class such as
-    ``Float32``. It is ``Float`` for several floating-point dtypes, ``Integer`` for several integer dtypes, and
-    otherwise ``Shaped``.
+    ``Float32``. For several, it is ``Float`` if all are floating-point dtypes, ``Integer`` if all are integer dtypes,
+    and otherwise ``Shaped``. For none, it is ``Shaped``.
     """
     if len(dtypes) == 1:
         return _classes_by_dtype().get(next(iter(dtypes)), "Shaped")
@@ -246,8 +250,8 @@ def _classes_by_dtype() -> dict[str, str]:
 
 
 def _lower_limits(form: SchemaForm, recorded: Sequence[DispatchedCall]) -> tuple[str, ...]:
-    """Return requirements for int arguments that were never negative in recorded calls. They are ``k >= 1`` if none was
-    0, and otherwise ``k >= 0``.
+    """Return requirements, as strings, for int arguments that were never negative in recorded calls. They are ``k >=
+    1`` for an argument ``k`` that was never 0, and otherwise ``k >= 0``.
     """
     limits = []
     for a in form.arguments:

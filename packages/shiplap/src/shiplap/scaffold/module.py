@@ -77,7 +77,7 @@ def write_module_source(
 
 def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, Any]:
     """Return the keyword arguments of ``sl.adopt(name, ...)`` for the inferred declaration ``known`` of the schema
-    ``form``. Empty ones are left out.
+    ``form``. Arguments with an empty value are left out.
     """
     fresh = len([r for r in form.results if not r.alias])
     taken = {a.name for a in form.arguments} | {"workspace"}
@@ -108,8 +108,8 @@ def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Calla
 
 
 def write_op_source(entry: DraftedOp) -> str:
-    """Return the Python source of the drafted declaration of one op. Comments state what was inferred. The mark
-    ``FILL`` stands where the author has to complete the declaration.
+    """Return the Python source of the drafted declaration of one op. Comments state what was inferred. The word
+    ``FILL`` stands wherever the author has to complete the declaration.
     """
     form, known = entry.form, entry.known
     given = [f"{k}={_source_of_value(v)}" for k, v in adopt_keywords(form, known).items()]
@@ -139,7 +139,9 @@ def _adopt_call_lines(*given: str) -> list[str]:
 
 
 def _wrap_comment(text: str) -> list[str]:
-    """Return the lines of a comment. A comment that is too long is wrapped after commas."""
+    """Return the lines of a comment. ``text`` is the comment on one line, which begins with ``#``. If it is too long,
+    it is wrapped after commas.
+    """
     lines, rest = [], text
     # A schema has no spaces inside of its types, so it is cut between arguments.
     while len(rest) > WIDTH and (cut := rest.rfind(", ", 0, WIDTH)) > 0:
@@ -149,7 +151,7 @@ def _wrap_comment(text: str) -> list[str]:
 
 
 def _source_of_value(value: Any) -> str:
-    """Return the Python source of a text, tuple, dict or other literal. A tuple of one element that is not None is
+    """Return the Python source of a string, tuple, dict or other literal. A tuple of one element that is not None is
     written as that element.
     """
     if isinstance(value, tuple):
@@ -196,8 +198,8 @@ def _comment_of_argument(argument: SchemaField, known: InferredDeclaration) -> s
 
 
 def first_sentence(doc: str) -> str:
-    """Return the first sentence of a docstring on one line, shortened. Characters that would end another docstring are
-    removed.
+    """Return the first sentence of a docstring on one line. If it is longer than ``LONGEST`` characters, it is cut at a
+    word and ends in ``...``. Characters that would end another docstring are removed.
     """
     paragraph = " ".join(doc.strip().split("\n\n")[0].split())
     first = re.split(r"(?<=[.!?])\s", paragraph)[0]

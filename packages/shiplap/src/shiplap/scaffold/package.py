@@ -112,11 +112,12 @@ def draft_ops(
     isolate: IsolateWork = lambda work: work(),
     keep: Callable[[DraftedPackage], None] = lambda drafted: None,
 ) -> DraftedPackage:
-    """Return a draft of each op, or the reason why it can have none. ``recorded`` holds the recorded calls by op name.
+    """Return a draft of each op, or the reason why it can have none. ``recorded`` holds the recorded calls by op
+    name. The sentence about an op is taken from the docstrings of ``package``.
 
-    ``report`` is called with the progress. ``isolate(work)`` runs ``work`` and returns its plain data. A caller passes
-    one that uses a separate process, so that a crash of a meta kernel does no harm. ``keep`` is called with the drafts
-    so far after each op.
+    ``report(name, done, total)`` is called before each op is drafted, and ``keep`` after each op with the drafts so
+    far. ``isolate(work)`` runs ``work`` and returns its result, made of dicts, lists and scalars. A caller passes one
+    that uses a separate process, so that a crash of a meta kernel does no harm.
     """
     result, docs, taken = DraftedPackage(), _first_sentences(package), set[str]()
     for done, (name, overload) in enumerate(ops.items()):
@@ -136,8 +137,9 @@ def draft_ops(
 
 
 def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> dict[str, Any]:
-    """Return the draft of one op (its inferred dims, dtypes and notes) as plain data, which another process can send.
-    ``recorded`` are the recorded calls of the op. If the op can have no draft, return ``{"left_out": reason}``.
+    """Return the draft of one op as a dict that another process can send. It holds the inferred declaration and the
+    notes for the author. ``recorded`` are the recorded calls of the op. If the op can have no draft, return
+    ``{"left_out": reason}``.
     """
     try:
         drafted = draft_op(parse_schema(overload._schema), overload, recorded)
@@ -185,8 +187,8 @@ def _why_draft_fails(
 
 
 def _first_sentences(package: str) -> dict[str, tuple[str, str]]:
-    """Return a pair for each Python function of the package, by function name. It holds the first sentence of the
-    docstring and the function's full name. An op often has the name of its function.
+    """Return ``{function name: (sentence, full name)}`` for the Python functions of the package that have a docstring.
+    ``sentence`` is the first sentence of the docstring. An op often has the name of its function.
     """
     documents: dict[str, tuple[str, str]] = {}
     # A copy, since another thread may import a module meanwhile.

@@ -49,10 +49,11 @@ PROBE_REFUSALS = Exception  # a meta kernel may raise anything, and all of it me
 
 @dataclass
 class ProbeResult:
-    """The results of calls of a meta kernel. ``calls`` are the accepted calls, and ``ranks`` the numbers of dims that
-    each argument may have. A slot is a pair of an argument name and an axis. ``ties`` are sets of slots whose sizes
-    must be equal, and ``fixed`` are the slots whose size the op fixes. ``reason`` states why there are no calls, if
-    there are none.
+    """The results of calls of a meta kernel.
+
+    ``calls`` are the accepted calls. ``ranks`` maps each argument to the numbers of dims that it may have. A slot is a
+    pair of an argument name and an axis. ``ties`` are sets of slots whose sizes must be equal, and ``fixed`` are the
+    slots whose size the op fixes. ``reason`` states why there are no calls, and is empty if there are some.
     """
 
     calls: list[DispatchedCall] = field(default_factory=list)
@@ -108,8 +109,9 @@ class _MetaProber:
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
     def try_call(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:
-        """Call the op's meta kernel with fake tensors for these arguments. Return the call with its results. Return
-        None if it is refused or if the allowed number of tries is used up.
+        """Call the op's meta kernel with fake tensors for ``arguments``, in which a :class:`SeenTensor` stands for a
+        tensor. Return the call with its results. Return None if it is refused or if the allowed number of tries is used
+        up.
         """
         if self.left <= 0:
             return None
@@ -237,7 +239,7 @@ def _size_at_slot(call: DispatchedCall, slot: Slot) -> int:
 
 
 def _with_grown_sizes(call: DispatchedCall, slots: Sequence[Slot], step: int) -> dict[str, Any]:
-    """Return the arguments of a call with the sizes at ``slots`` increased by ``step``."""
+    """Return the arguments of a call, as a dict by name, with the sizes at ``slots`` increased by ``step``."""
     arguments = dict(call.arguments)
     for name, axis in slots:
         seen: SeenTensor = arguments[name]
@@ -258,9 +260,9 @@ def _with_other_ints(call: DispatchedCall) -> Iterator[dict[str, Any]]:
 
 
 def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
-    """Return the description of a tensor argument with ``rank`` dims, each of size ``size``. ``kind`` is the argument's
-    type in the schema. If it is a list type, return a tuple of two descriptions. If it is an optional type, return
-    None.
+    """Return a :class:`SeenTensor` of the dtype ``dtype`` for a tensor argument, with ``rank`` dims of the size
+    ``size``. ``kind`` is the argument's type in the schema. If it is a list type, return a tuple of two. If it is an
+    optional type, return None.
     """
     if kind.endswith("?"):
         return None

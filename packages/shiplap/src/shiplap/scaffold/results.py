@@ -23,8 +23,9 @@ CallsWithDims = Sequence[tuple[DispatchedCall, Mapping[str, Any]]]
 class ResultSizes:
     """The inferred sizes of an op's results.
 
-    ``shapes`` holds the texts of the dims of each result, or None if its sizes cannot be declared. ``bounds`` maps new
-    dims, which depend on data, to their upper bounds. ``where`` holds a note on each result.
+    ``shapes`` holds a tuple of names, numbers and expressions for the dims of each result, or None if its sizes cannot
+    be declared. ``bounds`` maps new dims, which depend on data, to their upper bounds. ``where`` holds a comment on
+    each result, or an empty string.
     """
 
     shapes: list[tuple[str, ...] | None] = field(default_factory=list)
@@ -35,8 +36,8 @@ class ResultSizes:
 def find_result_sizes(
     form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall], probed: Sequence[DispatchedCall]
 ) -> ResultSizes:
-    """Return expressions for the sizes of each result of the schema ``form``. They are expressions of the named dims,
-    and hold in all calls. Sizes that depend on data get bounds.
+    """Return the inferred sizes of the results of the schema ``form``. They are expressions of the named dims that hold
+    in all calls. Sizes that depend on data get bounds.
 
     The calls are ``recorded`` ones and, in ``probed``, those that the meta kernel accepted.
     """
@@ -58,8 +59,8 @@ def find_result_sizes(
 def _find_result_shape(
     index: int, names: Sequence[str], rows: CallsWithDims, bounds: dict[str, str], dims: NamedDims, *, seen: bool
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the texts of the dims of the result at ``index``, and a note. The texts are None if they cannot be found,
-    and the note states the reason or the dims that depend on data.
+    """Return ``(texts, comment)`` for the result at ``index``. ``texts`` are the names or expressions of its dims, or
+    None if they cannot be found. ``comment`` states the reason for that, or the dims that depend on data.
 
     ``bounds`` gets an upper bound for each new dim that depends on data. If ``seen`` is true, ``rows`` include calls of
     the meta kernel, whose sizes do not depend on data. Otherwise ``rows`` are recorded calls only.
@@ -83,7 +84,9 @@ def _find_result_shape(
 
 
 def _list_few_sizes(sizes: Sequence[int]) -> str:
-    """Return at most four different sizes as text, such as ``1, 2, ...``."""
+    """Return the least four of the different sizes in ``sizes`` as text, such as ``1, 2, 5, 8``. If there are more, ``,
+    ...`` follows.
+    """
     different = sorted(set(sizes))
     return ", ".join(map(str, different[:4])) + ", ..." * (len(different) > 4)
 
@@ -131,13 +134,13 @@ def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: 
 
 @lru_cache(4096)
 def _parse_expression(text: str) -> Expr:
-    """Return the expression in ``text`` as an object that can be called with the values of its names."""
+    """Return the expression in ``text`` as an ``Expr``, which can be called with the values of its names."""
     return Expr.parse(text, "draft")
 
 
 def _window_expressions(names: Sequence[str]) -> Iterator[str]:
-    """Yield expressions for the size that a convolution or a pooling gives. They are made of names that contain usual
-    parts such as ``stride``, ``pad`` and ``dil``.
+    """Yield expressions for the size that a convolution or a pooling gives. They are made of those ``names`` that
+    contain a usual word such as ``stride``, ``pad`` and ``dil``.
     """
 
     def called(*parts: str) -> list[str]:

@@ -13,8 +13,8 @@ from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> list[str]:
     """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)`` of samples for the schema
-    ``form``. It draws arguments of the named dims ``dims`` in the ranges of the recorded calls. Return an empty list if
-    an argument cannot be built.
+    ``form``. It draws arguments whose shapes consist of the named dims ``dims``, with values in the ranges of the
+    recorded calls. Return an empty list if an argument cannot be built.
     """
     lines, made = [], []
     for a in form.arguments:
@@ -49,7 +49,7 @@ def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[
 
 
 def _source_of_shape(shape: Sequence[str]) -> str:
-    """Return the source of a shape tuple. Named dims are read from ``sizes``."""
+    """Return the source of a tuple of sizes. For a dim with a name, such as ``n``, it reads ``sizes["n"]``."""
     return f"({', '.join(map(_source_of_size, shape))}{',' * (len(shape) == 1)})"
 
 
@@ -57,8 +57,8 @@ def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[Dispat
     """Return the source of an expression that draws the matrix argument ``name`` column by column, in the ranges of the
     recorded calls.
 
-    It is used if a column has only whole numbers, such as the column that holds the number of a box's image. Otherwise
-    return an empty string.
+    Return an empty string unless a column has only whole numbers, such as the column that holds the number of a box's
+    image. Return it also if the ranges of the columns are not known.
     """
     shape, calls = (
         dims.shapes[name] or (),
@@ -93,8 +93,9 @@ def _source_of_size(text: str) -> str:
 def _expression_of_draw(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
-    """Return the source of an expression that draws a tensor of the shape ``size`` (source text). Floating-point values
-    lie between ``low`` and ``high``, and integers below ``limit``.
+    """Return the source of an expression that draws a tensor of the dtype ``dtype``. ``size`` is the source of its
+    shape. Floating-point values lie between ``low`` and ``high``. Integers lie from ``low`` up to ``limit``, which
+    is excluded, or up to ``high`` if ``limit`` is None. Bools are True with probability 1/2.
 
     The expression ends with ``moved`` or, if that is None, with a move to the device.
     """

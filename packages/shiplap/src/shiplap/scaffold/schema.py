@@ -40,7 +40,7 @@ _ALIAS_SET = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
 
 
 class UndeclarableSchema(Exception):
-    """The error which says that no declaration has this schema. Its text is the reason."""
+    """The error for a schema that no declaration of Shiplap can have. Its text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ class SchemaField:
 
 @dataclass(frozen=True)
 class SchemaForm:
-    """The arguments and results of a schema as text fields, from which a draft is made."""
+    """The arguments and results of a torch schema, from which a draft is made. ``schema`` is the schema as torch prints
+    it.
+    """
 
     name: str
     schema: str
@@ -95,8 +97,8 @@ class SchemaForm:
     results: tuple[SchemaField, ...]
 
     def split(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the values of all arguments, as a list of those passed by position and a mapping of the keyword-only
-        ones.
+        """Return ``(positional, keywords)`` for the values of all arguments by name. ``positional`` is a list in order,
+        and ``keywords`` has the keyword-only arguments by name.
         """
         positional = [values[a.name] for a in self.arguments if not a.keyword_only]
         return positional, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
@@ -123,8 +125,8 @@ class SchemaForm:
 
 
 def parse_schema(schema: Any) -> SchemaForm:
-    """Return the arguments and results of ``schema``, a ``torch._C.FunctionSchema``, as text fields from which drafts
-    are made. Raise ``UndeclarableSchema`` if a declaration of Shiplap cannot state the schema.
+    """Return the arguments and results of ``schema``, a ``torch._C.FunctionSchema``, as a :class:`SchemaForm`. Raise
+    ``UndeclarableSchema`` if a declaration of Shiplap cannot state the schema.
     """
     arguments, texts = list(schema.arguments), types_in_schema(schema)[0]
     # The text of a schema with any number of arguments has a part that its list lacks.
@@ -158,8 +160,8 @@ def schema_name(schema: Any) -> str:
 
 
 def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:
-    """Return the types of the arguments and of the results as the schema writes them, without the marks of aliases such
-    as ``(a!)``.
+    """Return ``(arguments, results)``, the types in a schema as two lists of strings, as the schema writes them. Alias
+    marks such as ``(a!)`` are left out.
     """
     head, opening, rest = str(schema).partition("(")
     # Types are read from the text, since torch's objects print some of them differently.
@@ -176,8 +178,8 @@ def _split_arguments(text: str) -> list[str]:
 
 
 def _annotation_of_type(kind: str, tensor: str) -> str:
-    """Return the annotation in a declaration for a type of a schema, with ``tensor`` for each tensor. Raise
-    ``UndeclarableSchema`` for a type without an annotation.
+    """Return the annotation in a declaration for ``kind``, a type of a schema. ``tensor`` takes the place of each
+    tensor type. Raise ``UndeclarableSchema`` for a type without an annotation.
     """
     if kind.endswith("?"):
         return f"{_annotation_of_type(kind[:-1], tensor)} | None"
@@ -204,8 +206,8 @@ def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
 
 
 def _source_of_default(argument: Any) -> str:
-    """Return the default of an argument as Python source. Schemas have numbers for torch's own types, such as dtypes.
-    They are written by name.
+    """Return the default of an argument as Python source. torch's own types, such as dtypes, are numbers in a schema.
+    They are written by name, such as ``torch.float32``.
     """
     value, kind = argument.default_value, str(argument.real_type)
     if isinstance(value, int) and not isinstance(value, bool) and kind in _CONSTANTS_BY_NUMBER:

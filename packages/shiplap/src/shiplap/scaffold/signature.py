@@ -43,8 +43,10 @@ class DraftParameter:
 
 @dataclass(frozen=True)
 class DraftSignature:
-    """The known part of a function's signature. ``returns`` holds the annotations of the results. It is None if the
-    source does not describe them, and empty if there are none. ``text`` is the signature as the source writes it.
+    """The known part of a function's signature.
+
+    ``returns`` holds the annotations of the results, as strings. It is None if the source does not describe them, and
+    empty if there are none. ``text`` is the signature as the source writes it.
     """
 
     name: str
@@ -54,8 +56,8 @@ class DraftSignature:
 
 
 def signatures_of_function(fn: Callable[..., Any], where: str) -> list[DraftSignature]:
-    """Return the signatures of ``fn``. They come from its annotations, or else from its docstring, or else they have
-    untyped parameters. Raise ``SL604`` if none of these exists.
+    """Return the signatures of ``fn``. They come from its annotations, or else from the overloads in its docstring, or
+    else from its parameters without types. Raise ``SL604`` if none of these exists.
     """
     name = getattr(fn, "__name__", where.rpartition(":")[2])
     try:
@@ -297,8 +299,8 @@ def _form_of_optional(parts: list[ast.expr]) -> str | None:
 
 
 def _root_name(node: ast.expr) -> str:
-    """Return a name for an argument in a call. It is the argument's own name or that of its attribute. For
-    ``cost.numpy()`` and ``cost[0]`` it is ``cost``. Return an empty string if there is none.
+    """Return a name for an argument in a call, from its expression ``node``. It is ``cost`` for ``cost``, ``x.cost``,
+    ``cost.numpy()`` and ``cost[0]``. Return an empty string if there is none.
     """
     while isinstance(node, ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value

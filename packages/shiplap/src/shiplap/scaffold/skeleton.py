@@ -16,8 +16,12 @@ from shiplap.scaffold.signature import DraftParameter, DraftSignature
 
 @dataclass(frozen=True)
 class Draft:
-    """The contents of a draft and their origin. ``decorator`` is ``"op"`` for a draft that wraps a function, and
-    ``"adopt"`` for one that wraps a torch op.
+    """The contents of a drafted file. ``decorator`` is ``"op"`` for a draft that wraps a function, and ``"adopt"`` for
+    one that wraps a torch op.
+
+    ``signatures`` are those of the ops, and ``namespace`` is theirs. ``origin`` names what is drafted, and ``by`` the
+    command that drafts it. ``imports`` is a line of source, and ``call`` the source of the wrapped function. Both may
+    be empty.
     """
 
     origin: str
@@ -41,7 +45,9 @@ def render_draft(draft: Draft) -> str:
 
 
 def fill_lines(text: str) -> list[dict[str, object]]:
-    """Return ``{"line": number, "fill": text}`` for each line of a draft that has the mark ``FILL:``."""
+    """Return ``{"line": number, "fill": text}`` for each line of a draft that contains ``FILL:``. ``text`` is what
+    follows it.
+    """
     marks = ((number, line.partition("FILL: ")) for number, line in enumerate(text.splitlines(), 1))
     return [{"line": number, "fill": what.rstrip('"')} for number, (_, mark, what) in marks if mark]
 
@@ -100,7 +106,7 @@ def _decorator_lines(
     draft: Draft, qualified: str, parameters: Sequence[DraftParameter], signature: DraftSignature
 ) -> list[str]:
     """Return the source lines of the decorator ``@unfinished(...)`` of the drafted op ``qualified``. It names the
-    mutated arguments if they are known. Comments ``FILL:`` mark what the author has to decide.
+    arguments that the op writes to if they are known. Comments ``FILL:`` state what the author has to decide.
     """
     written = [p.name for p in parameters if p.written]
     known = draft.decorator == "adopt"  # a torch schema says what is written
@@ -115,7 +121,7 @@ def _decorator_lines(
 
 def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftParameter]:
     """Return the parameters without defaults that are not literals, and without the defaults before them. Python
-    requires defaults last. The text of a dropped default is kept.
+    requires defaults last. The source of a dropped default is appended to ``original``.
     """
     kept = names_with_default(parameters)
     return [
@@ -161,7 +167,7 @@ def _result_line(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter]) -> list[str]:
-    """Return the source lines of a kernel ``name`` that calls the original function of the draft with the op's
+    """Return the source lines of a kernel of the op ``name``. It calls the original function of the draft with the op's
     arguments, ``parameters``, and returns its results.
     """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)

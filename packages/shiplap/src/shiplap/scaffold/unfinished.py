@@ -9,14 +9,16 @@ from shiplap.errors import error
 
 
 def unfinished(name: str, **declaration: object) -> Callable[[Callable[..., Any]], UnfinishedOp]:
-    """Return a decorator for a draft, in place of ``sl.op`` or ``sl.adopt``. The decorated op of this name raises
-    ``SL113`` when it is called.
+    """Return a decorator for a draft, in place of ``sl.op`` or ``sl.adopt``. It returns an :class:`UnfinishedOp` called
+    ``name``, which raises ``SL113`` when it is called. ``declaration`` is ignored.
     """
     return lambda fn: UnfinishedOp(name, fn)
 
 
 class UnfinishedOp:
-    """A drafted declaration. It is not registered, so no code can use an unfinished part."""
+    """A drafted declaration that has lines to fill in. It is not registered in torch, and each call raises
+    ``SL113``.
+    """
 
     def __init__(self, name: str, draft: Callable[..., Any]) -> None:
         """Take the name of the op, and the docstring and module of the drafted function."""

@@ -16,10 +16,9 @@ __all__ = ["on_refused"]
 
 
 def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """Register the op's sharding rules with DTensor if a call with DTensors failed with ``cause`` because they were
-    missing. Return whether the call may be tried again. If another error of Shiplap is behind the failure, raise that
-    error. Return False for any other failure.
-
+    """Register the sharding rules of ``op`` with DTensor if a call with the arguments ``values`` failed with ``cause``
+    because they were missing. Return whether the call may be tried again. If another error of Shiplap is the cause of
+    ``cause``, raise that error. Return False for any other failure.
 
     Raises:
         ArgumentError: ``SL216`` for tensors among DTensors, ``SL217`` where no sharding rule is known.

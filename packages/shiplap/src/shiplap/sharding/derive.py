@@ -63,11 +63,11 @@ def why_underivable(op: Op) -> str:
 
 
 def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
-    """Return the sharding rules for a call with ``args``. They depend on the numbers of dims of its tensors, but not on
-    their sizes.
+    """Return the sharding rules for a call of ``op`` with ``args``. A sharding rule states how a call may be cut over
+    several ranks. The rules depend on the numbers of dims of the tensors, but not on their sizes.
 
     The rules are those that ``op.sharding`` declares. If it declares none, rules are derived from the declaration and
-    the reference at the first call.
+    the reference at the first such call.
     """
     if op.shardings is not None:
         return op.shardings
@@ -85,10 +85,10 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
 
 
 def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
-    """Return the part of an argument's value on which sharding rules depend, as a part of a cache key.
+    """Return the part of an argument's value on which sharding rules depend, for use in a cache key.
 
-    For a tensor it is the number of dims. If the argument may broadcast, it also says which dims have size 1. For a
-    scalar it is the text of the value, or None if the scalar is the size of a dim.
+    For a tensor it is the number of dims. If the argument may broadcast, it also states which dims have size 1. For any
+    other value it is its ``repr``, or None if the argument is a scalar that gives the size of a dim.
     """
     if hasattr(value, "shape"):
         repeated = arg.tensor is not None and bool(arg.broadcasts)
@@ -98,8 +98,8 @@ def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
 
 
 def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...]:
-    """Return the sharding rules that the reference of ``op`` confirms on all of ``cases``. The samples differ only in
-    sizes and values.
+    """Return the sharding rules of ``op`` that the reference confirms on all of ``cases``, which are sample calls. The
+    samples differ only in sizes and values. A sharding rule states how a call may be cut over several ranks.
     """
     if why_underivable(op) or not cases:
         return ()
@@ -113,8 +113,8 @@ def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...
 
 
 def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
-    """Return small samples that agree with the call ``args`` in scalars, in the tensors that are present and in their
-    number of dims. Scalars that are sizes may differ.
+    """Return small sample calls that agree with the call ``args`` in scalars, in the tensors that are present and in
+    their number of dims. Scalars that are sizes may differ.
 
     Return an empty list if the declaration admits none of the samples that were tried.
     """
@@ -149,7 +149,7 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
 
 
 def _broadcast_ones(arg: Arg, value: Any) -> Iterator[str]:
-    """Yield the names of those dims of ``arg`` that broadcast and whose size in ``value`` is 1."""
+    """Yield the names of those dims of the argument ``arg`` that may broadcast and whose size in ``value`` is 1."""
     if arg.tensor is not None and value is not None and arg.broadcasts:
         fixed = [d for d in arg.tensor.dims if d.kind != "variadic"]
         labels = [label for label in axes_of(arg.tensor, value.shape) if not label.startswith("*")]
@@ -157,8 +157,8 @@ def _broadcast_ones(arg: Arg, value: Any) -> Iterator[str]:
 
 
 def _total_elements(op: Op, recipe: SampleRecipe) -> float:
-    """Return the number of elements of all argument and result tensors of a recipe, without allocating them. Return
-    infinity for a recipe that the declaration does not admit.
+    """Return the number of elements of all argument and result tensors of the sample that ``recipe`` describes. No
+    tensor is allocated. Return infinity if the declaration does not admit the sizes.
     """
     spec = op.spec
     env = dim_environment(spec, dict(recipe.sizes), dict(recipe.scalars))
@@ -172,10 +172,10 @@ def _total_elements(op: Op, recipe: SampleRecipe) -> float:
 
 
 def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
-    """Return a label for each axis of a tensor argument. It is the name of the axis's dim, or ``*s[0]`` for the first
-    axis of a variadic dim ``s``.
+    """Return a label for each dim of a tensor of the given declared type and shape. It is the name of the dim, or
+    ``*s[0]`` for the first dim that a variadic dim ``s`` stands for.
 
-    The label is empty for an axis without a name and for a size of 1 that broadcasts.
+    The label is empty for a dim without a name, and for a dim that may broadcast and has size 1.
     """
     labels: list[str] = []
     for d in tensor.dims:
@@ -189,8 +189,8 @@ def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
 
 
 def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
-    """Yield a sharding rule for each named dim along which a call could be cut. A dim is left out if one tensor has it
-    twice. It is also left out if another size is computed from it or a scalar gives it.
+    """Yield a sharding rule for each named dim along which a call of ``op`` could be cut. A dim is left out if one
+    tensor has it twice. It is also left out if another size is computed from it, or if a scalar gives it.
     """
     spec, env = op.spec, case.env
     given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
@@ -207,23 +207,23 @@ def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
 
 
 def _rank_of_tensor(tensor: TensorType, env: dict[str, Any]) -> int:
-    """Return the number of axes of a tensor of the declared type. ``env`` holds the sizes of variadic dims."""
+    """Return the number of dims of a tensor of the declared type. ``env`` holds the sizes of variadic dims."""
     return sum(len(env.get(d.text, ())) if d.kind == "variadic" else 1 for d in tensor.dims)
 
 
 def _axis_of_label(axes: Sequence[str], label: str) -> ShardedPart:
-    """Return the index of the axis that has the label ``label``. Return ``"whole"`` if no axis has it, since the tensor
-    is then not cut.
+    """Return the position of the dim with the label ``label`` in ``axes``. Return ``"whole"`` if no dim has it, since
+    the tensor is then not cut.
     """
     return axes.index(label) if label in axes else "whole"
 
 
 def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[ShardingRule]:
     """Yield copies of ``rule`` with every way to merge the outputs that lack the cut dim. Such an output is reduced
-    over the ranks by a sum, a max or a min.
+    over the ranks by a sum, a maximum or a minimum.
 
-    Then yield copies in which all outputs are summed, and one argument, such as a bias, is replaced by zeros on all
-    ranks but the first.
+    If all outputs lack the cut dim, yield further copies in which all outputs are summed. In each, one argument that is
+    not cut, such as a bias, is replaced by zeros on all ranks but the first.
     """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
     # The number of combinations grows with a power of the outputs, and each needs runs of the reference.
@@ -243,19 +243,19 @@ def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[Sha
 
 
 class _WholeSample:
-    """A sample call of an op with the results of the reference on its uncut arguments, computed in float64. ``args``
-    holds the arguments, and ``whole`` the results.
+    """A sample call of an op. ``args`` holds its arguments, and ``whole`` the results of the reference on the uncut
+    arguments, computed in float64.
     """
 
     def __init__(self, op: Op, case: SampleCase) -> None:
-        """Compute the results of the reference on the uncut arguments in float64."""
+        """Compute the results of the reference of ``op`` on the uncut arguments of ``case`` in float64."""
         self.op, self.args = op, case.args
         self.whole: Sequence[Tensor] = reference_effects64(op, case.args)
 
     @classmethod
     def of(cls, op: Op, case: SampleCase) -> _WholeSample | None:
-        """Return the sample ``case`` with the reference's results. Return None if the reference raises on it, since the
-        call will then fail by itself.
+        """Return the sample ``case`` with the reference's results. Return None if the reference raises an error on it,
+        since the call would then fail on one rank, too.
         """
         try:
             return cls(op, case)
@@ -263,10 +263,11 @@ class _WholeSample:
             return None
 
     def agrees(self, rule: ShardingRule, sizes: Sequence[int]) -> tuple[bool, set[int]]:
-        """Return (whether the rule is right, indices of outputs) for shards of the sizes ``sizes``.
+        """Return a pair for shards of the sizes ``sizes``. It holds whether ``rule`` is right, and the indices of the
+        outputs that change if the last shard is left out.
 
-        The rule is right if the reference on the shards, merged by the rule, gives the results of the whole call. The
-        indices are those of the outputs that change if the last shard is left out.
+        The rule is right if the reference on the shards, merged by the rule, gives the results of the whole call. Raise
+        ``NotAdmitted`` if the declaration does not admit a shard.
         """
         try:
             parts = run_shards(self.op, rule, partial(reference_effects64, self.op), self.args, sizes)
@@ -282,13 +283,15 @@ class _WholeSample:
 
 
 def _is_floating(tensor: TensorType) -> bool:
-    """Return whether the declared type admits only floating-point dtypes."""
+    """Return whether all dtypes that the declared type ``tensor`` lists are floating-point. Return True also for a type
+    that lists none and thereby admits every dtype.
+    """
     return all(getattr(torch, name).is_floating_point for name in tensor.dtypes)
 
 
 def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> ShardingRule | None:
     """Return ``rule`` if the reference, run on shards and merged by the rule, gives the results of the whole call on
-    all samples. Its field ``empty`` is set to whether shards of size 0 are right too.
+    all samples. Its field ``empty`` is set to whether it does so for shards of size 0, too.
 
     Return None if the rule fails, or if no sample could have shown that it is wrong.
     """
@@ -313,8 +316,8 @@ def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> Shardin
 
 
 def _results_agree(got: Tensor, wanted: Tensor) -> bool:
-    """Return whether two results agree. Integers and 8-bit floats must be equal. Other results may differ by a
-    tolerance, since sums are taken in another order.
+    """Return whether two results agree. Their shapes must be equal. Integers and 8-bit floats must be equal, too. Other
+    results may differ by a tolerance, since sums are taken in another order.
     """
     if got.shape != wanted.shape:
         return False

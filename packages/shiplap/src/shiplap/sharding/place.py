@@ -34,11 +34,11 @@ def register_with_dtensor(op: Op) -> bool:
 
 
 def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.CallPlacements]:
-    """Return DTensor's placements of outputs and arguments for each way to cut a call over ``mesh``, the sizes of a
-    mesh. In the first one nothing is cut. The others follow from the sharding rules that hold for the call with the
-    arguments ``given``.
+    """Return DTensor's placements of outputs and arguments for each way to cut a call of ``op``. ``mesh`` holds the
+    sizes of the device mesh, and ``given`` the arguments.
 
-    Raise ``SL217`` if an argument is cut and the op has no rules.
+    In the first way nothing is cut. The others follow from the sharding rules that hold for the call. Raise ``SL217``
+    if an argument is cut or partial and the op has no rules.
     """
     from torch.distributed.tensor import Replicate
 
@@ -66,20 +66,20 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
 
 
 def _is_whole(value: Any) -> bool:
-    """Return whether an argument is not cut. That is so for a DTensor that is replicated over the whole mesh, and for
-    any other value.
+    """Return whether an argument is not cut. This is true for a DTensor that is replicated over the whole mesh, and for
+    any value that is no DTensor.
     """
     return all(p.is_replicate() for p in getattr(value, "placements", ()))
 
 
 def _whole_placement(value: Any) -> Any:
-    """Return DTensor's placement of a tensor that is not cut, or None for an argument that is not a tensor."""
+    """Return DTensor's placement of a tensor that is not cut. Return None for an argument that is no tensor."""
     return _dtensor_placement("whole") if hasattr(value, "shape") else None
 
 
 def _dtensor_placement(part: ShardedPart) -> Any:
-    """Return DTensor's placement of a rule's part of a tensor. It is ``Shard`` for an axis, ``Replicate`` for a whole
-    tensor, and ``Partial`` for a term of a reduction.
+    """Return DTensor's placement for ``part``, the share of a tensor that a sharding rule gives each rank. It is
+    ``Shard`` for the number of a dim, ``Replicate`` for ``"whole"``, and ``Partial`` for the name of a reduction.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -89,8 +89,8 @@ def _dtensor_placement(part: ShardedPart) -> Any:
 
 
 def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
-    """Return whether the declaration of ``op`` admits the sizes of each rank's shard, if a call with ``args`` is cut
-    over ``world`` ranks by ``rule``.
+    """Return whether the declaration of ``op`` admits each rank's shard, if a call with ``args`` is cut over ``world``
+    ranks by ``rule``. A shard of size 0 is admitted only if ``rule.empty`` is true.
     """
     blank = tuple(_without_data(v) for v in args)
     size = cut_size(op, rule, blank)
@@ -110,8 +110,8 @@ def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int
 
 
 def _without_data(value: Any) -> Any:
-    """Return a tensor on the meta device with the shape and dtype of ``value``, DTensor's description of a tensor.
-    Return any other value unchanged.
+    """Return a tensor on the meta device with the shape and dtype of ``value``, if that is DTensor's description of a
+    tensor. Return any other value unchanged.
     """
     meta = getattr(value, "tensor_meta", None)
     if meta is None:

@@ -17,14 +17,14 @@ Run = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 
 class NotAdmitted(Exception):
-    """An error that says that a shard has sizes which the declaration does not admit. It is no evidence against a
-    sharding rule.
+    """The error which says that a shard has sizes that the declaration of the op does not admit. It is no evidence
+    against a sharding rule.
     """
 
 
 def chunk_sizes(size: int, world: int) -> list[int]:
-    """Return the sizes into which ``torch.chunk``, and so DTensor, cuts a dim for ``world`` ranks. Ranks behind the
-    last chunk get 0.
+    """Return the sizes into which ``torch.chunk``, and therefore DTensor, cuts a dim of ``size`` for ``world`` ranks.
+    Ranks after the last chunk get 0.
     """
     # Rounded up, as ``torch.chunk`` does.
     step = -(-size // world)
@@ -32,8 +32,8 @@ def chunk_sizes(size: int, world: int) -> list[int]:
 
 
 def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Return, for each rank, the arguments of a call that is cut by ``rule``. ``sizes`` are the sizes that the cut dim
-    has on the ranks, in order.
+    """Return, for each rank, the arguments of a call of ``op`` that is cut by ``rule``. ``sizes`` are the sizes of the
+    cut dim on the ranks, in order.
     """
     parts, starts = dict(rule.inputs), [0, *accumulate(sizes)]
     return [
@@ -48,9 +48,9 @@ def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequenc
 def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int) -> Any:
     """Return the share of the argument ``value`` that the rank number ``rank`` gets.
 
-    If ``part`` is an axis, it is the slice of ``size`` elements from ``start`` on along that axis. If ``part`` is
-    ``"whole"``, it is the whole argument. If ``part`` is ``"sum"``, it is the argument on the first rank and zeros on
-    all others. A value that is no tensor is returned unchanged.
+    If ``part`` is the number of a dim, the share is the slice of ``size`` elements from ``start`` on along that dim. If
+    ``part`` is ``"whole"``, it is the whole argument. If ``part`` is a reduction such as ``"sum"``, it is the argument
+    on the first rank and zeros on all others. A value that is no tensor is returned unchanged.
     """
     if not isinstance(value, Tensor) or part == "whole":
         return value
@@ -61,8 +61,8 @@ def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int
 
 
 def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
-    """Return the size of the dim that ``rule`` cuts in the arguments of a call. Return None if no tensor has it, or if
-    two tensors disagree.
+    """Return the size of the dim that ``rule`` cuts in the arguments ``args`` of a call. Return None if no tensor has
+    it, or if two tensors have different sizes there.
     """
     parts = dict(rule.inputs)
     pairs = [(v, parts.get(a.name)) for a, v in zip(op.spec.args, args, strict=True) if isinstance(v, Tensor)]
@@ -74,8 +74,8 @@ def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
 def run_shards(
     op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]
 ) -> list[Sequence[Tensor]]:
-    """Return, for each rank, the results of ``run(args)`` on its arguments. The call is cut by ``rule`` into ``sizes``
-    along the cut dim.
+    """Cut the call of ``op`` with ``args`` by ``rule`` into shards of the sizes ``sizes``. Return, for each rank, the
+    results of ``run`` on the tuple of its arguments.
 
     Raise ``NotAdmitted`` if a requirement of the declaration refuses the sizes of a shard.
     """
@@ -93,15 +93,15 @@ def run_shards(
 
 def merge_shards(parts: Sequence[ShardedPart], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Return the outputs of the whole call, merged from ``results``, which holds the outputs of each rank. ``parts``
-    holds, for each output, the axis along which the shards are concatenated, ``"whole"`` for an output that all ranks
-    have, or the name of a reduction.
+    states how each output is merged. It is the dim along which the shards are concatenated, ``"whole"`` for an output
+    that all ranks have, or the name of a reduction.
     """
     return [_merge_column(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
 
 
 def _merge_column(part: ShardedPart, column: list[Tensor]) -> Tensor:
-    """Return one output of the whole call, merged from ``column``, the outputs of all ranks. ``part`` is the axis along
-    which they are concatenated, ``"whole"`` to take that of the first rank, or the reduction ``"sum"``, ``"max"`` or
+    """Return one output of the whole call, merged from ``column``, the outputs of all ranks. ``part`` is the dim along
+    which they are concatenated, ``"whole"`` to return that of the first rank, or the reduction ``"sum"``, ``"max"`` or
     ``"min"``.
     """
     if isinstance(part, int):

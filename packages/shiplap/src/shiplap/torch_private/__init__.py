@@ -24,10 +24,10 @@ __all__ = ["CAPABILITIES", "Capability", "available"]
 
 @dataclass(frozen=True)
 class Capability:
-    """One use of private names of torch. It has a name, the private names, and the public replacement on a version of
-    torch on which no test run has verified the use.
+    """One use of private names of torch.
 
-    ``otherwise`` describes the public replacement. It is an empty text if there is none.
+    ``name`` is its name in reports, and ``uses`` lists the private names. ``otherwise`` describes what happens instead
+    on a version of torch on which no test run has verified the use. It is an empty string if there is no replacement.
     """
 
     name: str
@@ -118,9 +118,9 @@ def available(name: str) -> bool:
 def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
     """Return a context in which a new ``FakeTensorMode`` is active. The context yields the mode.
 
-    If ``symbolic`` is true, the sizes of converted tensors become symbols. Otherwise they stay numbers. If
-    ``fallbacks`` is true, torch runs a real kernel on zeros for ops that lack a fake implementation. Otherwise such ops
-    raise an error.
+    If ``symbolic`` is true, the sizes of converted tensors may become symbols. Otherwise they stay numbers. If
+    ``fallbacks`` is true, torch runs a real kernel on zeros for an op that lacks a fake implementation. Otherwise such
+    an op raises an error.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -131,8 +131,8 @@ def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
 
 
 def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
-    """Return ``tensor`` as a fake tensor of the fake mode ``mode``. Each of its sizes is a symbol if ``dynamic``, and a
-    number otherwise.
+    """Return ``tensor`` as a fake tensor of the fake mode ``mode``. If ``dynamic`` is true, each of its sizes is a
+    symbol. Otherwise its sizes are numbers.
     """
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -142,8 +142,8 @@ def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Te
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
-    """Return the value of a fake tensor's size. Return None if one of its symbols has no value. ``unbacked`` has the
-    values of symbols that depend on data, by name.
+    """Return the value of a fake tensor's size as an int. Return None if one of its symbols has no value. ``unbacked``
+    has the values of symbols that depend on data, by name.
     """
     if isinstance(size, int):
         return size
@@ -164,7 +164,7 @@ def _sympy_integer(value: Any) -> Any:
 
 def size_symbol(size: Any) -> str:
     """Return the name of the symbol, such as ``u0``, if a fake tensor's size is a single symbol that depends on data.
-    Return an empty text for another size.
+    Return an empty string for any other size.
     """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -183,7 +183,9 @@ def size_constant(size: Any) -> int | None:
 
 
 def size_range(size: Any) -> tuple[float, float]:
-    """Return the least and the greatest value that a fake tensor's size may have. A missing bound is infinite."""
+    """Return the least and the greatest value that a fake tensor's size may have, as ints. A missing bound is a float
+    infinity.
+    """
     if isinstance(size, int):
         return size, size
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
@@ -191,7 +193,7 @@ def size_range(size: Any) -> tuple[float, float]:
 
 
 def _finite_bound(value: Any, infinite: float) -> float:
-    """Return a sympy bound as an int, or ``infinite`` if it is one of sympy's or torch's infinities."""
+    """Return the sympy number ``value`` as an int. Return ``infinite`` if the number is infinite."""
     return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
 
 
@@ -202,8 +204,8 @@ def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @contextmanager
 def data_dependent_sizes() -> Iterator[None]:
-    """Return a context in which Dynamo keeps ops in its graphs even if their output sizes depend on data. Otherwise it
-    breaks the graph at them.
+    """Return a context in which Dynamo keeps ops in its graphs even if their output sizes depend on data. Outside of
+    the context, Dynamo breaks the graph at such an op.
     """
     import torch._dynamo
 
@@ -229,7 +231,7 @@ def graph_break_registry() -> Path | None:
 @contextmanager
 def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[None]:
     """Return a context in which ``emit(metadata, payload)`` is called for each event of torch's structured compiler
-    trace.
+    trace. ``metadata`` is a dict that describes the event. ``payload`` is a string such as a graph's code, or empty.
     """
 
     class Handler(logging.Handler):
@@ -258,8 +260,10 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
 def capture_graph(
     graph: torch.cuda.CUDAGraph, call: Callable[[], Any], pool: Any, mode: str = "global"
 ) -> tuple[Any, Exception | None]:
-    """Capture ``call()`` into the CUDA graph ``graph`` on the current stream. Return its result and None, or the
-    exception with which the capture failed.
+    """Capture ``call()`` into the CUDA graph ``graph`` on the current stream.
+
+    Return its result and the exception with which the capture failed. The exception is None if the capture succeeded.
+    ``pool`` is the memory pool of the graph, and ``mode`` is torch's ``capture_error_mode``.
 
     ``torch.cuda.graph`` is not used, since a failed end of the capture leaves its stream current. The allocator and the
     device's random generator then continue as if they were captured.
@@ -310,7 +314,9 @@ def forget_compile_threads() -> None:
 
 @dataclass(frozen=True)
 class CompileCounts:
-    """The compiler's counts of graphs, graph breaks and recompiles since the last ``reset_compiler``."""
+    """The compiler's counts of graphs, graph breaks and recompiles since the last ``reset_compiler``. ``break_reasons``
+    has each reason of a graph break once.
+    """
 
     graphs: int
     graph_breaks: int
@@ -338,8 +344,8 @@ def compile_counts() -> CompileCounts:
 
 
 def cuda_driver_version() -> str:
-    """Return the newest CUDA version that the installed driver supports, such as ``"13000"``. Return an empty text if
-    torch does not report it.
+    """Return the newest CUDA version that the installed driver supports, such as ``"13000"`` for 13.0. Return an empty
+    string if torch does not report it.
     """
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(ask()) if ask is not None else ""

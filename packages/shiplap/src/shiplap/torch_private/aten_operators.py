@@ -28,8 +28,9 @@ Kind = Literal["functional", "inplace", "out", "mutable"]
 
 @dataclass(frozen=True)
 class AtenArgument:
-    """One argument of an overload. ``type`` is its type in the schema, and ``cpp`` that in C++. ``out`` is true for an
-    output (``out=``), and ``mutated`` is true if the overload writes to the argument.
+    """One argument of an overload. ``type`` is its type in the schema, and ``cpp`` that in C++. ``default`` is the
+    default value as the schema writes it, or None. ``out`` is true for an output (``out=``), and ``mutated`` is true if
+    the overload writes to the argument.
     """
 
     name: str
@@ -49,7 +50,8 @@ class AtenArgument:
 class StructuredMeta:
     """The data for a call of ATen's shape inference of a structured group of overloads.
 
-    It has the C++ class, its header, and the arguments of a call of the class's ``meta``.
+    ``cls`` is the C++ class, ``header`` its header, and ``call`` has the C++ arguments of its method ``meta``.
+    ``iterator`` is true if the class derives from ``TensorIteratorBase``.
     """
 
     cls: str
@@ -61,8 +63,14 @@ class StructuredMeta:
 @dataclass(frozen=True)
 class AtenDeclaration:
     """One overload of an ATen operator as the installed torch declares it. ``name`` is ``base.overload``, such as
-    ``add.out``. ``cpp_returns`` is the C++ type of its result, and ``structured`` has the data of its shape inference,
-    or is None.
+    ``add.out``.
+
+    ``returns`` has the types of the results in the schema, and ``cpp_returns`` is the C++ type of the result.
+    ``structured`` has the data of the shape inference, or is None. ``group`` has the names of the related overloads if
+    this is the primary one. ``view`` is true if the result is a view. ``composite`` is ``"implicit"``, ``"explicit"``
+    or empty, as for :func:`_composite_kind`. ``cpu`` is true if torch has a CPU kernel. ``delegate`` is the overload
+    whose structured kernel is used, or empty. ``compares_devices`` is true if torch compares the devices of the
+    arguments.
     """
 
     name: str
@@ -106,8 +114,8 @@ def _packaged_folder() -> Path:
 
 @cache
 def aten_declarations() -> dict[str, AtenDeclaration]:
-    """Return the declaration of every ATen overload of the installed torch, by a name such as ``add.out``. The first
-    call takes about two seconds.
+    """Return a mapping from a name such as ``add.out`` to the declaration, for every ATen overload of the installed
+    torch. The first call takes about two seconds.
     """
     from torchgen.gen import get_grouped_native_functions, parse_native_yaml
     from torchgen.model import NativeFunction
@@ -123,8 +131,8 @@ def aten_declarations() -> dict[str, AtenDeclaration]:
 
 
 def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
-    """Return the declaration of an operator from torchgen's function ``f``. ``group`` has its related overloads, and
-    ``indices`` the kernels of each backend.
+    """Return the declaration of an overload from torchgen's function ``f``. ``group`` is torchgen's group of related
+    overloads, or None. ``indices`` has the kernels of each backend.
     """
     from torchgen.api.types import NativeSignature
     from torchgen.context import native_function_manager
@@ -173,8 +181,8 @@ def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
 
 
 def _make_structured(group: Any, signature: Any) -> StructuredMeta:
-    """Return the C++ class, header and arguments with which the meta function (shape inference) of a structured
-    operator is called.
+    """Return the data for a call of the shape inference of a structured operator. ``group`` is torchgen's group of its
+    overloads, and ``signature`` the C++ signature of the caller.
     """
     from torchgen.api import meta, structured
     from torchgen.api.translate import translate
@@ -189,10 +197,10 @@ def _make_structured(group: Any, signature: Any) -> StructuredMeta:
 
 
 def _composite_kind(f: Any) -> str:
-    """Return whether an operator is composed of other operators.
+    """Return whether an operator is composed of other operators, as a string.
 
-    Return ``"implicit"`` if autograd sees those other operators, and ``"explicit"`` if it does not. Return an empty
-    text for an operator that is not composed.
+    Return ``"implicit"`` if autograd records those other operators, and ``"explicit"`` if it records the operator
+    itself. Return an empty string for an operator that is not composed.
     """
     if f.has_composite_implicit_autograd_kernel:
         return "implicit"
@@ -202,7 +210,9 @@ def _composite_kind(f: Any) -> str:
 
 
 def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
-    """Return whether torch has a CPU kernel of the operator itself or of its structured group."""
+    """Return whether torch has a CPU kernel of the operator ``f`` itself, or of the structured overload of its
+    ``group`` to which it delegates. ``indices`` has the kernels of each backend.
+    """
     from torchgen.model import DispatchKey
 
     index = indices[DispatchKey.CPU]
@@ -221,7 +231,9 @@ def header_rows() -> Iterator[dict[str, str]]:
 
 
 def registered_schemas() -> dict[str, str]:
-    """Return the schema of each ``aten`` operator that the running dispatcher has registered, by ``base.overload``."""
+    """Return a mapping from ``base.overload`` to the schema as a string, for each ``aten`` operator that is registered
+    with the dispatcher now. The overload's name is left out if it is empty.
+    """
     by_name = {}
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith("aten::"):
@@ -238,7 +250,7 @@ def has_kernel(name: str, key: str = "PrivateUse1") -> bool:
 
 
 def has_cpu_kernel(name: str) -> bool:
-    """Return whether a kernel of the ATen overload ``name`` is registered for dense CPU tensors. The kernel of a
+    """Return whether a kernel of the ATen overload ``name`` is registered for strided CPU tensors. The kernel of a
     composite operator does not count.
     """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))
@@ -258,7 +270,9 @@ def op_infos() -> dict[str, Any]:
 
 
 def module_infos() -> dict[str, Any]:
-    """Return torch's database of ``torch.nn`` modules with their sample inputs, by a name such as ``nn.LSTM``."""
+    """Return torch's ``ModuleInfo`` database, which has sample inputs of ``torch.nn`` modules. The keys are names such
+    as ``nn.LSTM``.
+    """
     from torch.testing._internal.common_modules import module_db
 
     return {module.name: module for module in module_db}
@@ -271,7 +285,7 @@ def make_device_tests(
     dtypes: Sequence[torch.dtype],
     scope: dict[str, Any],
 ) -> type[unittest.TestCase]:
-    """Return test cases for the PrivateUse1 device, made by ``instantiate_device_type_tests``.
+    """Return a class of test cases for the PrivateUse1 device, made by ``instantiate_device_type_tests``.
 
     The class is ``name`` + ``PRIVATEUSE1`` in ``scope``. It has a method ``{check.__name__}_{op}_{device}_{dtype}`` for
     each of ``infos`` and each of ``dtypes`` that it supports. The method calls ``check(case, device, dtype, op)``.

@@ -62,7 +62,7 @@ def builtin_of(overload: OpOverload[..., Any]) -> Callable[..., Any]:
     """Return the C function in which a Python call of ``overload`` ends.
 
     Calling it takes less time, and modes, subclasses and tracers still work. Dynamo can trace only ``overload`` itself.
-    Return ``overload`` if it is another kind of object, or if no test run has verified this on the installed torch.
+    Return ``overload`` if it is no ``OpOverload``, or if no test run has verified such calls on the installed torch.
     """
     if type(overload) is not torch._ops.OpOverload:
         return overload
@@ -100,7 +100,8 @@ def is_compiling() -> bool:
 
 
 def without_gradients(overload: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Call ``overload``, which records no gradients, with gradients switched off unless an argument requires one.
+    """Call ``overload``, which records no gradients. Its result is dropped. The call is made with gradients switched
+    off unless an argument requires a gradient.
 
     Native code cannot read whether a tensor requires a gradient, so it passes every call with gradients on to Python.
     Lists are not searched, so an op that takes lists of tensors must not be called by this function.
@@ -144,8 +145,8 @@ def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_recorded_call(args: Sequence[Any]) -> bool:
-    """Return whether a call with these arguments involves autograd, but no other part of the dispatcher. All arguments
-    must be plain tensors or other values.
+    """Return whether a call with these arguments involves no part of torch's dispatcher but autograd. Return False if
+    an argument is an instance of a tensor subclass other than ``Parameter``.
     """
     if _is_transformed() or not untouched():
         return False
@@ -157,8 +158,9 @@ _CASTING = ("cpu", "cuda")  # the device types whose autocast is found without t
 
 
 def autocast_alone(args: Sequence[Any]) -> str | None:
-    """Return the device type whose autocast applies to this call of plain tensors. Return None if there is none, or if
-    a mode, a transform or a trace is involved as well.
+    """Return the device type whose autocast applies to a call with the arguments ``args``, or None if there is none.
+    Return None also if the tensors are of several device types or of a subclass. Return None, too, if a mode, a
+    transform or a trace is active.
     """
     if is_dynamo_compiling() or compiler._is_compiling_flag or functorch_transform() is not None:
         return None
@@ -175,7 +177,8 @@ def is_autocast_on(kind: str) -> bool:
 
 
 def is_in_autocast_region(kind: str) -> bool:
-    """Return whether this thread is in an autocast region, of the device type ``kind`` if that can be known.
+    """Return whether this thread is in an autocast region. Return True if autocast of the device type ``kind`` is on,
+    or if a region of any device type surrounds the call.
 
     The calls that autocast and fake tensors make exclude autocast, so torch says that it is off. The depth of nested
     regions still counts the region around them. Torch gives the depth only as the result of a change.
@@ -188,7 +191,7 @@ def is_in_autocast_region(kind: str) -> bool:
 
 
 def outside_autocast() -> Any:
-    """Return a context in which autocast of no device type applies to a call."""
+    """Return a context in which calls are made as if autocast were off for all device types."""
     return torch._C._DisableAutocast()
 
 
@@ -340,8 +343,8 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
     """Return ``function``, decorated to run inside ``outside_modes(*tensors)``, outside of fake, autocast and
     ``torch.func`` modes.
 
-    The tensors are those among its arguments, in modules, and in the attribute ``tensors`` of other objects. Calls that
-    Dynamo traces run unchanged.
+    ``tensors`` are the tensors among its arguments, the parameters and buffers of modules among them, and those in the
+    attribute ``tensors`` of other arguments. Calls that Dynamo traces run unchanged.
     """
 
     @wraps(function)
@@ -358,8 +361,8 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
 
 def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among ``values``. They also come from the parameters and buffers of a module itself, and from
-    ``tensors`` of other objects.
+    """Yield the tensors among ``values``. For a module, yield its own parameters and buffers, without those of its
+    submodules. For any other object, yield the tensors in its attribute ``tensors``.
     """
     for value in values:
         if isinstance(value, Tensor):

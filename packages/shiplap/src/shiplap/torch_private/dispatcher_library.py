@@ -34,13 +34,13 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
     """Return a function that calls ``call`` and then reports to autograd that it has written to the arguments at the
     positions ``places``.
 
-    If a backward has saved the old values of such an argument, it then raises an error. Torch's own operators report
-    their writes, but kernels behind a C function do not.
+    If a backward needs the old values of such an argument, the backward then raises an error. Torch's own operators
+    report their writes, but kernels behind a C function do not.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Make the wrapped call and return its result. Increment autograd's version counter of each argument that it
-        writes.
+        """Return the result of ``call``. Increment autograd's version counter of each argument at the positions
+        ``places`` that is not None.
         """
         result = call(*args, **kwargs)
         for i in places:
@@ -110,8 +110,8 @@ _AUTOCAST_KEYS = {  # by device type; the one without a name is the device of an
 
 
 def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
-    """Return the names ``aten/name/key`` of torch's operators that Python code has replaced at a dispatch key with a
-    kernel.
+    """Return the names ``aten/name/key`` of torch's operators that Python code has replaced at a dispatch key under
+    which results are computed.
 
     An operator is left out if ``own(file)`` is True for each file that has replaced it. Torch's own files replace
     operators for tensors without data and, in some versions, a few GPU operators. The function works on torch 2.11 to
@@ -122,7 +122,9 @@ def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
 
 
 def _files_of(operator: str) -> list[str]:
-    """Return the Python files that have registered a kernel for the ATen operator, from the dispatcher's dump."""
+    """Return the Python files that have registered a kernel for the ATen operator ``operator``, as listed in the
+    dispatcher's dump. A file may occur more than once.
+    """
     return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
@@ -135,7 +137,7 @@ def name_of_edition(name: str, edition: int) -> str:
 
 
 class Registrations:
-    """Ops of one namespace that belong together, with their implementations.
+    """Ops of one namespace that are registered together, with their implementations.
 
     They stay until the process ends, since torch frees removed ops without recording whether a thread is inside a call.
     Each other schema of an op is a new edition, with another name in torch. ``torch.ops.<namespace>.<name>`` is always
@@ -167,7 +169,7 @@ class Registrations:
         return cls(namespace, edition)
 
     def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
-        """Define an op with torch by its schema, which begins with the op's name."""
+        """Define an op with torch by ``schema``, which begins with the op's name, and with torch's tags ``tags``."""
         name, opening, rest = schema.partition("(")
         self._defined.append(name)
         self._writing |= {name} if "!)" in schema else set()
@@ -253,8 +255,8 @@ class Registrations:
         self._above[name] = above
 
         def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
-            """Dispatch a call of the part below autograd again as a call of the op that users call. Autograd is
-            excluded.
+            """Dispatch a call of the part below autograd again, with autograd excluded, as a call of ``above``, the op
+            that users call. Return its result.
             """
             with torch._C._AutoDispatchBelowAutograd():
                 return self.overload(above).redispatch(keys, *args, **kwargs)
@@ -264,9 +266,9 @@ class Registrations:
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
         """Register ``refusal(error, args, kwargs)`` for the op ``name``.
 
-        It returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call. If it returns None, the
-        original error is raised. ``check(args, kwargs)`` is called before torch converts the arguments, and raises an
-        error for wrong ones.
+        ``refusal`` returns the ``ShiplapError`` to raise in place of a ``RuntimeError`` of a call. If it returns None,
+        the original error is raised. ``check(args, kwargs)``, unless it is None, is called before torch converts the
+        arguments, and raises an error for wrong ones.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
@@ -296,10 +298,11 @@ class Registrations:
         return self.overload(name)
 
     def implement(self, name: str, function: Implementation, check: Check | None = None) -> None:
-        """Register ``function`` as the implementation of the op for every device type, below autograd and autocast.
+        """Register ``function`` as the implementation of the op ``name`` for every device type, below autograd and
+        autocast.
 
-        For an op that writes, ``check`` is first called with the arguments. Lazily conjugated and negated tensors are
-        copied only after it, since the copies would no longer share memory.
+        If the op writes to arguments, ``check``, unless it is None, is first called with the arguments. Lazily
+        conjugated and negated tensors are copied only after that, since the copies would no longer share memory.
         """
         self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
         # Torch's own copies lazily conjugated and negated tensors too, but writes them back for one returned tensor.
@@ -307,8 +310,8 @@ class Registrations:
             self._library.impl(self._named(name), partial(self._write_resolved, name, check), key)
 
     def _write_resolved(self, name: str, check: Check | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an op that writes to arguments with plain copies of lazily conjugated and negated tensors. Copy what it
-        wrote back into these.
+        """Call an op that writes to arguments, with resolved copies in place of lazily conjugated and negated tensors.
+        Copy what it has written back into the original tensors, and return the op's result.
         """
         if check is not None:
             check(args, kwargs)
@@ -326,31 +329,29 @@ class Registrations:
         return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
-        """Register ``function``, which computes the op by calls of other ops (torch's ``CompositeImplicitAutograd``).
-        Transforms and traces then see the other ops in place of this one.
+        """Register ``function``, which computes the op ``name`` by calls of other ops (torch's
+        ``CompositeImplicitAutograd``). Transforms and traces then see the other ops in place of this one.
         """
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
-        """Register ``function`` as the implementation that ``torch.vmap`` calls if it maps over one of the tensors. If
-        ``always`` is true, it is called inside ``torch.vmap`` even if none of the tensors is mapped over.
+        """Register ``function`` as the implementation of ``name`` that ``torch.vmap`` calls if it maps over a tensor
+        argument. If ``always`` is true, it is called inside ``torch.vmap`` even if no tensor is mapped over.
         """
         for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def fake(self, name: str, function: Implementation) -> None:
-        """Register ``function`` as the fake implementation, which torch calls for tensors without data."""
+        """Register ``function`` as the fake implementation of ``name``, which torch calls for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
 
     def register_autograd(self, name: str, function: Implementation) -> None:
-        """Register ``function(dispatch key set, *args)`` as the implementation that autograd calls for the op."""
+        """Register ``function(dispatch key set, *args)`` as what autograd calls for the op ``name``."""
         self._library.impl(self._named(name), keep_from_dynamo(function), "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
-        """Make calls of the op skip autograd. This is for an implementation that computes gradients by itself or has
-        none.
-        """
+        """Make calls of the op ``name`` skip autograd. Its implementation computes gradients by itself or has none."""
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
     def register_autocast(self, name: str, overload: Overload, cast: Cast) -> None:
@@ -415,8 +416,9 @@ def _below_autograd(
     nor a tracer is involved.
 
     Otherwise it calls ``check`` and then ``plain``, the op's function in torch. Errors and ``leave`` are as in
-    :func:`_with_own_errors`. ``cast`` says that autocast has already converted the arguments. Skipping autograd matters
-    because its formula is a Python function, which takes longer than most small kernels.
+    :func:`_with_own_errors`. If ``cast`` is true, autocast has already converted the arguments, and whether it is on
+    does not matter. Skipping autograd matters because its formula is a Python function, which takes longer than most
+    small kernels.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
@@ -489,15 +491,17 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:
-    """Return the registered overload ``name`` or ``name.overload`` of a namespace, or None if there is none."""
+    """Return the registered overload of the op ``name``, or of ``name.overload``, in ``namespace``. Return None if
+    there is none.
+    """
     base, _, suffix = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     return None if packet is None else getattr(packet, suffix or "default", None)
 
 
 def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implementation:
-    """Return the autocast kernel of an overload for ``device_type``. It converts the arguments by ``cast`` and calls
-    the overload below autocast.
+    """Return the autocast kernel of an overload for ``device_type``. An empty string stands for the PrivateUse1 device.
+    The kernel converts the arguments by ``cast`` and calls the overload below autocast.
     """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -517,8 +521,8 @@ def registered_names() -> frozenset[str]:
 
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
-    """Return whether torch itself has an attribute in ``torch.ops`` with a name of this op. The op could then not be
-    found there.
+    """Return whether torch's own objects in ``torch.ops`` have an attribute named ``namespace``, ``name`` or
+    ``overload``. Such an attribute would hide an op of that name.
     """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),
@@ -532,14 +536,16 @@ def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
 
 
 def _custom_op_definition(name: str) -> Any:
-    """Return torch's definition object of an op made by ``torch.library.custom_op``, or None for another op."""
+    """Return torch's definition object of the op ``name`` if ``torch.library.custom_op`` made it. Return None for any
+    other op.
+    """
     custom = sys.modules.get("torch._library.custom_ops")
     return getattr(custom, "OPDEFS", {}).get(name.removesuffix(".default"))
 
 
 def custom_op_module(name: str) -> str:
-    """Return the name of the module whose Python function is an op of ``torch.library.custom_op``. Return an empty text
-    for another op.
+    """Return the name of the module whose Python function is the op ``name`` of ``torch.library.custom_op``. Return an
+    empty string for any other op.
     """
     return str(getattr(getattr(_custom_op_definition(name), "_init_fn", None), "__module__", ""))
 
@@ -566,17 +572,18 @@ _KEYS = (  # of dispatch, for which a library registers kernels and rules
 
 
 def dispatch_keys(name: str) -> frozenset[str]:
-    """Return the dispatch keys in ``_KEYS`` (such as ``CPU`` and ``AutogradCPU``) for which the op ``namespace::name``
-    has its own kernel.
+    """Return those dispatch keys in ``_KEYS``, such as ``CPU`` and ``AutogradCPU``, for which the op
+    ``namespace::name`` has its own kernel.
     """
     return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def has_gradient(name: str) -> bool:
-    """Return whether torch has a gradient formula for the op ``namespace::name``.
+    """Return whether torch has a gradient formula for the op ``namespace::name``. It has one for each op that is
+    composed of other ops.
 
     Each op of ``torch.library.custom_op`` has a kernel for autograd, which raises an error in the backward if no
-    formula was registered.
+    formula was registered. Return False for such an op without a formula.
     """
     keys, definition = dispatch_keys(name), _custom_op_definition(name)
     if not keys & {"Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd"}:
@@ -585,7 +592,7 @@ def has_gradient(name: str) -> bool:
 
 
 def has_meta_kernel(name: str) -> bool:
-    """Return whether a call of the op with tensors on the meta device finds an implementation."""
+    """Return whether a call of the op ``namespace::name`` with tensors on the meta device finds an implementation."""
     namespace, _, rest = name.partition("::")
     op: Overload | None = find_overload(namespace, rest)
     return op is not None and bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta"))

@@ -84,8 +84,8 @@ def is_differentiated(tensor: Tensor) -> bool:
 
 
 def graph_nodes(tensor: Tensor) -> list[Any]:
-    """Return the autograd nodes that have the tensor as a result. Plain autograd and each level of ``torch.func`` that
-    records the tensor have one such node.
+    """Return the autograd nodes that have ``tensor`` as a result. Plain autograd and each level of ``torch.func`` that
+    records the tensor have one such node. The node of the outermost wrapper comes first.
     """
     return [t.grad_fn for t in _transform_layers(tensor) if t.grad_fn is not None]
 
@@ -109,7 +109,7 @@ def _is_open(tensor: Tensor) -> bool:
 
 
 def _unbatched(tensor: Tensor) -> Tensor:
-    """Return the tensor inside the wrappers of ``torch.vmap``. Torch cannot unpack the tangent of a wrapped one."""
+    """Return the tensor inside the wrappers of ``torch.vmap``. Torch cannot unpack the tangent of a wrapped tensor."""
     while _FUNCTORCH.is_batchedtensor(tensor):
         tensor = _FUNCTORCH.get_unwrapped(tensor)
     return tensor
@@ -189,10 +189,10 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
     tools: Any = torch._C._functorch
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        """Return the batched results of the user's function as mapped tensors.
+        """Return the results of ``function(sample, count)`` as batched tensors of the current ``torch.vmap`` level.
 
-        The function gets ``sample`` and the number of samples. ``sample(i)`` returns the arguments of sample ``i`` of
-        this ``torch.vmap`` call.
+        ``count`` is the number of samples. ``sample(i)`` returns the arguments of sample ``i`` of this ``torch.vmap``
+        call.
         """
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
@@ -203,8 +203,8 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
             """Return the positional and keyword arguments of the sample at ``index``."""
 
             def pick(value: Any) -> Any:
-                """Return a view of the sample in a mapped tensor. Return any other value unchanged, also inside
-                lists.
+                """Return what ``value`` has for the sample at ``index``. For a mapped tensor, this is a view. Lists are
+                converted item by item, and any other value is returned unchanged.
                 """
                 if isinstance(value, (list, tuple)):
                     return [pick(v) for v in value]
@@ -231,7 +231,9 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
 
 
 def vmap_randomness() -> str:
-    """Return ``randomness=`` of the innermost ``torch.vmap``, which is ``"error"``, ``"same"`` or ``"different"``."""
+    """Return the argument ``randomness`` of the innermost ``torch.vmap``, which is ``"error"``, ``"same"`` or
+    ``"different"``.
+    """
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
     interpreter: Any = retrieve_current_functorch_interpreter()

@@ -33,14 +33,14 @@ def lacks_strategy(cause: Exception) -> bool:
 
 
 def has_plain_tensors(cause: Exception) -> bool:
-    """Return whether ``cause``, the error of a call, says that it got DTensors together with plain tensors."""
+    """Return whether ``cause``, the error of a call, says that the call got DTensors together with plain tensors."""
     return MIXED in str(cause)
 
 
 def register_sharding_rules(
     overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[CallPlacements]]
 ) -> None:
-    """Register the function ``find(mesh_sizes, *args)`` with DTensor for ``overloads``. It returns the possible
+    """Register the function ``find(mesh_sizes, *args)`` with DTensor for ``overloads``. ``find`` returns the possible
     placements of the arguments and results of a call over one dimension of a mesh.
 
     Args:
@@ -58,7 +58,9 @@ def register_sharding_rules(
     uneven: dict[str, Any] = {"allow_uneven_sharding": True} if "allow_uneven_sharding" in known else {}
 
     def strategy(schema: Any) -> Any:
-        """Return DTensor's strategy for one call. It has all ways to shard the call over each dimension of the mesh."""
+        """Return DTensor's strategy for one call. The strategy lists every way to shard the call over the dimensions of
+        the mesh.
+        """
 
         def seen(arg: Any) -> Any:
             """Return the spec of a tensor argument, which has its shape and placements. Return other arguments

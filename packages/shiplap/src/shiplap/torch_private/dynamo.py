@@ -64,7 +64,7 @@ def checkpoints_keep_objects() -> bool:
 
 
 def cudagraph_skips() -> int:
-    """Return how often Inductor has run a region without the requested CUDA graph since ``reset_compiler``."""
+    """Return how many times Inductor has run a region without the requested CUDA graph since ``reset_compiler``."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"].get("cudagraph_skips", 0))
@@ -150,8 +150,8 @@ def compile_package(program: torch.export.ExportedProgram, path: Path, options: 
 
 
 def processor_features() -> tuple[str, ...]:
-    """Return the vector features of the processor for which Inductor compiles here. They are named as options of C
-    compilers, such as ``avx2`` and ``fma``.
+    """Return the vector features of the processor for which Inductor compiles on this machine. They are named as
+    options of C compilers, such as ``avx2`` and ``fma``. Return an empty tuple for a processor without AVX2.
     """
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 

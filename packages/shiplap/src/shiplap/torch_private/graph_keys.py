@@ -65,7 +65,8 @@ class GraphOperators:
         names: the operators that are in the graph.
         traced_later: whether the graph is one of Dynamo's, from before autograd. The compiled code may then contain
             further operators.
-        others: whether tensor subclasses or functions in such a graph may call operators.
+        others: whether the graph is from before autograd and has tensor subclasses or functions that may call further
+            operators.
     """
 
     names: frozenset[str]
@@ -78,11 +79,12 @@ _keys: list[Key] = []
 
 
 def install_graph_key(key: Key) -> None:
-    """Make ``key(operators)``, a text, a part of the cache key of every graph that torch compiles from now on.
+    """Make the string ``key(operators)`` a part of the cache key of every graph that torch compiles from now on.
 
-    ``operators`` has the names of the operators in the graph (:class:`GraphOperators`). An empty text changes no key.
-    The call holds for all threads, and only the first call has an effect. Call this function before compile caches are
-    read. It is therefore called at each trace of an op after torch has loaded the modules of its caches.
+    ``operators`` has the names of the operators in the graph (:class:`GraphOperators`). An empty string leaves the
+    cache key as torch computes it. The call holds for all threads, and only the first call has an effect. Call this
+    function before compile caches are read. It is therefore called at each trace of an op after torch has loaded the
+    modules of its caches.
     """
     # copyreg holds one function a class, so a second registration would replace the first.
     if _keys:
@@ -97,9 +99,10 @@ def install_graph_key(key: Key) -> None:
 
 
 def _reduce_key_details(details: Any) -> Any:
-    """Return how to pickle ``details``, torch's object from which the key of a cached graph is computed.
+    """Return how to pickle ``details``, torch's object from which the key of a cached graph is computed. The result has
+    the form of ``__reduce__``.
 
-    The result includes the text that the function of ``install_graph_key`` returns for the graph. If that text is
+    It includes the string that the function given to ``install_graph_key`` returns for the graph. If that string is
     empty, ``details`` is pickled as usual. Raise ``PicklingError`` if the function fails, so that torch compiles
     without its caches.
     """
@@ -120,8 +123,8 @@ def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]
 
 
 def operators_of(details: Any) -> GraphOperators:
-    """Return the operators in the graph of a cache key. The fields of the result also say whether the graph was
-    captured before autograd, and whether it calls unknown functions.
+    """Return the operators in the graph of ``details``, torch's object from which a cache key is computed. The result
+    also says whether the graph was captured before autograd, and whether it calls unknown functions.
     """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 
@@ -146,8 +149,8 @@ def foreign_operators(names: Collection[str]) -> list[str]:
 
 
 def _called_targets(graph: GraphModule) -> Iterator[Any]:
-    """Yield the objects that the nodes of a graph call. They are functions, operators that are arguments of
-    higher-order operators, and classes of submodules.
+    """Yield the objects that the nodes of a graph call. They are functions, operators among the arguments of a
+    function, and the classes of submodules.
     """
     for node in graph.graph.nodes:
         if node.op == "call_function":
@@ -167,8 +170,8 @@ def _is_subclass(value: Any) -> bool:
 
 
 def _is_safe(target: Any) -> bool:
-    """Return whether a function that a graph calls is Python's, torch's or a graph itself. Such a function cannot call
-    operators of other libraries.
+    """Return whether a function that a graph calls belongs to Python, torch or another library in ``SAFE``, or is a
+    graph itself. Such a function cannot call operators of other libraries.
     """
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True

@@ -87,7 +87,7 @@ class _Recorder(TorchFunctionMode):
         self.nodes[id(made)] = made, node
 
     def node(self, given: Any) -> Any:
-        """Return the node of a tensor, or another value itself. Raise ``_Unusual`` for one that no graph can hold."""
+        """Return the node of a tensor, or any other value itself. Raise ``_Unusual`` if no graph can hold it."""
         if isinstance(given, Tensor):
             if id(given) not in self.nodes:
                 raise _Unusual("a tensor from elsewhere")
@@ -122,7 +122,7 @@ class _Recorder(TorchFunctionMode):
 
     def _call(self, func: Any, name: str, args: Sequence[Any], named: dict[str, Any]) -> Node:
         """Append a node for a call of a torch function and return it. The node calls a function, a method or an
-        operator, or reads an attribute, in the form in which users write the call.
+        operator, or reads an attribute, as users write the call. Raise ``_Unusual`` if the call cannot be recorded.
         """
         given = map_aggregate((tuple(args), dict(named)), self.node)
         assert isinstance(given, tuple)
@@ -146,7 +146,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _public_functions(name: str) -> Iterator[Any]:
-    """Yield the attribute ``name``, or None, of each public module of torch that has functions of tensors."""
+    """Yield the attribute ``name``, or None if missing, of each public module of torch with functions of tensors."""
     for module in (torch, torch.nn.functional, torch.special, torch.linalg):
         yield getattr(module, name, None)
 
@@ -201,9 +201,9 @@ def is_aten(node: Node) -> bool:
 
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
-    """Return the operator and its arguments by name if ``node`` is a functionalised call of an operator that writes to
-    whole tensors, else None. Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``. No two of
-    its written tensors are views of one base.
+    """Return the operator and its arguments by name if ``node`` is a functionalised call that writes to whole tensors.
+    Otherwise return None. Such a call is torch's ``auto_functionalized`` or ``auto_functionalized_v2``. No two of its
+    written tensors are views of one base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
@@ -299,7 +299,7 @@ def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any,
 
 
 def operator_name(target: Any) -> str:
-    """Return the name of an operator as users write it (``aten.gelu``, ``tt::qmm``), or of a Python function."""
+    """Return the name of an operator as users write it, such as ``aten.gelu``, or that of a Python function."""
     if not isinstance(target, torch._ops.OpOverload):
         return str(getattr(target, "__name__", target))
     namespace, _, name = target._schema.name.partition("::")
@@ -373,7 +373,7 @@ def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) ->
 
 
 def count_rewrite(rewrite: str, nodes: int) -> None:
-    """Add one application of a rewrite, which replaced ``nodes`` nodes, to Inductor's counters."""
+    """Add one application of the rewrite named ``rewrite``, which replaced ``nodes`` nodes, to Inductor's counters."""
     from torch._dynamo.utils import counters
 
     for name, more in (("pattern_matcher_count", 1), ("pattern_matcher_nodes", nodes), (f"shiplap_{rewrite}", 1)):
@@ -381,7 +381,7 @@ def count_rewrite(rewrite: str, nodes: int) -> None:
 
 
 def rewrite_count(rewrite: str) -> int:
-    """Return how often ``rewrite`` was applied since ``reset_compiler``."""
+    """Return how many times the rewrite named ``rewrite`` was applied since ``reset_compiler``."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"][f"shiplap_{rewrite}"])
@@ -413,8 +413,8 @@ HOMES = (torch, torch.nn.functional, _C._nn, _C._linalg, torch.Tensor)
 def operator_of(node: Node) -> Any:
     """Return what ``node`` calls, independent of how the call is written.
 
-    The result is a name such as ``"linear"`` for torch's own operators, a name ``"ns::name"`` for other ops, and the
-    function itself for any other call.
+    The result is a name such as ``"linear"`` for torch's own operators, and a name ``"ns::name"`` for other ops. For
+    any other call it is the called object.
     """
     target = node.target
     if node.op == "call_method":
@@ -500,7 +500,7 @@ def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _type_accepts(kind: str, v: Any) -> bool:
-    """Return whether a schema type named ``kind`` takes the value ``v``, judged only by whether each is a tensor."""
+    """Return whether a schema type named ``kind`` takes ``v``. Only whether both are tensors is compared."""
     if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
         return "List" not in kind
     return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))
@@ -515,7 +515,7 @@ def _is_tensor(v: Any) -> bool:
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return torch's decompositions, a mapping from an operator to a function that computes it from plainer operators.
 
-    The mapping is empty on a torch without the table.
+    The mapping is empty if this torch has none.
     """
     try:
         from torch._decomp import core_aten_decompositions
@@ -533,7 +533,7 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
 def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> Iterator[None]:
     """Return a context in which each tensor that ``program`` returns passes through ``checked(value, holds, message)``.
 
-    The program's assertions about values are then not removed as unused results.
+    ``holds`` and ``message`` are those of the program's assertions, which are then not removed as unused results.
     """
     graph, specs = program.graph, program.graph_signature.output_specs
     (output,) = graph.find_nodes(op="output")
@@ -574,9 +574,9 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
 
 @contextmanager
 def shared_onnx_registry() -> Iterator[None]:
-    """Return a context in which exports to ONNX make torch's table of translations once and copy it.
+    """Return a context in which torch makes its registry of translations to ONNX once, and each export uses a copy.
 
-    Making the table takes seconds.
+    Making the registry takes seconds.
     """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 

@@ -65,10 +65,11 @@ def register_node(
 
 
 def register_constant(cls: type) -> Callable[[], None]:
-    """Register objects of ``cls`` as constants of compiled graphs and of pytrees. They are compared with ``==`` in each
-    call.
+    """Register objects of ``cls`` as constants of compiled graphs and of pytrees. In each call, Dynamo compares them
+    with ``==``.
 
-    Return a function that undoes the registration. A class that is already registered stays unchanged.
+    Return a function that undoes the registration. If the class is already registered, it stays so, and the function
+    does nothing.
     """
     if cls in _pytree.SUPPORTED_NODES:
         # The class was registered by other code, which must not be undone here.
@@ -77,7 +78,7 @@ def register_constant(cls: type) -> Callable[[], None]:
     forget_texts = _trace_computed_texts(cls)
 
     def undo() -> None:
-        """Remove the registration of the class."""
+        """Remove the registration of ``cls`` as a constant, if it is still registered."""
         if cls in _pytree.SUPPORTED_NODES:
             _pytree._deregister_pytree_node(cls)
         _pytree.CONSTANT_NODES.discard(cls)
@@ -87,12 +88,16 @@ def register_constant(cls: type) -> Callable[[], None]:
 
 
 def _text_of_tuple(items: tuple[Any, ...]) -> str:
-    """Return the ``repr`` of a tuple, written so that Dynamo traces the ``repr`` of each item."""
+    """Return the ``repr`` of the tuple ``items``. The function is written so that Dynamo traces the ``repr`` of each
+    item.
+    """
     return "(" + ", ".join([repr(item) for item in items]) + (",)" if len(items) == 1 else ")")
 
 
 def _text_of_list(items: list[Any]) -> str:
-    """Return the ``repr`` of a list, written so that Dynamo traces the ``repr`` of each item."""
+    """Return the ``repr`` of the list ``items``. The function is written so that Dynamo traces the ``repr`` of each
+    item.
+    """
     return "[" + ", ".join([repr(item) for item in items]) + "]"
 
 
@@ -100,9 +105,9 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
     """Make Dynamo trace ``str``, ``repr`` and f-strings of objects of ``cls`` that a graph computes. Return a function
     that undoes it.
 
-    Tuples and lists of such objects are traced as well. Dynamo (2.11 to 2.14) writes the text of a sequence only if it
-    holds every element as a constant. It fails at an f-string of such an object. It does trace ``repr`` of each object,
-    so the other texts are traced by way of ``repr``.
+    Tuples and lists of such objects are traced as well. Dynamo (2.11 to 2.14) computes the ``str`` of a sequence only
+    if every element is a constant, and fails at an f-string of such an object. It does trace ``repr`` of each object,
+    so all these strings are computed by ``repr``.
     """
     try:
         from torch._dynamo import variables as kinds
@@ -116,17 +121,17 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
         return lambda: None
 
     def trace(function: Any, given: list[Any], text: Callable[..., str]) -> tuple[Any, Any]:
-        """Return a key and a value for Dynamo's table of handlers. With this entry, Dynamo traces a call of
-        ``function`` as a call of ``text``.
+        """Return a key and a value of Dynamo's table of handlers. With them, Dynamo traces a call of ``function`` as a
+        call of ``text``.
 
-        ``function`` is ``str``, ``repr`` or ``str.format``. The entry is for arguments of the classes ``given`` of
-        Dynamo's variables.
+        ``function`` is ``str``, ``repr`` or ``str.format``. ``given`` has the classes of Dynamo's variables that stand
+        for the arguments of such a call.
         """
         usual = make_handler(function, given, False)
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
-            """Trace a call of ``text`` on the value. Use Dynamo's own handler for a constant, an object of another
-            class, or a format specification.
+            """Return Dynamo's variable for ``text(value)``, a traced call for the value that is formatted. For a
+            constant, an object of another class, or a format specification, return the result of Dynamo's own handler.
             """
             # ``str.format`` has its format before the value.
             value, *written = reversed(args)
@@ -143,7 +148,7 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
     handlers.update(mine)
 
     def undo() -> None:
-        """Remove the handlers that were added here from Dynamo."""
+        """Remove the handlers of ``cls`` from Dynamo's table. Leave those that other code has replaced."""
         for key, handler in mine.items():
             # Other code may have replaced it since.
             if handlers.get(key) is handler:
@@ -195,8 +200,8 @@ def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 
         def guarded(value: Any) -> list[Any]:
-            """Return the values of the attributes of an object on which compiled code is guarded. With other values,
-            the code is compiled again.
+            """Return the values of the attributes ``fields`` of ``value``. Compiled code is compiled again for an
+            object with other values.
             """
             return [getattr(value, name) for name in fields]
 

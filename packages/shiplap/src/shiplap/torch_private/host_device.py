@@ -58,8 +58,8 @@ def _host_loops(device: str, discrete: bool) -> type:
             return tuple(_LoopSizes(group) for group in CppScheduling.group_fn(self, sizes))
 
         def codegen_node(self, node: Any) -> Any:
-            """Generate the loops of a node as for the CPU. Raise ``NotImplementedError`` for a device whose memory the
-            host cannot address.
+            """Generate the loops of a node as for the CPU. Raise ``NotImplementedError`` if ``discrete`` is true, since
+            the host cannot address the device's memory.
             """
             if discrete:
                 raise NotImplementedError(
@@ -83,7 +83,9 @@ def _make_interface(device: str, module: ModuleType) -> type:
     from torch._dynamo.device_interface import CpuInterface
 
     class Worker:
-        """The interface of the device in Inductor's compiler processes, which must not touch the device."""
+        """The interface of the device for Inductor's compiler processes, which must not touch the device.
+        ``properties`` has the properties of each device, which were read before such a process started.
+        """
 
         properties = tuple(module.get_device_properties(i) for i in range(module.device_count()))
 
@@ -135,8 +137,8 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return, once, the spec of Dynamo's module for device interfaces, with this finder as its loader. Return None
-        for other modules.
+        """Return the spec of Dynamo's module for device interfaces, with this finder as its loader, at the first
+        request for that module. Return None for other modules and later requests.
         """
         if name != self.TARGET or self not in sys.meta_path:
             return None
@@ -185,8 +187,8 @@ def register_interface(device: str, module: ModuleType) -> None:
 
 @cache
 def inductor(device: str, discrete: bool) -> dict[str, Any]:
-    """Return Inductor's code generators for ``device``, by the names in ``INDUCTOR``. Register the functions of the CPU
-    for it as well.
+    """Return a mapping from the names in ``INDUCTOR`` to Inductor's code generators for ``device``. Register the CPU's
+    device functions as those of ``device`` with Inductor, too.
 
     The device's code runs on the host. If ``discrete`` is true, the host cannot address the device's memory, and
     generating loops raises an error. Otherwise loops are generated as for the CPU.
@@ -199,7 +201,9 @@ def inductor(device: str, discrete: bool) -> dict[str, Any]:
     common.register_device_op_overrides(device, CpuDeviceOpOverrides())
 
     class HostWrapper(wrapper.PythonWrapperCodegen):
-        """The Python code around the loops. It enters no stream, since streams of the host's memory order nothing."""
+        """Inductor's generator of the Python code around the loops. The code enters no stream, since streams of the
+        host's memory order nothing.
+        """
 
         @staticmethod
         def create(*args: Any, **kwargs: Any) -> Any:

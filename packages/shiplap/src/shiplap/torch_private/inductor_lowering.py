@@ -34,7 +34,7 @@ _names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each 
 
 
 class _NamedFallback(ir.FallbackKernel):
-    """A call of an op that Inductor does not look into, through a variable of the written module.
+    """A call of an op as a whole in the code that Inductor writes, through a variable of the written module.
 
     ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call and enters ``OpOverload.__call__``. Three of them
     are in objects that make missing attributes. This takes a third of the time of a call of a short C++ kernel (two
@@ -56,8 +56,8 @@ class _NamedFallback(ir.FallbackKernel):
 def _name_in_wrapper(wrapper: Any, written: str) -> str:
     """Return the name of a variable in Inductor's generated wrapper that holds the function to call for an op.
 
-    The first use adds a line that assigns the variable to the wrapper's imports. ``written`` is torch's source text of
-    the op, such as ``torch.ops.ns.name.default``.
+    The first use adds a line that assigns the variable to the wrapper's imports. ``written`` is torch's source code for
+    the op, such as ``torch.ops.ns.name.default``. It is returned if the wrapper has no imports.
     """
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
         wrapper = wrapper.parent_wrapper
@@ -74,7 +74,7 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
     """Return a lowering (Inductor's function from IR arguments to IR nodes) that calls ``overload`` as a whole. If
-    ``known`` is true, the op is added to torch's set of ops without a lowering of their own.
+    ``known`` is true, the op is added to torch's set of ops without a lowering of their own, else it is not.
     """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
@@ -101,8 +101,8 @@ class SizeSymbol:
     """A symbol of a graph's sizes.
 
     Attributes:
-        symbol: opaque to callers.
-        lower, upper: the range in which the graph may run. ``upper`` is None if it has no end.
+        symbol: the sympy symbol, which callers only pass on.
+        lower, upper: the range in which the graph may run. ``upper`` is None if there is no upper limit.
         hint: the value in the call for which the graph is compiled.
         backed: whether the size comes from an input, so that a guard can check it. Other sizes depend on data.
     """
@@ -122,15 +122,15 @@ def _simplified_size(size: Any) -> Any:
 
 
 def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
-    """Return a size as a number. A symbol has its value in ``values``, or else that of the call that is compiled."""
+    """Return a size as an int. A symbol without a value in ``values`` has that of the call that is compiled."""
     expr = _simplified_size(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
 
 
 def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
-    """Return the symbols in ``sizes`` with their bounds and hints, in the order of their first use and without
-    repetitions.
+    """Return the symbols in ``sizes`` with their bounds and hints, in the order of their first use. Each symbol occurs
+    once.
     """
     met: dict[Any, None] = {}
     for size in sizes:
@@ -139,7 +139,7 @@ def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
 
 
 def _describe_symbol(symbol: Any) -> SizeSymbol:
-    """Return the bounds of a symbol, its value in this call, and whether an input's size determines it."""
+    """Return ``symbol`` with its bounds, its value in the compiled call, and whether an input determines it."""
     env = V.graph.sizevars.shape_env
     bounds = env.var_to_range.get(symbol)
     lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
@@ -156,14 +156,14 @@ def graph_conditions() -> list[Any]:
 
 
 def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
-    """Return whether sizes by symbol meet all conditions. A condition on a symbol without a value counts as met."""
+    """Return whether the sizes in ``values`` meet all conditions. Symbols without a value count as meeting theirs."""
     given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
     return all(expr.xreplace(given) != sympy.false for expr in conditions)
 
 
 def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]]:
-    """Return two sets of numbers from those of ``conditions`` in which ``symbol`` occurs. The first has the constants
-    in these conditions, and the second the divisors of remainders.
+    """Return two sets of numbers from those ``conditions`` in which ``symbol`` occurs. The first has the absolute
+    values above 1 of their constants, and the second the divisors above 1 of their remainders.
     """
     compared, divisors = set[int](), set[int]()
     for expr in conditions:
@@ -175,7 +175,7 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """Yield upper bounds of ``symbol`` from the linear inequalities ``conditions``, as expressions of other symbols."""
+    """Yield upper bounds of ``symbol`` from the linear inequalities in ``conditions``, in terms of other symbols."""
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
@@ -188,7 +188,7 @@ def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
 
 
 def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
-    """Return the largest value of an expression whose symbols lie in ``ranges``, or None if it is not bounded."""
+    """Return the largest value of ``bound``, whose symbols lie in ``ranges``, or None if it is not bounded."""
     known: dict[Any, Any] = {}
     for symbol in bound.free_symbols:
         low, high = ranges.get(symbol, (0, None))
@@ -272,7 +272,7 @@ def lower_lone_results() -> None:
     """
 
     def lone_result(value: Any, index: Any) -> Any:
-        """Return ``value``, the only result. Raise ``AssertionError`` for another index or source."""
+        """Return ``value``. Raise ``AssertionError`` unless ``index`` is 0 and an op that writes made ``value``."""
         source = current_node().args[0]
         target = source.target if isinstance(source, torch.fx.Node) else None
         if index != 0 or not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
@@ -322,7 +322,7 @@ def realize_buffer(node: Any) -> Any:
 
 
 def shared_buffer(nodes: Sequence[Any]) -> str:
-    """Return the name of a buffer of which at least two of ``nodes`` are views, or an empty text."""
+    """Return the name of a buffer of which two or more of ``nodes`` are views, or an empty string."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
@@ -335,7 +335,7 @@ def memory_layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
 
 def launch_run(run: Callable[[], None]) -> None:
     """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream. Up to
-    torch 2.13 it launches on the stream that was current when it was prepared. In 2.15 it reads the current one.
+    torch 2.13 ``run`` holds the stream that was current when it was prepared. In 2.15 it reads the current stream.
     """
     named = dict(run.keywords) if isinstance(run, partial) else {}
     if "stream" not in named:
@@ -388,9 +388,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return a description of the strides of an IR node for a cache key, as strings. Return an empty tuple while the
-    layout of the node is open. They are its axes by ascending stride, each with the stride if that is 0 or 1. The speed
-    of a kernel depends on them.
+    """Return the dims of an IR node by ascending stride, as strings for a cache key. A string is the index of the dim,
+    followed by ``=`` and the stride if that is 0 or 1. Return an empty tuple if the layout of the node is not decided
+    yet. The speed of a kernel depends on these strides.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
@@ -418,7 +418,7 @@ def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 
 def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return an FX graph of ``fn`` on fake tensors. It is functional and decomposed into ATen operators."""
+    """Return an FX graph of ``fn`` on the fake tensors ``values``, functional and decomposed into ATen operators."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -485,7 +485,7 @@ def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callabl
 
 
 def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
-    """Lower ``graph`` and write its code here. Return a function that compiles and loads it in any thread.
+    """Lower ``graph`` and write its code in this thread. Return a function that compiles and loads it in any thread.
 
     That function is the second half of :func:`compile_graph`.
     """
@@ -527,8 +527,8 @@ def no_autotuning() -> Iterator[None]:
 
 @contextmanager
 def without_graph_caches() -> Iterator[None]:
-    """Return a context in which torch compiles graphs without its graph caches. Our lowering does not run for a cached
-    graph. Kernels are still reused.
+    """Return a context in which torch compiles graphs without its graph caches. Shiplap's lowering does not run for a
+    cached graph. Kernels are still reused.
     """
     from torch._functorch import config as autograd
 

@@ -129,7 +129,7 @@ def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass
 def _leave_place(place: str, entered: InductorPass) -> None:
     """Count one user less of the pass ``entered`` at ``place``, an option of Inductor's configuration.
 
-    After the last one, put the user's own pass back unless other code has installed another one meanwhile.
+    After the last user, put the user's own pass back unless other code has installed another pass meanwhile.
     """
     with _lock:
         entered.users -= 1
@@ -150,8 +150,8 @@ def user_pass(level: str) -> Any:
 
 
 def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
-    """Compile an FX graph from Dynamo with Inductor and return the function. ``options`` are added to those that
-    ``mode`` implies.
+    """Compile an FX graph from Dynamo with Inductor and return the function. ``mode`` is a mode of ``torch.compile``,
+    or None for no mode. ``options`` are added to the options that ``mode`` implies.
     """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
@@ -170,8 +170,8 @@ class _Uncached(InductorPass):
 
 
 def active_autocasts() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return the device type and the dtype to which it casts, for each device type whose autocast is on in this
-    thread.
+    """Return a pair of device type and dtype for each device type whose autocast is on in this thread. Autocast casts
+    to that dtype.
     """
     kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
@@ -233,10 +233,10 @@ class _Stop(BaseException):
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A function as a graph of one level.
+    """The graph of a function at one stage of Inductor's compilation.
 
-    ``roles`` has one item for each placeholder. It is the index of the tensor argument, ``"size"`` for a symbol, or
-    ``"grad"`` for the gradient of an output (in the order of outputs).
+    ``roles`` maps each placeholder of ``graph`` to what it stands for. This is the index of a tensor argument,
+    ``"size"`` for a symbol, or ``"grad"`` for the gradient of an output. The gradients are in the order of outputs.
     """
 
     graph: Graph
@@ -249,9 +249,10 @@ def capture_graph(
     """Return the FX graph of ``fn(*tensors)`` as Inductor has it at ``level``, a stage of the compilation such as
     ``"pre-grad"``.
 
-    The result also gives, for each placeholder, the index of its argument or ``"size"``. The compilation ends at that
-    stage. Sizes of at least 2 are symbols if ``dynamic`` is True or lists them. Equal sizes are one symbol. Torch
-    raises its errors for a function that cannot be one graph.
+    The result also says what each placeholder stands for. The compilation ends at that stage. If ``dynamic`` is True,
+    all sizes of at least 2 are symbols. If it is a collection, those of these sizes that it contains are symbols. If it
+    is False, all sizes are numbers. Equal sizes are one symbol. Torch raises its errors for a function that cannot be
+    one graph. Raise ``ValueError`` if the function computes nothing from tensors.
     """
     from torch._dynamo import config as dynamo
 
@@ -321,8 +322,8 @@ def record_captured(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> 
 
 
 def _placeholder_role(node: Node) -> int | str:
-    """Return the index of the argument that a placeholder stands for, or ``"size"``. Raise ``ValueError`` for a tensor
-    that is no argument.
+    """Return the index of the argument that the placeholder ``node`` stands for, or ``"size"`` for a symbolic size.
+    Raise ``ValueError`` for a tensor that is no argument.
     """
     if isinstance(node_value(node), torch.SymInt):
         return "size"

@@ -32,7 +32,9 @@ NAMED = re.compile(r"^(\w+) = in_code\((torch\.ops\.[\w.]+)\)$", re.MULTILINE)  
 
 @dataclass(frozen=True)
 class NodeOrigin:
-    """A node of the traced graph, with its name, its ATen or declared operator, and the user's line (``file:line``)."""
+    """A node of the traced graph. ``node`` is its name, ``operator`` its ATen or declared operator, and ``where`` the
+    user's line as ``file:line``, or empty.
+    """
 
     node: str
     operator: str
@@ -41,9 +43,12 @@ class NodeOrigin:
 
 @dataclass(frozen=True)
 class FusedGroup:
-    """Operations that share a kernel. ``ops`` are their names and ``origins`` the nodes of the traced graph from which
-    they come. ``kind`` is ``template``, ``extern`` (a call of a library) or ``generated``. ``reads`` and ``writes`` are
-    the names of buffers.
+    """Operations that share a kernel.
+
+    ``ops`` are their names, and ``origins`` the nodes of the traced graph from which they come. ``kind`` is
+    ``template``, ``extern`` (a call of a library) or ``generated``. ``reduces`` is true if one of them is a reduction.
+    ``reads`` and ``writes`` are the names of buffers. ``kernel`` is the name of the kernel in the generated code, or
+    empty.
     """
 
     ops: tuple[str, ...]
@@ -73,8 +78,8 @@ class ReportedGraph:
         return [FusedGroup(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
     def _kernels(self) -> list[str]:
-        """Return the name of each group's kernel, or an empty text. It is the first call in the generated code that
-        mentions a buffer which the group writes.
+        """Return the name of each group's kernel, in the order of the groups. It is the name in the first call of the
+        generated code that mentions a buffer which the group writes. It is an empty string if there is no such call.
         """
         ops: dict[str, str] = dict(NAMED.findall(self.code))
         each = [(str(m["name"]), set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
@@ -184,9 +189,10 @@ def _describe_group(fused: Any, makers: dict[Any, Any]) -> FusedGroup:
 
 
 def _describe_origin(node: Any, kind: str) -> NodeOrigin:
-    """Return the name, the operator and the user's line of a traced node of a group of this kind.
+    """Return the name, the operator and the user's line of the traced node ``node`` of a group of the kind ``kind``.
 
-    A library call is named after its operator, and a generated loop after the user's operators that it computes.
+    The operator of a library call is the one that is called. That of a generated loop is the user's operator that the
+    loop computes.
     """
     operator = node.target if kind == "extern" else node.meta.get("original_aten") or node.target
     frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if not f[0].startswith(DISPATCH)]

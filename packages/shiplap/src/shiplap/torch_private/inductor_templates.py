@@ -45,12 +45,12 @@ def cpp_choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """Return a candidate kernel that renders the C++ template ``source``, for a choice that Inductor makes among
-    kernels.
+    """Return a candidate kernel that renders the C++ template ``source``. Inductor chooses among such candidates.
 
-    ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The candidate
-    has the attribute ``sized``. This is a function that returns the last arguments of the kernel, which are sizes. Its
-    argument is a function that evaluates a size, such as ``evaluate_size`` with values.
+    ``name`` is the name of the template, and ``layout`` that of the output. ``arguments`` holds input buffers by name.
+    ``values`` and ``config`` are variables of the template. The candidate has an attribute ``sized``, a function that
+    returns the last arguments of the kernel, which are sizes. Its argument is a function that evaluates a size, such as
+    ``evaluate_size`` with values.
     """
     template = _Template(name, source, dict(arguments), layout, {**values, **config})
     made = CppTemplate.generate(template)
@@ -78,8 +78,11 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
-        """Return the C++ source of the kernel, rendered from the template for Inductor's scheduler. ``epilogue_nodes``
-        are the fused neighbours that are computed when the result is stored.
+        """Return the C++ source of the kernel, rendered from the template for Inductor's scheduler.
+
+        ``template_buffer_node`` is the buffer of the result in the second rendering, and None in the first.
+        ``flag_template_buffer_has_other_users`` is true if nodes outside of the kernel read the result as well.
+        ``epilogue_nodes`` are the fused neighbours that are computed when the result is stored.
         """
         self.alone = self.alone or kernel
         # The scheduler passes the buffer in its second rendering only.
@@ -114,11 +117,11 @@ class _Template(CppTemplate):
 
 
 class _Store:
-    """The way in which the kernel stores a tile of results. It stores the results as computed, or after the fused
-    epilogues, or both.
+    """The output of a C++ template's kernel, from which the C++ that stores a tile of results is generated.
 
-    If the results as computed have another reader, they are stored first, and the epilogues read them back. If the
-    epilogues got the tile itself, Inductor would remove that buffer as unused.
+    The tile is stored as computed, or after the fused epilogues, or both. If the results as computed have another
+    reader, they are stored first, and the epilogues read them back. If the epilogues got the tile itself, Inductor
+    would remove that buffer as unused.
     """
 
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
@@ -140,8 +143,8 @@ class _Store:
         return text
 
     def output(self, name: str, *ranges: tuple[str, str]) -> str:
-        """Return C++ that stores the tile ``name`` into the given ranges of the output, with the fused neighbours
-        applied to it.
+        """Return C++ that stores the tile ``name`` into the output, with the fused neighbours applied to it. ``ranges``
+        has a pair of C++ expressions for each dim, the start and the end of the tile.
 
         If there are fewer ranges than the output has dims, its leading dims are merged.
         """
@@ -149,8 +152,8 @@ class _Store:
         return f"{{ {aliases}{self._stores(name, renamed)} }}"
 
     def _stores(self, name: str, ranges: Sequence[tuple[str, str]]) -> str:
-        """Return the C++ statements that store the tile ``name`` into the given ranges of the output, with the fused
-        neighbours applied. A result that is also needed without them is stored as well.
+        """Return the C++ statements that store the tile ``name`` into the output, with the fused neighbours applied.
+        ``ranges`` is as for :meth:`output`. A result that is also needed without the neighbours is stored as well.
         """
         kernel = self.kernel
         result = self.raw if len(self.raw.get_size()) == len(ranges) else _merge_leading_dims(self.raw, len(ranges))
@@ -184,7 +187,9 @@ def rename_sympy_names(ranges: Sequence[tuple[str, str]]) -> tuple[str, list[tup
 
 
 def _always_divisible(size: Any, by: int) -> bool:
-    """Return whether ``by`` divides the size in every call of the compiled code. Fixed tiles then leave no tail."""
+    """Return whether ``by`` is known to divide ``size`` in every call of the compiled code. Fixed tiles then leave no
+    tail.
+    """
     return bool(V.graph.sizevars.statically_known_multiple_of(size, by))
 
 
@@ -208,7 +213,9 @@ def _merge_leading_dims(buffer: Any, rank: int) -> Any:
 
 
 class _Quoted(str):
-    """The value of a compile-time constant as text that Inductor's ``format`` writes into the kernel."""
+    """The value of a compile-time constant, as a string that ``format`` returns with quotes. Inductor writes such
+    values into the kernel by ``format``.
+    """
 
     def __format__(self, spec: str) -> str:
         """Return the ``repr`` of the text. A string value is then written into Triton code with quotes."""
@@ -236,14 +243,12 @@ class _Kernel(TritonTemplateKernel):
         type(self).latest = self
 
     def size(self, name: str | None, index: int) -> Any:
-        """Return the text of the size of a tensor at ``index``. The text is in brackets unless it is one name or
-        number.
-        """
+        """Return the source code of a tensor's size at ``index``. It is in brackets unless it is one name or number."""
         return _bracketed(super().size(self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> Any:
-        """Return the stride at ``index`` of a tensor as text in brackets. If ``index`` is None, return torch's text of
-        all strides.
+        """Return the source code of a tensor's stride at ``index``, in brackets unless it is one name or number. If
+        ``index`` is None, return torch's source code of all strides.
         """
         parent: Any = super()
         text = parent.stride(self._named(name), index)
@@ -256,8 +261,8 @@ class _Kernel(TritonTemplateKernel):
         return None if name == "out" and name not in self.named_input_nodes else name
 
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
-        """Register ``hook_fn`` of a placeholder in the rendered code. For that of the output, narrow its loads by
-        ``narrow_loads``.
+        """Register ``hook_fn``, which returns the code for a placeholder of the rendered source. For the placeholder of
+        the output, narrow the loads in that code by ``narrow_loads``.
         """
         if hook_name.startswith("<STORE_OUTPUT"):
             return super()._register_hook(hook_name, lambda: narrow_loads(hook_fn(), self.bounded), *args, **kwargs)
@@ -265,20 +270,20 @@ class _Kernel(TritonTemplateKernel):
 
 
 def _bracketed(text: str) -> str:
-    """Return the text of a size, in brackets unless it is one name or number. An expression such as ``at %
-    {{size("out", 0)}}`` in a template then uses it as one value.
+    """Return ``text``, the source code of a size, in brackets unless it is one name or number. An expression such as
+    ``at % {{size("out", 0)}}`` in a template then uses it as one value.
     """
     return text if re.fullmatch(r"\w+", text) else f"({text})"
 
 
 def narrow_loads(code: str, bounded: frozenset[str]) -> str:
-    """Return Triton ``code`` in which loads of single rows or columns are not broadcast to a tile first. This holds for
-    the indices in ``bounded``.
+    """Return the Triton code ``code`` in which loads of single rows or columns are not broadcast to a tile first. Only
+    loads at an index variable named in ``bounded`` change. Each index ``i`` of these has its bound in ``i_mask``.
     """
 
     def one(match: re.Match[str]) -> str:
-        """Return the matched load of Triton code without the broadcast to a tile. Return it unchanged if its index has
-        no mask.
+        """Return the matched load of Triton code without the broadcast to a tile. Return it unchanged if its index is
+        not in ``bounded``.
         """
         pointer, index = match.groups()
         return f"tl.load({pointer} + ({index}), {index}_mask" if index in bounded else match[0]
@@ -372,10 +377,10 @@ def lowering_at(node: torch.fx.Node) -> Iterator[None]:
 
 @contextmanager
 def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return a context that yields, by name, IR inputs that stand for the fake tensors ``values``.
+    """Return a context that yields a mapping from name to IR input, one for each of the fake tensors in ``values``.
 
-    They are buffers of their sizes, strides and dtypes, with which a kernel can be rendered on its own. They are
-    removed from the graph at the end.
+    The IR inputs are buffers of the sizes, strides and dtypes of these tensors, with which a kernel can be rendered on
+    its own. They are removed from the graph at the end.
     """
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():
@@ -393,9 +398,7 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def kernel_source(choice: Any) -> str:
-    """Return the source text of the kernel of ``choice``, a candidate of Inductor's autotuning. It is the text that is
-    compiled to be verified.
-    """
+    """Return the source code of the kernel of ``choice``, a candidate of Inductor's autotuning, as it is compiled."""
     request = choice.bmreq
     return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
 
@@ -406,10 +409,12 @@ def _is_triton(choice: Any) -> bool:
 
 
 def compile_apart(choice: Any) -> bool:
-    """Start to compile the kernel of ``choice``, a candidate of Inductor's autotuning, in the background, at most once.
+    """Start to compile the kernel of ``choice``, a candidate of Inductor's autotuning, in the background, unless that
+    was started before.
 
-    Return whether that was started. Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a
-    process itself, for which a thread waits.
+    Return whether it was started, now or before. It is not started if Inductor has no worker processes or threads for
+    it. Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a process itself, for which a
+    thread waits.
     """
     name = _kernel_name(choice)
     # A name stays in the table after its result was taken, so that no kernel is compiled twice.
@@ -427,7 +432,9 @@ def compile_apart(choice: Any) -> bool:
 
 
 def _kernel_name(choice: Any) -> str:
-    """Return a text that is the same for choices with the same kernel. It is the path or the hash of its source."""
+    """Return a string that is the same for choices with the same kernel. It is the path of a Triton kernel's source, or
+    the hash of a C++ kernel's source.
+    """
     return str(choice.bmreq.module_path if _is_triton(choice) else hash(choice.bmreq.source_code))
 
 

@@ -29,8 +29,8 @@ def frozen_code(name: str) -> CodeType | None:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return, by name, the hooks and flags of torch that hold for all code in this process or thread. The values can be
-    compared.
+    """Return a mapping from name to value of the hooks and flags of torch that hold for all code in this process or
+    thread. Equal values mean equal settings.
     """
     return {
         "hooks of all modules of torch": tuple(_count_hooks(vars(modules)[name]) for name in _HOOKS),
@@ -55,28 +55,30 @@ def process_settings() -> dict[str, Any]:
 
 
 def _count_hooks(hooks: Any) -> int:
-    """Return the number of entries in a dict of hooks. For a flag, such as the one for full backward hooks, return 0 or
-    1.
+    """Return the number of hooks in the dict ``hooks``. For a flag, such as the one for full backward hooks, return 1
+    if it is set and 0 if it is None.
     """
     return len(hooks) if isinstance(hooks, Mapping) else int(hooks is not None)
 
 
 def fallback_table() -> str:
-    """Return the dispatcher's table of fallbacks as text. For each dispatch key, it has the kernel for operators that
-    register none.
+    """Return the dispatcher's table of fallbacks as a string. For each dispatch key, it has the kernel for operators
+    that register none.
     """
     table: str = torch._C._dispatch_dump_table(_SHOWN)
     return table
 
 
 def operators_of_torch() -> dict[str, str]:
-    """Return the dispatcher's dump of each registered operator, torch's own and others', by name (takes 100 ms)."""
+    """Return a mapping from name to the dispatcher's dump, for each registered operator of torch and of other
+    libraries. This takes 100 ms.
+    """
     return {name: torch._C._dispatch_dump(name) for name in torch._C._dispatch_get_all_op_names()}
 
 
 def overloads_of_torch() -> dict[str, Any]:
-    """Return the function that each object in ``torch.ops.aten`` and ``torch.ops.prims`` calls, by the object's
-    name.
+    """Return a mapping from the name of each object in ``torch.ops.aten`` and ``torch.ops.prims`` to the function that
+    the object calls.
     """
     called: dict[str, Any] = {}
     for library in (torch.ops.aten, torch.ops.prims):

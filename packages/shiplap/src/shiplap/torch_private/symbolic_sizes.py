@@ -39,10 +39,9 @@ def new_size() -> torch.SymInt:
     """Return a new data-dependent size of at least 0, for use in a fake implementation, which computes the shapes of
     results.
 
-    ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
-    ``capture_dynamic_output_shape_ops``, and thereby breaks the graph. A size with a proven bound needs no such
-    caution. The graph breaks at the later line that needs an unknown value. Torch's own ops for device meshes do the
-    same.
+    Under ``torch.compile``, ``ctx.new_dynamic_size`` breaks the graph unless ``fullgraph=True`` or
+    ``capture_dynamic_output_shape_ops`` is set. A size with a proven bound needs no such caution. The graph then breaks
+    only at a later line that needs the unknown value. Torch's own ops for device meshes do the same.
     """
     ctx = torch.library.get_ctx()
     env = getattr(ctx, "_shape_env", None)
@@ -61,7 +60,8 @@ def in_trace() -> bool:
 
 
 def in_graph(number: int) -> int | torch.SymInt:
-    """Return ``number`` as a size that a graph can hold, for a fake implementation whose only result is an integer.
+    """Return a new size symbol in place of ``number`` if a graph is traced and the number is not negative. Otherwise
+    return ``number``. This is for a fake implementation whose only result is an integer.
 
     Dynamo stops at an op that returns an integer, and accepts a symbol. The dispatcher turns a symbol of a known value
     back into an integer. The value of this symbol is therefore left open.
@@ -108,9 +108,9 @@ class SizeBindings:
 
     def bind(self, pattern: Any, actual: Any) -> bool:
         """Map ``pattern``, a size in a rewrite's pattern graph, to ``actual``, the corresponding size of the user's
-        graph. Return whether the two are equal under the mapping.
+        graph. If ``pattern`` is no single symbol or was mapped before, the mapping stays as it is.
 
-        They are not equal if ``pattern`` was mapped to a different size before.
+        Return whether ``pattern`` equals ``actual`` under the mapping.
         """
         expr, value = _size_to_sympy(pattern), _size_to_sympy(actual)
         if expr.is_Symbol and expr not in self._known:
@@ -133,8 +133,8 @@ class SizeBindings:
         return bool(mine - theirs == 0)
 
     def format_size(self, pattern: Any) -> str:
-        """Return a size of a rewrite's pattern graph as text. Symbols are replaced by the numbers or symbols of the
-        user's graph to which they are mapped.
+        """Return ``pattern``, a size of a rewrite's pattern graph, as a string. Symbols are replaced by the numbers or
+        symbols of the user's graph to which they are mapped.
         """
         return str(_size_to_sympy(pattern).xreplace(self._known))
 
@@ -149,8 +149,8 @@ def _size_to_sympy(size: Any) -> Any:
 
 
 def condition_holds(condition: Any, *, may_guard: bool) -> bool:
-    """Return whether a condition on sizes holds for all sizes. With ``may_guard``, return whether it holds in the
-    current call, and add a guard.
+    """Return whether a condition on sizes holds for all sizes. If ``may_guard`` is true, return whether it holds in the
+    current call, and add a guard for that to the graph.
     """
     if isinstance(condition, torch.SymBool) and not may_guard:
         from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -162,8 +162,8 @@ def condition_holds(condition: Any, *, may_guard: bool) -> bool:
 def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
     """Return whether two sizes, or two tuples of sizes, are equal in every call.
 
-    With ``may_guard``, two symbols that are only equal in the current call count as equal, too. A guard for their
-    equality is added to the graph. Different sizes add no guard.
+    If ``may_guard`` is true, two symbols that are equal only in the current call count as equal, too. A guard for their
+    equality is added to the graph. Sizes that are different in the current call add no guard.
     """
     if isinstance(a, tuple) or isinstance(b, tuple):
         pairs = zip(a, b, strict=False) if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) else None
@@ -231,8 +231,9 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _sizes_at(hints: Sequence[int], ends: Sequence[int], numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """Yield sizes for each of ``numbers``. First all symbols have the number as their size, then one symbol after the
-    other. A symbol that has not, or whose largest size in ``ends`` is smaller, has its size in ``hints``.
+    """Yield one tuple of sizes after another for each of ``numbers``. In the first one, all symbols have the number as
+    their size, and in each further one a single symbol has it. A symbol that does not have it, or whose largest size in
+    ``ends`` is smaller, has its size in ``hints``.
     """
     for n in numbers:
         at = [n if n <= end else hint for hint, end in zip(hints, ends, strict=True)]
@@ -266,8 +267,8 @@ def _symbolic_sizes(args: Sequence[Any]) -> Iterator[Any]:
 
 
 def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
-    """Return an argument with each symbol replaced by its number in ``values``. Tensors become meta tensors of such
-    sizes.
+    """Return ``arg`` with each symbol replaced by its number in ``values``. A tensor becomes a meta tensor of the
+    resulting sizes and strides.
     """
     if isinstance(arg, torch.SymInt):
         return int(arg.node.expr.xreplace(values))
@@ -282,8 +283,8 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
 def computed_sizes_unguarded() -> AbstractContextManager[None]:
     """Return a context in which ``torch.export`` adds no guard that a computed size is not 1.
 
-    Torch adds such a guard to find out whether a result is contiguous. The guard contradicts the declared range of an
-    input size, from 2 on, if a result has one element for every 64 rows of the input, for example.
+    Torch adds such a guard to find out whether a result is contiguous. The guard may contradict the declared range of
+    an input size, from 2 on. It does so, for example, if a result has one element for every 64 rows of the input.
     """
     from torch.fx.experimental import _config
 
@@ -318,8 +319,8 @@ def sizes_from_zero() -> Iterator[None]:
 
 
 class DecideConditions(TorchFunctionMode):
-    """A mode that returns answers when Python needs the truth value of a tensor, or of a condition on sizes, in a
-    traced function.
+    """A mode that decides conditions in a traced function. It returns prepared answers when Python needs the truth
+    value of a tensor, or of a condition on sizes.
 
     Other threads get torch's own answers. One thread at a time may decide.
 

@@ -80,8 +80,9 @@ def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
 
 
 def _called_kernels(function: FunctionType) -> Iterator[Any]:
-    """Yield the Triton functions that ``function`` may call. They are found by the names in its code, in its globals
-    and closure, and in the modules among these.
+    """Yield the Triton functions that ``function`` may call. They are looked for among its captured variables, and
+    under the names in its code. The names are looked up in its globals and in the modules among these globals and
+    captured variables.
     """
     names, cells = function.__code__.co_names, function.__closure__ or ()
     named, entered = [function.__globals__.get(name) for name in names], set[str]()
@@ -125,8 +126,8 @@ def triton_attributes(
 
 
 def _specialisation_mark(attribute: object) -> str | None:
-    """Return the mark of Triton's binder for an argument. It is ``"D"`` for a multiple of 16, an empty text for another
-    number, and None if Triton does not check it.
+    """Return the mark of Triton's binder for an argument. It is ``"D"`` for a multiple of 16, an empty string for
+    another number, and None if Triton does not check it.
     """
     return None if attribute is None else "D" if attribute else ""
 
@@ -254,7 +255,7 @@ def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda
 
 
 class InterpreterTarget:
-    """The driver object from which Triton reads its device and stream before it launches a kernel."""
+    """The driver object that Triton asks for its device and stream before it launches a kernel."""
 
     is_active = classmethod(lambda cls: True)
 

@@ -27,8 +27,8 @@ def minor_version(version: str) -> str:
 
 @cache
 def read_table() -> dict[str, Any]:
-    """Return the table of capabilities (uses of private torch). Each minor version of torch has a row with the names
-    that a run has verified.
+    """Return the table of capabilities (uses of private torch). It maps each minor version of torch, such as
+    ``"2.13"``, to a row, in which ``verified`` lists the capabilities that a run has verified.
     """
     table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table

@@ -73,7 +73,8 @@ def tune(
     progress: bool | None = None,
     compiled: bool | None = None,
 ) -> TuneResult:
-    """Find the fastest kernel and config for the calls that ``samples`` describe, and use them in this process.
+    """Find the fastest kernel and config for the calls that ``samples`` describe, and use them for such calls in this
+    process.
 
     Candidates run in a separate process. Each candidate is compared with the reference before it is timed. The choices
     are also saved in the store. If the store already has a choice for a bucket, that bucket is not measured again.
@@ -123,7 +124,8 @@ def tune(
 
 
 def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
-    """Write the choices that are valid on this machine to the file ``path``, for :func:`frozen`, and return them.
+    """Write the choices that are valid on this machine to the file ``path``, and return them. :func:`frozen` reads the
+    file.
 
     The choices come from the store and from this process. They are those of ``ops``, by default of all ops. A choice
     for another device, library version or version of a declared op is left out. Raise ``SL602`` if the file cannot be
@@ -135,8 +137,9 @@ def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> lis
 
 
 def apply_tuning_settings() -> None:
-    """Install the table of choices that the environment variable ``SHIPLAP_TUNED`` names, and start the recording that
-    ``SHIPLAP_RECORD`` names. This function is called when the first op is called or traced.
+    """Install the choices in the file that the environment variable ``SHIPLAP_TUNED`` names, and start recording calls
+    in the file that ``SHIPLAP_RECORD`` names. An unset variable has no effect. This function is called when the first
+    op is called or traced.
     """
     current = settings()
     if current.tuned:
@@ -150,8 +153,8 @@ def apply_tuning_settings() -> None:
 
 
 def load_packaged_choices() -> None:
-    """Install the tuning choices that the packages of declared ops contain. Other choices of this process take
-    precedence over them.
+    """Install the tuning choices that the packages of declared ops contain. Choices that this process has from
+    elsewhere take precedence over them.
     """
     if any(packaged_choice_tables(op) for op in registry.declared_op_list()):
         from shiplap.tuning.packaged_choices import install_packaged_choices

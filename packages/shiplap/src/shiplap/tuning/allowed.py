@@ -18,8 +18,8 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """Return why kernels may not be measured now, or an empty text. Such a reason is that a graph is being captured, or
-    that an op is being called.
+    """Return a string that names the context, such as ``a CUDA graph capture`` or ``an op``, in which kernels may not
+    be measured now. Return an empty string if they may be measured.
     """
     # The process id is compared because a child that the worker starts inherits the variable.
     if os.environ.get(WORKER) == str(os.getpid()):
@@ -35,9 +35,9 @@ def blocked() -> str:
 
 
 def _inside_op() -> bool:
-    """Return whether this thread is inside the call of an op.
+    """Return whether this thread is inside a call of an op.
 
-    The function searches the stack of the thread. Calls of ops then need not be counted.
+    The function searches the thread's stack for ``Op.execute``, so calls of ops need not be counted.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not Op.execute.__code__:
@@ -48,8 +48,8 @@ def _inside_op() -> bool:
 def require_quiet(where: str) -> None:
     """Raise ``SL608`` if kernels may not be measured now.
 
-    They may not inside an op, a backward, a trace, a CUDA graph capture or a worker process. ``where`` is the name of
-    the function that was called, for the error.
+    They may not be measured inside an op, a backward, a trace, a CUDA graph capture or a worker process. ``where``
+    names the function that was called, for the error.
     """
     if reason := blocked():
         raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

@@ -25,7 +25,7 @@ COMPILERS = -2  # instead of an index: compilers of any candidates are waited fo
 
 @dataclass(frozen=True)
 class ConfirmedClaim:
-    """The result of confirming the winner of a race between candidates.
+    """The result of confirming the time that a candidate had in a race.
 
     Attributes:
         problem: the reason why the candidate is rejected. It is empty if the candidate is confirmed, or if it cannot be
@@ -38,47 +38,51 @@ class ConfirmedClaim:
 
 
 class Bench(Protocol):
-    """An object that verifies and times candidates, which it identifies by index.
+    """An object that verifies and times candidates, which it identifies by their index in a list.
 
     A candidate is a kernel with a config (values for its tuning parameters).
     """
 
     @property
     def confirms(self) -> tuple[str, str]:
-        """The verdict on whether this bench can confirm claimed times by a clock that the candidates cannot influence,
-        and the reason.
+        """Whether this bench can check the times of candidates by a clock that they cannot influence, as a pair of
+        verdict and reason.
 
-        The verdict is ``"ok"`` if a winner is called again on secret values in a locked process. It is ``"skip"`` if
-        that does not apply, and ``"incomplete"`` otherwise.
+        The verdict is ``"ok"`` if the fastest candidate is called again on secret values in a sandboxed process. It is
+        ``"skip"`` if that does not apply, and ``"incomplete"`` if it cannot be done.
         """
         ...
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start to compile the candidates at ``indices`` in parallel. Return how many were started.
+        """Start to compile the candidates at ``indices`` in parallel, and return how many were started. Do not wait for
+        them.
 
-        ``verify`` then waits for the compilation of its own candidate only.
+        ``verify`` waits for the compilation of its own candidate only.
         """
         ...
 
     def quiet(self) -> None:
-        """Start no more compilations, and wait until all running ones have ended. Nothing then disturbs the clock."""
+        """Start no more compilations, and wait until all running ones have ended, so that they do not disturb the
+        clock.
+        """
         ...
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Run the candidate at ``index`` on all verification cases. They are samples with the sizes of the call and
-        with other sizes. Return the outcome, which is a problem, a refusal or neither.
+        """Run the candidate at ``index`` on samples with the sizes of the call and with other sizes, and compare it
+        with the reference. The returned outcome holds a problem, a refusal or neither.
         """
         ...
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns, within the limits of ``plan``. Return the timings by index,
-        and the reason for each candidate without a timing.
+        """Measure the candidates at ``indices`` in turns, within the limits of ``plan``. Return two dicts by index,
+        with the timings and with the reason for each candidate that has no timing.
         """
         ...
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure confirmed candidates in turns by one clock. Confirmed candidates are those whose times in the race
-        were checked. Return the seconds of a call by index, and the reason for each candidate without such a time.
+        """Measure candidates whose times in the race were confirmed, in turns by one clock. Return two dicts by index,
+        with the seconds of a call and with the reason for each candidate that has no time. Both are empty if the race
+        has already measured them by one clock.
 
         Args:
             indices: the candidates to compare.
@@ -91,7 +95,8 @@ class Bench(Protocol):
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
         """Check the times of a race's winner and of the candidates near it, by a clock that they cannot influence and
-        on other values. Return for each, by index, the problem or the factor by which its time differs.
+        on other values. Return a dict from index to the result, which holds the problem or the factor by which the time
+        differs.
 
         Args:
             claims: the seconds of each candidate in the race.
@@ -102,7 +107,7 @@ class Bench(Protocol):
 
 
 class LocalBench:
-    """A bench that runs candidates in this process. A candidate that crashes ends the process."""
+    """A bench that verifies and times candidates in this process. A candidate that crashes ends the process."""
 
     confirms = "incomplete", "tuned in the calling process, without the sandbox"
 
@@ -113,16 +118,17 @@ class LocalBench:
         capture: str = "auto",
         at: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """Make a bench that runs ``candidates`` in this process. ``capture`` is the setting of the CUDA clock (see
-        ``CudaClock``). ``at`` is called with the index of the candidate that runs next, or with -1 if none runs.
+        """Make a bench that runs ``candidates`` in this process on ``inputs``. ``capture`` is the setting of the CUDA
+        clock (see ``CudaClock``). ``at`` is called with the index of the candidate that runs next, with -1 if none
+        runs, or with -2 while compilers are waited for.
         """
         self.inputs, self.candidates, self.capture, self.at = inputs, candidates, capture, at
         self._verifier = Verifier(inputs)
         self._compiling: dict[int, Future[None]] = {}
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start to compile the candidates at ``indices`` in threads and worker processes. Return how many are compiled
-        in this way, which is 0 if fewer than two can be.
+        """Start to compile the candidates at ``indices`` in threads, and in worker processes on a GPU. Return how many
+        were started, which is 0 if fewer than two can be.
         """
         able = [i for i in indices if self.candidates[i].compiles]
         if len(able) < 2:
@@ -142,7 +148,7 @@ class LocalBench:
     def _precompile(self, candidate: Candidate) -> None:
         """Compile a candidate for all sizes and layouts on which it will be verified.
 
-        Nothing is launched, so the arguments that several candidates share are not written to.
+        Nothing is launched, so arguments that several candidates share are not written to.
         """
         # The first two have the same sizes, and values are no matter of compilation.
         cases = {str(c.recipe.but(values="normal")): c for c in verification_cases(self.inputs, candidate)[1:]}
@@ -150,9 +156,9 @@ class LocalBench:
             candidate.precompile(case.args)
 
     def _compiled(self, index: int) -> None:
-        """Wait until the compilation of the candidate at ``index`` has ended, if one was started.
+        """Wait until the compilation of the candidate at ``index`` has ended. Return at once if none was started.
 
-        A failed compilation is not reported here, since ``prepare`` compiles again and raises the same error.
+        A failed compilation is not reported, since ``prepare`` compiles again and raises the same error.
         """
         if (compiling := self._compiling.pop(index, None)) is not None:
             wait([compiling])
@@ -168,16 +174,16 @@ class LocalBench:
         self.at(-1)
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare the candidate at ``index`` with the reference on all verification cases. Return the outcome, which is
-        a problem, a refusal or neither.
+        """Compare the candidate at ``index`` with the reference on all verification cases, after its compilation has
+        ended. The returned outcome holds a problem, a refusal or neither.
         """
         self.at(index)
         self._compiled(index)
         return self._verifier.check(self.candidates[index])
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure the candidates at ``indices`` in turns. Return the timings, and the reason for each candidate that
-        could not be prepared.
+        """Measure the candidates at ``indices`` in turns, after all compilers have ended. Return two dicts by index,
+        with the timings and with the reason for each candidate that could not be prepared.
         """
         self.quiet()  # the clock is for candidates alone
         clock = clock_for(self.inputs.device, self.capture)
@@ -205,9 +211,8 @@ class LocalBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Return a result without a problem for each candidate in ``claims`` (the times of the race), and with the
-        factor 1.
+        """Return, for each index in ``claims``, a result without a problem and with the factor 1. Nothing is checked.
 
-        Candidates run in this process, which cannot check a clock that it shares with them.
+        Candidates run in this process and could influence its clock.
         """
         return dict.fromkeys(claims, ConfirmedClaim())  # candidates share this process, which cannot check them

@@ -24,18 +24,18 @@ CandidateRun = Callable[[], tuple[Tensor, ...]]
 
 
 class CandidateRefused(Exception):
-    """An error that says that a candidate does not support these arguments. Such a candidate is not wrong, but it is
-    not timed.
+    """The error that a candidate does not support these arguments. Such a candidate is not wrong, but it is not
+    timed.
     """
 
 
 class Candidate(ABC):
-    """Code that can be verified and timed. The name ``kernel`` and the values in ``config`` identify it. Gradients are
-    not recorded.
+    """Code that can be verified and timed. The name ``kernel`` and the values in ``config`` identify it among the
+    candidates of an op.
 
     Attributes:
         fixed: whether the candidate supports only the sizes of this call.
-        opaque: whether the outputs are allocated outside Python, where they cannot be poisoned.
+        opaque: whether the outputs are allocated outside Python, where Shiplap cannot fill them with a byte first.
         copies: whether :meth:`prepare` copies the arguments, so that a later write to them does not reach the run.
         compiles: whether :meth:`precompile` can be called.
     """
@@ -49,8 +49,8 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Compile the candidate for ``args`` (all arguments in schema order) and check that it supports them. Return
-        the function without arguments that is timed.
+        """Compile the candidate for ``args`` (all arguments in schema order) and check that it supports them. Return a
+        function without arguments, which is timed and returns the outputs.
 
         Raises:
             CandidateRefused: the candidate does not support the arguments.
@@ -66,28 +66,30 @@ class Candidate(ABC):
         raise NotImplementedError(f"{candidate_label(self)} compiles nothing")
 
     def compile_apart(self) -> bool:
-        """Start the work of :meth:`precompile` in another process. Return whether it was started. By default nothing is
-        started.
+        """Start the work of :meth:`precompile` in another process, and return whether it was started. This base class
+        starts nothing and returns False.
 
         Unlike a thread, another process does not compete for Python's global lock.
         """
         return False
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
-        """Return the author's estimate of the time of a call with the sizes ``env``, in any unit. Return None if there
-        is none.
+        """Return the author's estimate of the time of a call, in any unit, or None if there is none. ``env`` maps names
+        of dims and scalars to their values in the call.
         """
         return None
 
 
 def candidate_label(candidate: Candidate) -> str:
-    """Return the name of a candidate with its config, such as ``tiled(BLOCK=64)``."""
+    """Return the name of a candidate's kernel with its config, such as ``tiled(BLOCK=64)``."""
     return candidate.config.label(candidate.kernel)
 
 
 @dataclass(frozen=True)
 class KernelCandidate(Candidate):
-    """A kernel that is bound to an op, with one of its configs. It runs below autograd and the dispatcher."""
+    """A kernel that is bound to an op, with one of its configs, as a candidate. It is called without autograd and
+    without torch's dispatcher.
+    """
 
     op: Op
     bound: Kernel
@@ -96,7 +98,7 @@ class KernelCandidate(Candidate):
     compiles: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Copy the name, the config and the flag ``compiles`` from the kernel into the fields of the candidate."""
+        """Set the fields ``kernel``, ``config`` and ``compiles`` from the bound kernel."""
         for name, value in (
             ("kernel", self.bound.name),
             ("config", self.bound.config),
@@ -115,14 +117,16 @@ class KernelCandidate(Candidate):
         return partial(self.bound.run_call, call)
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel for a call with ``args`` without running it. Do nothing if the kernel refuses the call."""
+        """Compile the kernel for a call with ``args`` without running it. Do nothing if the kernel refuses such
+        a call.
+        """
         call = self.op.bind(args)
         if not self.bound.why_refused(call):
             self.bound.compile(call)
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
-        """Return the estimate of the kernel's ``prior`` for a call with the sizes ``env``, in any unit. Return None if
-        the kernel has none.
+        """Return the estimate of the kernel's function ``prior`` for a call, in any unit, or None if the kernel has
+        none. ``env`` maps names of dims and scalars to their values in the call.
         """
         space = self.bound.space
         return None if space is None or space.prior is None else space.prior(env, self.config.as_dict())
@@ -143,8 +147,8 @@ class ReferenceCandidate(Candidate):
 
 
 def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
-    """Return the candidates of ``op`` for a device type. They are its reference, then each kernel with each of its
-    configs for the sizes in ``env``. The first kernel and its first config are the declared default.
+    """Return the candidates of ``op`` on a device. They are its reference, then each kernel with each config that fits
+    the sizes in ``env``. The first kernel with its first config is what runs if nothing was tuned.
     """
     valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
@@ -154,9 +158,10 @@ def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candi
 
 
 def declared_default(op: Op, call: Binding, device: str) -> tuple[str, Config]:
-    """Return the name and config of the kernel that serves ``call`` on this device type if nothing was tuned.
+    """Return the name and config of the kernel that runs for ``call`` on this device if nothing was tuned. Return those
+    of the reference if no kernel takes the call.
 
-    Return those of the reference if no kernel serves it. The tensors of ``call`` may have no values.
+    The tensors of ``call`` may have no values, as on the meta device.
     """
     for kernel in op.eager_kernels(torch.device(device).type):
         try:

@@ -36,17 +36,18 @@ from shiplap.tuning.verify import is_device_lost
 
 
 class DeviceLost(BaseException):
-    """An error that ends this process because it can no longer use its device. The process ends at once, since cleaning
-    up would need the device.
+    """The error that this process can no longer use its device. It is a BaseException that ends the process at once,
+    since cleaning up would need the device.
     """
 
 
 class OpenedTask:
-    """The op of a task, its inputs, and its candidates in the order of the request."""
+    """The tuning task of this process. It holds an op, its inputs, and its candidates in the order of the request."""
 
     def __init__(self, order: workers.OpenTask, heartbeat: Heartbeat | None) -> None:
         """Import the op that ``order`` names, draw its inputs, and find its candidates. Raise ``LookupError`` if the op
-        or the candidates differ from the caller's.
+        or a candidate differs from the one of the process that sent the order. ``heartbeat`` reports which candidate
+        runs, or is None.
         """
         self.order, self.heartbeat = order, heartbeat
         self.op = import_op(order)
@@ -63,7 +64,7 @@ class OpenedTask:
 
     @cached_property
     def bench(self) -> LocalBench:
-        """The bench on which this process verifies and times the candidates of the task."""
+        """The bench that verifies and times the candidates of the task in this process."""
         begin_run = self.heartbeat.begin_run if self.heartbeat is not None else lambda index: None
         return LocalBench(self.inputs, self.candidates, self.order.capture, begin_run)
 
@@ -72,8 +73,8 @@ class OpenedTask:
 
         For index -1, check the arguments against the declaration and return a function that computes nothing. The time
         of such a function is subtracted from the times of candidates. If ``poison`` is not None, memory that the
-        candidate allocates is filled with this byte first, so that reads of uninitialised memory show. Raise
-        ``ArgumentsDeclined`` if the candidate refuses the arguments.
+        candidate allocates is filled with this byte first, so that reads of uninitialised memory give wrong results.
+        Raise ``ArgumentsDeclined`` if the candidate refuses the arguments.
         """
         if index < 0:
             self.op.bind(tuple(args))
@@ -88,13 +89,13 @@ class OpenedTask:
 
 
 def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRun:
-    """Return ``run`` as a function in which all memory that the candidate allocates is filled with ``byte`` first.
-    Reads of uninitialised memory then show.
+    """Return a function that calls ``run`` while all memory that the candidate allocates is filled with ``byte``. Reads
+    of uninitialised memory then give wrong results.
     """
 
     def run_poisoned() -> Any:
-        """Run the candidate and return its results as a tuple. All memory that it allocates is filled with the chosen
-        byte first.
+        """Run the candidate and return its outputs as a tuple. All memory that it allocates is filled with ``byte``
+        first.
         """
         with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
             return tuple(run())
@@ -106,8 +107,8 @@ _opened: OpenedTask | None = None
 
 
 def opened_task() -> OpenedTask:
-    """Return the task that this process has opened by the request ``open_task``. A task is an op with its candidates
-    and its drawn inputs.
+    """Return the task that the request ``open_task`` has opened in this process. A task is an op with its candidates
+    and its inputs. It is an error to call this function before the request.
     """
     assert _opened is not None
     return _opened
@@ -115,8 +116,9 @@ def opened_task() -> OpenedTask:
 
 @handles(workers.OpenTask)
 def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
-    """Handle the request that opens a task. This sets the environment variables and the number of threads, imports the
-    op and draws its inputs. ``file`` is the shared memory of a heartbeat, or -1.
+    """Handle the request that opens a task. Set the environment variables of a worker and the number of threads, import
+    the op and draw its inputs. ``file`` is the descriptor of the shared memory through which a worker reports the
+    candidate that runs, or -1.
     """
     global _opened
     if order.environment:  # of a worker, which is a process of the user like any other
@@ -135,29 +137,29 @@ def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
 
 @handles(workers.CompileCandidates)
 def compile_candidates(child: Child, message: workers.CompileCandidates, file: int) -> Number:
-    """Handle the request to start compiling candidates in parallel. Return how many were started. ``file`` is a
-    descriptor that a request may bring, and is not used.
+    """Handle the request to start compiling candidates in parallel. Return how many were started. ``child`` and
+    ``file`` are not used.
     """
     return Number(opened_task().bench.compile(message.indices))
 
 
 @handles(workers.FinishCompiling)
 def finish_compiling(child: Child, message: workers.FinishCompiling, file: int) -> Done:
-    """Handle the request to wait for all running compilers."""
+    """Handle the request to start no more compilations and to wait for the running ones."""
     opened_task().bench.quiet()
     return Done()
 
 
 @handles(workers.VerifyCandidate)
 def verify_candidate(child: Child, message: workers.VerifyCandidate, file: int) -> workers.Verified:
-    """Handle the request to compare a candidate with the reference. Return the outcome."""
+    """Handle the request to compare a candidate with the reference. Return the outcome in a message."""
     return workers.Verified(opened_task().bench.verify(message.index))
 
 
 @handles(workers.RaceCandidates)
 def race_candidates(child: Child, message: workers.RaceCandidates, file: int) -> workers.Raced:
-    """Handle the request to time candidates in turns. Return the timings. Raise ``DeviceLost`` if the device can no
-    longer be used.
+    """Handle the request to time candidates in turns. Return a message with the timings and the failures. Raise
+    ``DeviceLost`` if the device can no longer be used.
     """
     try:
         return workers.Raced(*opened_task().bench.race(message.indices, message.plan))
@@ -168,10 +170,11 @@ def race_candidates(child: Child, message: workers.RaceCandidates, file: int) ->
 
 
 def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """Return the candidates that the function ``provider`` (``module:name``) offers for the drawn inputs.
+    """Return the candidates that the function ``provider``, named as ``module:name``, returns for the op and its
+    inputs.
 
-    The parent process calls the same function. If ``provider`` is empty, return the op's own kernels with their
-    configs.
+    If ``provider`` is empty, return the op's own kernels with their configs. The process that sent the task calls the
+    same function.
     """
     if not provider:
         return kernel_candidates(op, drawn.device, drawn.call.env)
@@ -184,8 +187,9 @@ def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Can
 
 
 def import_op(order: workers.OpenTask) -> Op:
-    """Import the modules or the file that declare the op and its kernels, and return the op. Raise ``LookupError`` if
-    none of them has declared it.
+    """Import the modules that declare the op and its kernels, and return the op. If they do not declare it, import the
+    file that does. Raise ``LookupError`` if the op is still not declared. An error of an import is ignored if the op is
+    declared nevertheless.
     """
     sys.path[:] = [*order.path, *(p for p in sys.path if p not in order.path)]
     problem: Exception | None = None
@@ -206,7 +210,9 @@ def import_op(order: workers.OpenTask) -> Op:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file under a name other than ``__main__``. Code behind a test for ``__main__`` does not run."""
+    """Import a file under a name other than ``__main__``, so that code below ``if __name__ == "__main__"`` does not
+    run.
+    """
     name = f"_shiplap_tuned_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

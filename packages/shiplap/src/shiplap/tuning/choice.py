@@ -17,23 +17,23 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate that runs for all calls of one bucket, with the reason.
+    """The candidate that runs for all calls of one bucket (class of sizes), with the reason why it was chosen.
 
     Attributes:
         op, device, bucket, dtypes, layout: the calls that the choice is for. ``device`` is a device type.
-        kernel, config: the candidate. The kernel ``"reference"`` is the plain PyTorch body.
+        kernel, config: the candidate. The kernel ``"reference"`` is the op's reference.
         time: the median seconds of a run, or 0.0 if nothing was measured.
         runner_up, runner_up_time: the label and the time of the second fastest candidate. The label is empty if there
             is none.
         default_time: the time of the declared default, or 0.0 if it was not measured.
         reason: the reason of the choice on one line.
-        findings: the candidates that were dropped, and why. Empty in a choice read from the store or a table.
+        findings: the candidates that were dropped, and why.
         tried: the number of candidates that were considered.
         origin: ``"measured"``, ``"stored"``, ``"frozen"``, ``"default"``, ``"received"`` (from another rank),
             ``"in force"`` (in compiled code, received or from a package), or ``"left out"``. In the last case the
             budget ended before this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
-        unverified: the reason why the kernel is not verified. Empty for a verified kernel.
+        unverified: the reason why the kernel is not verified. It is empty for a verified kernel.
         place: further fields of the key as (name, value), which describe the code around a call in a compiled graph. It
             is empty for a choice that eager calls use.
     """
@@ -72,7 +72,7 @@ class Choice:
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields of the choice as plain data, for ``--json``."""
+        """Return the fields of the choice as a dict of values that ``json`` can write, for ``--json``."""
         return {
             **self.value(),
             "op": self.op,
@@ -86,7 +86,7 @@ class Choice:
 
     def value(self) -> dict[str, Any]:
         """Return the fields of the choice that are not part of its key, such as kernel, config, times and reason. They
-        are plain data, which the store keeps as the value of an entry.
+        are a dict of values that ``json`` can write, which the store keeps.
         """
         return {
             "kernel": self.kernel,
@@ -104,8 +104,8 @@ class Choice:
 
 
 def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
-    """Return the choice that an entry of the store or of a table holds as ``key`` and ``value``. ``origin`` says where
-    the entry comes from. Raise ``ValueError`` if the content is not a choice.
+    """Return the choice that the store or a table holds under ``key`` as ``value``. ``origin`` says where it was read,
+    as in ``Choice.origin``. Raise ``ValueError`` if the value is not a choice.
     """
     # msgspec is imported late because a program that reads no stored choice does not need it.
     import msgspec
@@ -142,22 +142,23 @@ def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
 def place_of_key(key: Key) -> tuple[tuple[str, str], ...]:
     """Return the (name, value) pairs of ``key`` that describe the code around a call, as in :attr:`Choice.place`.
 
-    They are the fields ``extra.*`` of the key, without that prefix. Choices for eager calls have none.
+    They are the fields of the key whose names begin with ``extra.``, without that prefix. Choices for eager calls have
+    none.
     """
     prefix = "extra."
     return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
 
 
 def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
-    """Return the entry of a choice for the table in which an op looks up its kernel and config at each call. ``source``
-    is the digest of the op's code. The entry is ignored if the op has another digest.
+    """Return the ``ChoiceEntry`` with which an op finds the kernel and config of ``choice`` for a call. ``source`` is
+    the digest of the op's code. An op with another digest ignores the entry.
     """
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     return ChoiceEntry(choice.op, source, key, choice.kernel, choice.config, choice.place)
 
 
 def show_time(seconds: float) -> str:
-    """Return a time with a unit, such as ``1.23 ms`` or ``45.6 us``."""
+    """Return a time as text with a unit and three digits, such as ``1.23 ms`` or ``45.6 us``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

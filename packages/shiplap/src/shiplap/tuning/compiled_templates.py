@@ -27,12 +27,12 @@ template_tuners: list[TemplateTuner] = []  # the package ``shiplap`` adds the on
 
 
 def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Template]]:
-    """Return the templates of ``op`` for a device type in two lists. The first has the templates that only compiled
-    code can run, and the second has the others.
+    """Return the templates of ``op`` for a device in two lists. The first has the templates that only compiled code can
+    run, and the second has the others.
 
-    A template belongs to the first list if no kernel has its name. A template in C++ is compiled together with its
-    neighbours in a graph, so only Inductor can run it. A template that is a PyTorch function is always in the second
-    list. It only serves as a comparison, and nothing is compiled for it alone.
+    A template belongs to the first list if no kernel has its name and it is not a PyTorch function. A template in C++,
+    for example, is compiled together with the code around it, so only Inductor can run it. A PyTorch function only
+    serves as a comparison.
     """
     kind = device.partition(":")[0]
     kernels: set[Any] = {k.name for k in op.kernels.get(kind, ())}
@@ -42,19 +42,19 @@ def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Templat
 
 
 def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
-    """Return whether the op's templates are measured in compiled code. Templates are kernels that are compiled together
-    with neighbouring ops.
+    """Return whether the op's templates are measured in compiled code. A template is kernel source code that Inductor
+    compiles together with neighbouring ops.
 
-    ``compiled`` is the user's setting. If it is true, they are measured if the op has any. If it is false, they are not
-    measured. If it is None, the default, they are measured if some of them run only in compiled code.
+    ``compiled`` is the user's setting. If it is true, templates are measured if the op has any. If it is false, they
+    are not measured. If it is None, they are measured if some of them run only in compiled code.
     """
     there_only, both = templates_by_need(op, device)
     return bool(there_only or (compiled and both)) and compiled is not False
 
 
 def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
-    """Return a text that says which templates are not measured in compiled code although they may run there, and why.
-    The text is empty if there are none.
+    """Return a message that says which templates are not measured in compiled code, and why. It is an empty string if
+    nothing needs to be said. ``compiled`` is the user's setting, as in ``measured_when_compiled``.
     """
     there_only, both = templates_by_need(op, device)
     if compiled and not (there_only or both):
@@ -71,5 +71,5 @@ def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
 
 
 def _join_template_names(given: list[Template]) -> str:
-    """Return the names of the templates, separated by commas."""
+    """Return the names of the templates in one string, separated by commas."""
     return ", ".join(t.name for t in given)

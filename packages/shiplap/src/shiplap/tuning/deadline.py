@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class OutOfTime(Exception):
-    """An error that says that the time budget is spent."""
+    """The error that the time budget is spent."""
 
 
 class Deadline:
-    """The end of a time budget, as a context manager. When the budget ends, ``on_end`` is called. It ends work that is
-    still running.
+    """The end of a time budget, as a context manager that runs work in one thread of its own. If the budget ends while
+    work runs, ``on_end`` is called to stop that work.
 
-    All work runs in one thread, because a worker process ends with the thread that started it.
+    All work runs in the same thread, because a worker process ends with the thread that started it.
     """
 
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
@@ -44,27 +44,28 @@ class Deadline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread after its present work, which then counts as abandoned. Do not wait for it."""
+        """Let the thread end after its present work, which then counts as abandoned. Do not wait for it."""
         self.over = True
         self._work.put(None)
 
     @property
     def seconds_left(self) -> float:
-        """The seconds that are left of the time budget. The number is negative after its end."""
+        """The seconds until the time budget ends. The number is negative after its end."""
         return self.ends - monotonic()
 
     def check(self) -> None:
-        """Raise ``OutOfTime`` if the time budget ended while this work was running. Long work calls this method now and
-        then, so that it neither stores nor starts anything after the end.
+        """Raise ``OutOfTime`` if the work of this deadline was abandoned. Long work calls this method now and then, so
+        that it neither stores nor starts anything after the end of the budget.
         """
         if self.over:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a separate thread and return its result. An exception of ``work`` is raised here.
+        """Run ``work`` in the thread of this deadline, wait for it, and return its result. An exception of ``work`` is
+        raised again.
 
-        Raise ``OutOfTime`` when the budget ends, even if ``work`` hangs. The thread cannot be stopped from outside. It
-        continues until ``work`` next calls ``check``, or indefinitely if it never does.
+        Raise ``OutOfTime`` when the budget ends, even if ``work`` hangs. The thread itself continues until ``work``
+        calls ``check`` or returns.
         """
         if self.seconds_left <= 0:
             raise OutOfTime
@@ -83,8 +84,8 @@ class Deadline:
         return cast(T, result)
 
     def _serve(self) -> None:
-        """Run the work in the queue of this thread, one item after another, in the context variables of its caller. Put
-        the result or the error into the caller's queue. None in the queue ends the thread.
+        """Run each work in the queue of this thread, in the context variables of its caller. Put the result or the
+        exception into the caller's queue. None in the queue ends the thread.
         """
         if self._device is not None:
             torch.cuda.set_device(self._device)  # of this thread

@@ -23,9 +23,9 @@ def rank_and_count() -> tuple[int, int]:
 
 
 def run_on_rank_zero(work: Callable[[], Any]) -> Any:
-    """Run ``work`` on rank 0 and return its result on every rank. The result must be plain data for JSON.
+    """Run ``work`` on rank 0 and return its result on every rank. JSON must be able to represent the result.
 
-    If ``work`` raises, rank 0 raises the same error, and the other ranks raise ``SL611``.
+    If ``work`` raises an exception, rank 0 raises it again, and the other ranks raise ``SL611``.
     """
     rank, _ = rank_and_count()
     failure: BaseException | None = None
@@ -52,10 +52,10 @@ def run_on_rank_zero(work: Callable[[], Any]) -> Any:
 
 def broadcast_device() -> torch.device:
     """Return a device on which the default process group can send a tensor. It is the CPU if the group serves the CPU.
-    Otherwise it is the current device of the first type that the group serves.
+    Otherwise it is the current device of the first device type that the group serves.
 
     The configuration of a group names the backend of each device type, as in ``"cpu:gloo,cuda:nccl"``. A group of NCCL
-    alone supports GPUs only, under any name by which it was requested.
+    alone serves GPUs only.
     """
     served = [pair.partition(":")[0] for pair in torch.distributed.get_backend_config().split(",")]
     if "cpu" in served:
@@ -64,9 +64,10 @@ def broadcast_device() -> torch.device:
 
 
 def _broadcast_json(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``content`` of rank 0 on every rank. It is sent as JSON bytes after their length.
+    """Return the ``content`` of rank 0 on every rank. Its length is broadcast first, then its JSON in a tensor of
+    bytes.
 
-    The sender decodes its own bytes as well, so that all ranks use the same value.
+    Rank 0 decodes its own bytes as well, so that all ranks use the same value.
     """
     dist, device = torch.distributed, broadcast_device()
     data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8).to(device)

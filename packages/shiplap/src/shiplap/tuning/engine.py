@@ -40,10 +40,11 @@ EACH = 30.0  # seconds per bucket without a budget
 
 
 def make_requests(op: Op, samples: Iterable[Any], device: str | None) -> list[TuningRequest]:
-    """Return a tuning request (op, recipe, device) for each of ``samples``.
+    """Return a list with a tuple (op, recipe, device) for each of ``samples``.
 
-    A sample is a tuple of arguments, a mapping of sizes by name, a recipe or the label of a recipe. Raise ``SL613`` for
-    anything else.
+    A sample is a tuple of arguments, a mapping from names of dims and scalars to values, a recipe or the label of a
+    recipe. ``device`` is not used for arguments, and None stands for the CPU. Raise ``SL613`` for anything else, and
+    for no samples.
     """
     # The first three types are iterable, but iterating over one of them is a mistake: the user passed one sample, not a
     # list.
@@ -56,7 +57,7 @@ def make_requests(op: Op, samples: Iterable[Any], device: str | None) -> list[Tu
 
 
 def _no_sample_error(op: Op, got: str, expected: str) -> ShiplapError:
-    """Return ``SL613`` for samples that are not arguments of ``op``."""
+    """Return the error ``SL613``, not raised, for samples of ``op`` that are ``got`` where ``expected`` is required."""
     return error(
         "SL613",
         where=f"{op.spec.name}: samples to tune on",
@@ -76,18 +77,20 @@ def tune_all(
     progress: bool | None = None,
     compiled: bool | None = None,
 ) -> TuneResult:
-    """Return a choice for each bucket (class of sizes) of ``requests``, in order, measured within ``budget``. Under
-    ``torch.distributed``, rank 0 measures for all ranks. If ``budget`` is None, the time is not limited. If ``isolate``
-    is true, candidates run in a worker process, and otherwise in this one.
+    """Return a choice for each bucket (class of sizes) of ``requests``, in order.
 
-    If templates of the op are measured in compiled code, a choice among them follows the choice for eager calls.
-    ``compiled`` is the user's setting for that (see :func:`shiplap.tune`).
+    ``budget`` is the time for all of them, in seconds or as text such as ``"5m"``. If it is None, each bucket gets
+    about 30 s. If ``isolate`` is true, candidates run in other processes, and otherwise in this one. Under
+    ``torch.distributed``, rank 0 measures for all ranks.
+
+    ``compiled`` says whether templates are measured in compiled code (see :func:`shiplap.tune`). If they are, a choice
+    among them follows the choice for eager calls.
     """
     require_quiet("tune")
     wanted = _list_measurements(_first_of_each_bucket(requests), compiled)
 
     def work() -> list[Choice]:
-        """Measure all calls that were requested, within the budget if there is one. Return the choices in order."""
+        """Measure all that ``wanted`` lists, within the budget if there is one. Return the choices in order."""
         seconds = None if budget is None else parse_budget(budget)
         with tuning_progress(progress) as report, WorkerProcess(timeout) as isolation:
             rest = options, isolation if isolate else None, report
@@ -102,8 +105,8 @@ def tune_all(
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
-        """Measure all calls that were requested, in the process of rank 0. Append the choices to the list for this
-        rank's own result, and return them as plain data for the other ranks.
+        """Measure all that ``wanted`` lists, in the process of rank 0. Append the choices to ``mine``, and return them
+        as dicts that JSON can represent.
         """
         mine.extend(work())
         return [_choice_message(choice) for choice in mine]
@@ -124,9 +127,10 @@ def _choose_each(
 ) -> list[Choice]:
     """Return the choice for each of ``wanted``, read from the store or measured.
 
-    ``wanted`` are tuples (op, recipe, device, tuner). Each gets an equal share of the time until ``deadline``. If the
-    time is over before one is measured, its choice names no kernel. ``isolation`` runs candidates in other processes,
-    and ``report`` is called with the progress.
+    Each of ``wanted`` is a tuple (op, recipe, device, tuner) and gets an equal share of the time until ``deadline``. If
+    the time is over before one is measured, its choice names no kernel. If ``deadline`` is None, each gets 30 s.
+    ``isolation`` runs candidates in other processes. If it is None, they run in this one. ``report`` is called with the
+    progress.
     """
     choices: list[Choice] = []
     for number, (op, recipe, device, tuner) in enumerate(wanted):
@@ -135,7 +139,9 @@ def _choose_each(
 
         # Progress reports are frequent, so they are also the places where work that was abandoned ends.
         def report_here(what: str, done: int, total: int, place: str = place) -> None:
-            """Report progress for this measurement. Raise ``OutOfTime`` if the measurement was abandoned."""
+            """Report the progress of one measurement, whose number and op are in ``place``. Raise ``OutOfTime`` if the
+            measurement was abandoned.
+            """
             if deadline is not None:
                 deadline.check()
             report(f"{place}: {what}", done, total)
@@ -154,8 +160,8 @@ def _choose_each(
 
 
 def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
-    """Return a choice that names no kernel and stands for a bucket (class of sizes) which the budget did not reach.
-    Such a choice is not stored.
+    """Return a choice without a kernel, for a bucket (class of sizes) that was not measured before the budget was
+    spent. ``compiled`` says whether the choice is for compiled code.
     """
     env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
@@ -174,19 +180,19 @@ def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bo
 
 
 def _choice_message(choice: Choice) -> dict[str, Any]:
-    """Return a choice of rank 0 as plain data, from which other ranks rebuild it. The keys are ``value`` (kernel,
-    config, times and reason) and ``place`` (the code around the call).
+    """Return a choice of rank 0 as a dict that JSON can represent, from which other ranks rebuild it. The keys are
+    ``value`` (kernel, config, times and reason) and ``place`` (the code around the call).
 
-    Return an empty dict for a choice without a kernel, which stands for a call that the budget did not reach.
+    Return an empty dict for a choice without a kernel, which stands for a call that was not measured in time.
     """
     return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
 
 
 def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
-    """Install the choice that rank 0 has made for the call ``work`` in this process, and return it.
+    """Install the choice that rank 0 made for ``work`` in this process, and return it.
 
-    ``told`` is the choice as ``_choice_message`` returns it. If it is empty, the budget did not reach the call. Then
-    install nothing and return a choice that names no kernel.
+    ``work`` is a tuple (op, recipe, device, tuner), and ``told`` the dict that ``_choice_message`` returned on rank 0.
+    If ``told`` is empty, install nothing and return a choice without a kernel.
     """
     op, recipe, device, tuner = work
     if not told:
@@ -199,8 +205,8 @@ def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
 
 
 def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningRequest]:
-    """Return, in order, the first request of each group that would share one choice. Such requests have the same op,
-    dtypes, layouts, device and bucket (class of sizes).
+    """Return, in order, the first request of each group of requests that share one choice. Requests share a choice if
+    they have the same op, device, bucket (class of sizes), dtypes, layouts and absent arguments.
     """
     by_bucket: dict[tuple[Any, ...], TuningRequest] = {}
     for op, recipe, device in requests:
@@ -211,10 +217,11 @@ def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningReque
 
 
 def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
-    """Return what has to be measured for each request, as (op, recipe, device, tuner) tuples.
+    """Return what has to be measured for each request (op, recipe, device), as a list of tuples (op, recipe, device,
+    tuner).
 
-    The first tuple of a request has None as tuner, and is measured in eager calls. If ``compiled`` requires it, a tuple
-    for each template tuner follows. A template tuner measures templates in compiled code.
+    In the first tuple of a request, ``tuner`` is None, which stands for eager calls. If ``compiled`` requires it, a
+    tuple for each function that measures templates in compiled code follows.
     """
     works: list[Measurement] = []
     for op, recipe, device in requests:
@@ -231,7 +238,7 @@ def _with_unmeasured_findings(
     works: Sequence[Measurement], made: Sequence[Choice], compiled: bool | None
 ) -> list[Choice]:
     """Return the choices ``made`` for ``works``, in order. A choice for eager calls gets an additional finding if
-    templates of the op are not measured in compiled code.
+    templates of its op are not measured in compiled code.
     """
     told = []
     for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
@@ -242,8 +249,9 @@ def _with_unmeasured_findings(
 
 
 def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
-    """Return the op, recipe and device of one sample, which is a recipe, its label, sizes by name, or arguments. Raise
-    ``SL613`` for another value.
+    """Return the op, the recipe and the device of one sample. The sample is a recipe, the label of one, a mapping from
+    names of dims and scalars to values, or a sequence of arguments. ``device`` is not used for arguments, and None
+    stands for the CPU. Raise ``SL613`` for another value.
     """
     if isinstance(sample, SampleRecipe):
         return op, sample, device or "cpu"
@@ -267,10 +275,11 @@ def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
 
 
 def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> SampleRecipe:
-    """Return the recipe of a call with these sizes and scalars by name. Other scalars have their defaults. Raise
-    ``SL502`` if a size is missing, or if a name or dtype does not fit.
+    """Return the recipe of a call whose dims and scalars have the given ``values``, by name. Other scalars have their
+    defaults.
 
-    ``dtype`` applies to the tensors whose declaration admits it. The others have float32, or the first admitted dtype.
+    Tensors whose declaration admits ``dtype`` get it. The others get float32, or the first admitted dtype. Raise
+    ``SL502`` if a size is missing, or if a name, a size or the dtype does not fit the declaration.
     """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}
@@ -315,8 +324,8 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
 
 
 def _is_dim_size(value: Any, kind: str) -> bool:
-    """Return whether ``value`` can be the size of a dim of the kind ``kind``. It must be a list of numbers for
-    ``"variadic"``, and a number for other kinds.
+    """Return whether ``value`` can be the size of a dim. It must be a list or tuple of ints for the kind
+    ``"variadic"``, and an int for other kinds. No int may be negative or a bool.
     """
     sizes = value if kind == "variadic" else [value]
     return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
@@ -324,8 +333,9 @@ def _is_dim_size(value: Any, kind: str) -> bool:
 
 @contextlib.contextmanager
 def tuning_progress(wanted: bool | None) -> Iterator[Report]:
-    """Return a context that yields a function to report progress. A bar on stderr shows the progress if ``wanted`` is
-    true. If it is None, the bar is shown if stderr is a terminal. If it is false, nothing is shown.
+    """Return a context manager whose value is a function that shows progress, called with the text, the number done and
+    the total. If ``wanted`` is true, a bar on stderr shows it. If it is None, the bar is shown if stderr is a terminal.
+    If it is false, nothing is shown.
     """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None

@@ -25,15 +25,16 @@ _made: dict[str, tuple[Key, Choice]] = {}  # choices of this process, also witho
 
 
 def remember_choice(key: Key, choice: Choice) -> None:
-    """Record a choice that this process has made, for ``write_frozen_table``."""
+    """Record a choice that this process has made under ``key``, so that ``write_frozen_table`` writes it."""
     _made[key.digest] = key, choice
 
 
 def write_frozen_table(
     path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: ChoiceStore | None = None
 ) -> list[Choice]:
-    """Write the choices of the store and of this process that are valid here to the file ``path``, and return them.
-    ``ops`` restricts them to these ops. See :func:`shiplap.freeze`.
+    """Write the choices that are valid on this machine to the file ``path``, and return them. They come from ``store``,
+    by default the user's store, and from this process. If ``ops`` is not None, only choices for these ops are written.
+    Raise ``SL602`` if the file cannot be written.
     """
     entries: dict[str, tuple[Key, Mapping[str, Any]]] = {}
     for entry in (store or ChoiceStore()).entries():
@@ -50,8 +51,8 @@ def write_frozen_table(
 
 
 def _key_is_current(key: Key) -> bool:
-    """Return whether a choice with this key is valid here. The machine, the versions of libraries and the source of the
-    op must be those of the key.
+    """Return whether a choice with this key is valid in this process. The machine and the versions of libraries must be
+    those of the key. If the op is declared in this process, its digest must be that of the key, too.
     """
     op = registry.find_declared_op(key["op"])
     if op is not None and key["source"] != op.identity:
@@ -61,7 +62,9 @@ def _key_is_current(key: Key) -> bool:
 
 
 def device_environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the key fields of machine and versions for each device type in ``devices`` that this machine has."""
+    """Return a dict from each device type in ``devices`` that this machine has to its key fields, which name the
+    machine and the versions of libraries.
+    """
     environments = {}
     for device in set(devices):
         if device != "cuda" or torch.cuda.is_available():
@@ -70,8 +73,8 @@ def device_environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def dump_table(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Write a table of choices with its checksum to the file ``path``, whole or not at all. Raise ``SL602`` if it
-    cannot be written.
+    """Write a table of choices with its checksum to the file ``path``. ``entries`` are pairs of key and value. If
+    writing fails, an existing file is unchanged and ``SL602`` is raised.
     """
     body = {"format": FORMAT, "entries": [seal_entry(key, value) for key, value in entries]}
     # Indented, so that tables of two machines can be compared line by line.
@@ -81,8 +84,8 @@ def dump_table(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mappin
 
 
 def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
-    """Return the keys and values of the table in the file ``path``. Raise ``SL602`` if the file cannot be read, and
-    ``SL609`` if it is damaged.
+    """Return the pairs of key and value of the table in the file ``path``, in order. Raise ``SL602`` if the file cannot
+    be read, and ``SL609`` if it is damaged or has another format.
     """
     try:
         raw = safe_io.read_file(path, LIMIT, safe_io.NAMED)
@@ -114,7 +117,7 @@ def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[s
 
 
 def _check_device_type(key: Key) -> None:
-    """Raise ``ValueError`` unless the key names a device type that torch defines."""
+    """Raise ``ValueError`` unless the field ``device`` of the key is a device type of torch, such as ``cuda``."""
     try:
         known = torch.device(key["device"]).type == key["device"]
     except RuntimeError:
@@ -127,11 +130,13 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     """Install the choices of the table in the file ``path`` in this process, and return them. From now on nothing is
     measured.
 
-    A call without an entry runs its declared default, and a notice reports that once. With ``SHIPLAP_STRICT=1`` such a
-    call raises ``SL607``.
+    A call without a choice in the table runs its declared default, and a notice reports that once. With
+    ``SHIPLAP_STRICT=1`` such a call raises ``SL607``.
 
-    Entries of another machine are left out, with a notice. Entries of other library versions are used, with a notice.
-    If entries for the same calls differ in version, the one that matches this machine is used.
+    Choices of another machine are left out, and choices of other library versions are used, each with a notice. If the
+    table has choices of several versions for the same calls, the choice of this machine's versions is used. With
+    ``SHIPLAP_STRICT=1``, choices of other versions raise ``SL609``. A file that cannot be read raises ``SL602``, and a
+    damaged one ``SL609``.
     """
     entries = read_frozen_table(path)
     now = device_environments(key["device"] for key, _ in entries)
@@ -158,5 +163,5 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
 
 
 def thaw() -> None:
-    """Undo :func:`frozen`. The installed choices are removed, and measurements are allowed again."""
+    """Remove the choices that :func:`frozen` installed. Missing choices may then be measured again."""
     tuned_choices.install_choice_entries([], "")

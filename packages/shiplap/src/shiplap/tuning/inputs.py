@@ -36,8 +36,8 @@ _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of ``op`` for ``recipe`` on ``device``. They are drawn from ``seed`` at their first use. A process
-    that only plans the tuning runs no candidate, and then draws none.
+    """The arguments of ``op`` on which candidates are called, as ``recipe`` describes them. They are drawn on
+    ``device`` with ``seed`` when they are first used. A process that only plans the tuning draws none.
     """
 
     op: Op
@@ -57,16 +57,19 @@ class Inputs:
 
     @cached_property
     def small(self) -> SampleCase | None:
-        """One draw of arguments with small, odd, distinct sizes. It is None if the declaration admits no such sizes."""
+        """One draw of arguments with small, odd, distinct sizes if the declaration admits them, or else with other
+        small sizes. It is None if no such arguments can be drawn.
+        """
         return _small_case(Samples(self.op, self.seed, self.device), self.recipe)
 
     @cached_property
     def odd(self) -> tuple[SampleCase, ...]:
-        """Samples with unusual addresses or values. A candidate must be right on them as well, because such calls use
-        the same choice.
+        """Samples with unaligned addresses or unusual values. A candidate must be right on them as well, because such
+        calls use the same choice.
 
         In the first sample, tensors begin at unaligned addresses. The others have values near zero or far below it. The
-        sizes are those of the call, halved until there are few enough elements.
+        sizes are those of the call, halved until there are few enough elements. Samples that cannot be drawn are left
+        out.
         """
         samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
         while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:
@@ -80,11 +83,11 @@ class Inputs:
 
     @cached_property
     def edges(self) -> tuple[SampleCase, ...]:
-        """Samples at the smallest and at odd large sizes of the bucket, which is the class of sizes for which one
-        choice is made.
+        """Samples at the smallest sizes, just below the largest sizes, and at the largest sizes of the bucket. A bucket
+        is the class of sizes for which one choice is made.
 
-        The tuple is empty if the call's own sizes are the only ones in the bucket. Sizes at which a run takes too long
-        are left out.
+        The tuple is empty if no size can vary in the bucket. Sizes at which a run takes too long, or which the call
+        itself has, are left out.
         """
         samples, made = Samples(self.op, self.seed, self.device), list[SampleCase]()
         for sizes in _bucket_edge_sizes(self.op, self.recipe):
@@ -102,10 +105,10 @@ class Inputs:
 
     @cached_property
     def call(self) -> Binding:
-        """The call with its arguments checked and its dims known.
+        """The call with its arguments checked and the values of its dims known.
 
-        The tensors are on the meta device, without values. If the op has a builder of samples, they have values, since
-        sizes may depend on these.
+        The tensors are on the meta device, without values. If the op has a builder of samples, they have values
+        instead, since sizes may depend on values.
         """
         if self.op.sampler is None:
             return Samples(self.op, self.seed, "meta").blank(self.recipe)
@@ -113,8 +116,8 @@ class Inputs:
 
     @cached_property
     def identity(self) -> str:
-        """The digest of the op with all of its kernels. It is cached, because ``Op.identity`` computes it at every
-        access.
+        """The digest of the op's declaration and of all its kernels. It is cached, because ``Op.identity`` computes it
+        at every access.
         """
         return self.op.identity
 
@@ -123,7 +126,7 @@ class Inputs:
         """The bucket (class of sizes), the dtypes and the layout of the arguments, which are parts of the key of a
         choice.
 
-        They are cached, so nothing is drawn for a later call that is equal.
+        They are cached in this process, so equal inputs compute them once.
         """
         asked = self.identity, id(self.op.sampler), str(self.recipe), self.device, self.seed
         if (facts := _facts.get(asked)) is None:
@@ -142,19 +145,19 @@ class Inputs:
 
     @property
     def dtypes(self) -> str:
-        """The dtypes of the arguments as text. They are a part of the key of a choice."""
+        """The dtypes of the arguments as one string, which is a field of the key of a choice."""
         return self.facts[1]
 
     @property
     def layout(self) -> str:
-        """The layout of the arguments as text. It is a part of the key of a choice."""
+        """The memory layout of the arguments as one string, which is a field of the key of a choice."""
         return self.facts[2]
 
 
 def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> Inputs:
-    """Return the source of arguments for ``recipe``, on which candidates run. ``seed`` determines the values. Raise
-    ``SL606`` for integer tensors without a builder of samples, and ``SL502`` or ``SL610`` for a recipe that does not
-    fit.
+    """Return the inputs for ``recipe``, from which the arguments of candidates are drawn with ``seed``. Raise ``SL606``
+    if the op has integer tensors and no builder of samples. Raise ``SL502`` or ``SL610`` if the recipe does not fit the
+    op or its builder.
     """
     # Random integers are rarely valid indices, and a kernel may read out of bounds with them.
     if needs_builder(op):
@@ -175,8 +178,8 @@ def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> 
 
 
 def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
-    """Return a sample with small, distinct, odd sizes and with the dtypes and scalars of ``recipe``. Return None if the
-    declaration admits none.
+    """Return a sample with the dtypes and scalars of ``recipe`` and with small, odd, distinct sizes. If the declaration
+    admits no such sizes, return one with other small sizes. Return None if none can be drawn.
     """
     same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent}
     try:
@@ -194,8 +197,8 @@ def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
 
 
 def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]:
-    """Yield sizes at the ends of the bucket of a recipe. They are its smallest sizes, those just below the largest, and
-    the largest ones. Yield nothing for a bucket of one size.
+    """Yield dicts of sizes by name at the ends of the bucket of a recipe. They are the smallest sizes, those one below
+    the largest, and the largest. Yield nothing if no dim of the recipe is rounded to a power of two.
     """
     sizes, kinds = dict(recipe.sizes), dict(op.rule.kinds)
     free = [n for n, v in sizes.items() if kinds.get(n) == "pow2" and type(v) is int and v > 2]
@@ -207,15 +210,15 @@ def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]
 
 
 def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
-    """Return the sizes, by name, that the recipe gives to dims which broadcast. All of them are 1. They must stay 1
-    when other sizes are changed.
+    """Return a dict from each dim that broadcasts to the size 1 that ``recipe`` gives it. These sizes must stay 1 when
+    other sizes are changed.
     """
     return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
 
 
 def recipe_of(op: OpState, args: tuple[Any, ...]) -> SampleRecipe:
-    """Return the recipe of a call of ``op`` on ``args``, from which similar arguments can be drawn. It has sizes,
-    scalars, dtypes, layouts and absent arguments, but no values.
+    """Return the recipe of a call of ``op`` on ``args``, from which similar arguments can be drawn. It holds sizes,
+    scalars, dtypes, layouts and absent arguments, but no values of tensors.
     """
     call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | broadcast_ones(op.spec, call.env)
@@ -228,7 +231,9 @@ def recipe_of(op: OpState, args: tuple[Any, ...]) -> SampleRecipe:
 
 
 def layout_name(t: Tensor) -> str:
-    """Return the name of the layout of ``t``. It is empty for a contiguous tensor and for a layout without a name."""
+    """Return the name of the memory layout of ``t``, such as a key of ``LAYOUTS``. It is an empty string for a
+    contiguous tensor and for a layout without a name.
+    """
     if t.is_contiguous():
         return ""
     code = bucket_layout([t])

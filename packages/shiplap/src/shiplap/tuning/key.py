@@ -24,40 +24,40 @@ VERSIONS = ("driver", "cuda", "cublas", "triton", "torch", "shiplap")
 
 @dataclass(frozen=True)
 class Key:
-    """All facts on which a choice depends, as (name, value) pairs sorted by name. They are the fields ``CALL``,
-    ``source`` (the digest of the op), ``MACHINE``, ``VERSIONS``, and any ``extra.*``.
+    """All facts on which a choice depends, as a tuple of (name, value) pairs sorted by name. The names are those in
+    ``CALL``, ``MACHINE`` and ``VERSIONS``, ``source`` (the digest of the op), and any that begin with ``extra.``.
     """
 
     fields: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Key:
-        """Return a key with these fields, sorted by name, so that keys with equal fields are equal."""
+        """Return a key with the given fields, sorted by name, so that keys with equal fields are equal."""
         return cls(tuple(sorted(fields.items())))
 
     def __getitem__(self, name: str) -> str:
-        """Return the value of the field ``name``, or an empty text if the key lacks it."""
+        """Return the value of the field ``name``, or an empty string if the key lacks it."""
         return dict(self.fields).get(name, "")
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields by name. Those of the call come first, then the source, the machine, the versions, and all
-        other fields.
+        """Return the fields as a dict. Those that describe the call come first, followed by the source, the machine,
+        the versions and all other fields.
         """
         order = {n: i for i, n in enumerate((*CALL, "source", *MACHINE, *VERSIONS))}
         return dict(sorted(self.fields, key=lambda pair: (order.get(pair[0], 99), pair[0])))
 
     @property
     def digest(self) -> str:
-        """A short SHA-256 digest of all fields of the key. The store of tuning choices uses it as the name of a
-        file.
+        """The first 32 hexadecimal digits of the SHA-256 digest of all fields. The store of tuning choices uses it as
+        the name of a file.
         """
         return hashlib.sha256(json.dumps(self.fields).encode()).hexdigest()[:32]
 
 
 @cache
 def rooms_digest(*rooms: str) -> str:
-    """Return the digest of all Python files in the subpackages ``rooms`` of Shiplap, such as ``"dispatch"``. As a part
-    of a key, it keeps choices that were made by other code from being used.
+    """Return the digest of all Python files in the subpackages ``rooms`` of Shiplap, such as ``"dispatch"``. As a field
+    of a key, it prevents the use of results that other code of Shiplap made.
     """
     package = Path(__file__).parents[1]
     files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))
@@ -65,8 +65,8 @@ def rooms_digest(*rooms: str) -> str:
 
 
 def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> Key:
-    """Return the key of a choice for these inputs on this machine. The fields ``extra`` are added to those of call,
-    source, machine and versions.
+    """Return the key of a choice for these inputs on this machine. Each field in ``extra`` is added with the prefix
+    ``extra.``.
     """
     fields = {
         "op": op.spec.name,
@@ -82,8 +82,8 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
 
 
 def key_environment(device: str) -> dict[str, str]:
-    """Return the key fields that describe the machine and the versions of its libraries, for a device. The driver is
-    queried at this call, and never at import.
+    """Return the key fields that describe the machine and the versions of its libraries, as seen from ``device``. The
+    driver is queried at this call, and never at import.
     """
     versions = dict(_library_versions())
     if torch.device(device).type != "cuda":
@@ -105,10 +105,10 @@ def key_environment(device: str) -> dict[str, str]:
 
 @cache
 def _library_versions() -> tuple[tuple[str, str], ...]:
-    """Return (name, version) of each library on which a choice depends.
+    """Return (name, version) pairs of the libraries on which a choice depends.
 
-    The version is ``-`` if the library is missing. It is also ``-`` for the driver and the CUDA libraries, which only
-    keys of a GPU name.
+    The version is ``-`` for a library that is not installed. It is also ``-`` for the driver and the CUDA libraries,
+    which only the keys of a GPU name.
     """
     versions = {
         "triton": _package_version("triton") or "-",
@@ -123,7 +123,7 @@ def _library_versions() -> tuple[tuple[str, str], ...]:
 
 @cache
 def _package_version(*names: str) -> str:
-    """Return the version of the first installed package of ``names``, or an empty text if none is installed."""
+    """Return the version of the first installed package of ``names``, or an empty string if none is installed."""
     for name in names:
         try:
             return importlib.metadata.version(name)
@@ -134,7 +134,9 @@ def _package_version(*names: str) -> str:
 
 @cache
 def _processor_name() -> str:
-    """Return the model name of the processor, or its architecture if the name is not known."""
+    """Return the model name of the processor, or the name or architecture that Python's module ``platform`` gives if it
+    is not known.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -145,8 +147,8 @@ def _processor_name() -> str:
 
 @cache
 def _driver_version() -> str:
-    """Return the release of the NVIDIA kernel module if its file exists. Otherwise return the version of the CUDA API
-    that the driver supports.
+    """Return the version of the NVIDIA kernel driver if its file exists. Otherwise return the version of CUDA that the
+    driver supports.
     """
     try:
         words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
@@ -156,8 +158,8 @@ def _driver_version() -> str:
 
 
 def key_differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
-    """Return a text ``name: old → new`` for each field in which the keys ``a`` and ``b`` differ. If ``only`` has names,
-    other fields are left out.
+    """Return a list of strings ``name: A → B``, one for each field in which the keys ``a`` and ``b`` differ, with the
+    field's values. A missing field is shown as ``(none)``. If ``only`` is not empty, other fields are not compared.
     """
     names = [n for n in {**a, **b} if not only or n in only]
     return [f"{n}: {a.get(n, '(none)')} → {b.get(n, '(none)')}" for n in names if a.get(n) != b.get(n)]

@@ -35,23 +35,23 @@ class Clock(Protocol):
         ...
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
-        """Run ``run`` ``repeats`` times and return the mean seconds of one run."""
+        """Call ``run`` ``repeats`` times and return the mean time of one call in seconds."""
         ...
 
 
 class Uncapturable(Exception):
-    """An error that says that a candidate cannot be captured in a CUDA graph."""
+    """The error that a candidate cannot be captured in a CUDA graph."""
 
 
 class CpuClock:
-    """A clock that measures wall-clock time."""
+    """A clock that measures the wall time of calls on the CPU."""
 
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return ``run`` itself."""
+        """Return ``run`` itself, since it is timed directly."""
         return run
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
-        """Return the mean time of ``repeats`` calls in seconds."""
+        """Call ``run`` ``repeats`` times and return the mean wall time of one call in seconds."""
         _count_sample()
         started = perf_counter_ns()
         for _ in range(repeats):
@@ -62,14 +62,14 @@ class CpuClock:
 class CudaClock:
     """A clock that measures device time with CUDA events.
 
-    If ``capture`` is ``"auto"``, it replays a CUDA graph of the run if the run can be captured, and otherwise times
-    direct calls. ``"always"`` requires a capture, and ``"never"`` always times direct calls. If a direct call launches
-    more slowly than its kernel runs, its time is that of the launches.
+    If ``capture`` is ``"auto"``, it times the replay of a CUDA graph of the run if the run can be captured, and a
+    direct call otherwise. ``"always"`` requires a capture, and ``"never"`` always times direct calls. If a direct call
+    takes longer to launch its kernels than they run, its time is that of the launches.
     """
 
     def __init__(self, device: str, capture: str = "auto") -> None:
-        """Make a clock for a CUDA device. ``capture`` says whether runs are timed as replays of CUDA graphs. It is
-        ``"auto"``, ``"always"`` or ``"never"``.
+        """Make a clock for a CUDA device. ``capture`` is ``"auto"``, ``"always"`` or ``"never"``, as in the class
+        docstring.
         """
         self.device, self.capture = torch.device(device), capture
         # Twice the cache, since the replacement policy need not evict everything when as many bytes as the cache has
@@ -79,8 +79,9 @@ class CudaClock:
         self._kept: list[Any] = []
 
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return a function that replays a CUDA graph of ``run``, or ``run`` itself if it cannot be captured or if
-        ``capture`` is ``"never"``. Raise ``Uncapturable`` if captures are required.
+        """Return a function that replays a CUDA graph of ``run``. Return ``run`` itself if ``capture`` is ``"never"``,
+        or if it is ``"auto"`` and ``run`` cannot be captured. Raise ``Uncapturable`` if it cannot be captured and
+        ``capture`` is ``"always"``.
         """
         if self.capture == "never":
             return run
@@ -98,8 +99,8 @@ class CudaClock:
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Return a context in which ``stream`` is the current stream. Work inside the context runs after the earlier
-        work of the stream that was current before, and before its later work.
+        """Return a context manager that makes ``stream`` the current stream. Work in its body runs after the earlier
+        work of the previous stream, and before its later work.
         """
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
@@ -127,8 +128,8 @@ class CudaClock:
         return replay
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
-        """Run ``run`` ``repeats`` times and return the mean seconds of one run on the device. Caches are flushed before
-        each run, and CUDA events measure the time.
+        """Call ``run`` ``repeats`` times and return the mean time of one call on the device in seconds. The caches of
+        the device are flushed before each call, and CUDA events measure the time.
         """
         _count_sample()
         for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
@@ -147,17 +148,17 @@ class CudaClock:
 
 
 def clock_for(device: str, capture: str = "auto") -> Clock:
-    """Return the clock for a device. It is a CUDA clock with the setting ``capture`` for a CUDA device, and a CPU clock
-    otherwise.
+    """Return the clock for ``device``. It is a CUDA clock with the setting ``capture`` for a CUDA device, and otherwise
+    a CPU clock, for which ``capture`` has no meaning.
     """
     return CudaClock(device, capture) if torch.device(device).type == "cuda" else CpuClock()
 
 
 @dataclass(frozen=True)
 class RacePlan:
-    """The limits of a race, in which candidates are timed in turns. It has at most ``rounds`` rounds. After ``seconds``
-    it ends, but not before ``least`` rounds. Each timing lasts about ``sample`` seconds. A candidate is dropped if even
-    its best time is more than ``hopeless`` times the median of the fastest one.
+    """The limits of a race, in which candidates are timed in turns. It ends after ``rounds`` rounds, or after
+    ``seconds`` if ``least`` rounds are made. Each timing lasts about ``sample`` seconds. A candidate is dropped if even
+    its best time is more than ``hopeless`` times the lowest median of all candidates.
     """
 
     rounds: int = 25
@@ -169,8 +170,8 @@ class RacePlan:
 
 @dataclass(frozen=True)
 class Timing:
-    """The median and the quartiles of the times of one candidate, in seconds. ``finished`` is true if the candidate was
-    timed to the end of the race, and false if it was dropped before.
+    """The median and the quartiles of the times of one candidate in seconds, and the number of samples. ``finished`` is
+    true if the candidate was timed to the end of the race, and false if it was dropped before.
     """
 
     median: float
@@ -191,10 +192,10 @@ class Timing:
 def race_runs(
     runs: Mapping[int, CandidateRun], clock: Clock, plan: RacePlan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` in turns. Return the timing of each run by index.
+    """Time ``runs`` in turns, and return a dict from the index of each run to its timing.
 
-    A run that is clearly slower is dropped early. Its timing then has fewer samples and is marked as dropped. ``plan``
-    has the limits on rounds and seconds. ``at`` is called with the index before each run.
+    A run that is clearly slower than the fastest one is dropped early. Its timing then has fewer samples and is not
+    ``finished``. ``plan`` limits rounds and seconds. ``at`` is called with the index before each run.
     """
     deadline = monotonic() + plan.seconds
     samples: dict[int, list[float]] = {}
@@ -209,7 +210,7 @@ def race_runs(
         live.append(index)
 
     def remeasure(index: int) -> float:
-        """Return the seconds of one more run of the candidate at ``index``."""
+        """Return the seconds of one more call of the run at ``index``."""
         at(index)
         return clock.sample(runs[index], 1)
 
@@ -237,10 +238,10 @@ def _count_sample() -> None:
 
 
 def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
-    """Return the candidates in ``live`` whose best sample (seconds of a call) is at most four times that of the fastest
-    candidate.
+    """Return the indices in ``live`` whose best sample is at most four times that of the fastest candidate.
 
-    A slow first sample is repeated by ``remeasure(index)``, so that no candidate is dropped for one disturbed sample.
+    ``samples`` has the samples of each index in seconds. A slow sample is first repeated by ``remeasure(index)`` and
+    appended to them, so that no candidate is dropped for one disturbed sample.
     """
     fastest = min(samples[i][0] for i in live)
     for index in live:
@@ -252,10 +253,10 @@ def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure
 
 
 def _still_in_race(live: list[int], samples: dict[int, list[float]], number: int, plan: RacePlan) -> list[int]:
-    """Return the candidates in ``live`` that may still win. ``number`` is the number of the round. In the first two
-    rounds (0 and 1) all of them may win.
+    """Return the indices in ``live`` of the candidates that may still win after the round ``number``.
 
-    In later rounds, the best sample of such a candidate is at most ``plan.hopeless`` times the best median.
+    After the rounds 0 and 1, all of them may. After later rounds, a candidate may win if its best sample is at most
+    ``plan.hopeless`` times the lowest median of all.
     """
     if number < 2:
         return live

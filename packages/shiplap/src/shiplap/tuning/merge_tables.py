@@ -21,7 +21,7 @@ from shiplap.tuning.key import Key
 
 @dataclass(frozen=True)
 class TableConflict:
-    """Different choices of two tables for the same op, device and bucket (class of sizes).
+    """Different choices in two tables for the same op, device and bucket (class of sizes).
 
     ``kept`` is the candidate that the merged table has, and ``dropped`` the other one. Their times are in seconds.
     ``kept_in`` and ``dropped_in`` are the tables that chose them.
@@ -38,8 +38,8 @@ class TableConflict:
     dropped_in: str
 
     def __str__(self) -> str:
-        """Return one line that names the op, the bucket and the device. It says which choice of which table is kept,
-        and which one is dropped.
+        """Return one line that names the op, the bucket, the device, the kept choice and the dropped one. Each choice
+        is shown with its time and its table.
         """
         return (
             f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_show_conflict_time(self.kept_time)} of "
@@ -50,8 +50,8 @@ class TableConflict:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge. It has the number of choices by name of a device, the number of entries that several
-    tables share, and the conflicts.
+    """The result of a merge of tables. It holds the paths of the tables, the number of choices for each device by its
+    name, the number of choices on which two tables agreed, and the conflicts.
     """
 
     tables: tuple[str, ...]
@@ -61,8 +61,8 @@ class Merged:
 
 
 def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Merged:
-    """Write the entries of all frozen tables in ``sources`` to the file ``output``. Return the counts and the
-    conflicts. A folder stands for the ``.json`` files in it.
+    """Write the choices of all frozen tables in ``sources`` to the file ``output``. A folder in ``sources`` stands for
+    the ``.json`` files in it. Of two choices under one key, only one is kept. Return the counts and the conflicts.
 
     Raises:
         ShiplapError: ``SL602`` for a table that cannot be read, for an empty folder or for an output that cannot be
@@ -93,9 +93,9 @@ def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Me
 
 
 def _list_tables(source: Path, output: Path) -> list[Path]:
-    """Return the paths of the tables that ``source`` names. A file stands for itself, and a folder for its JSON files.
-    If ``output``, the file of an earlier merge, is among these, it comes first. Raise ``SL602`` for a folder without
-    tables.
+    """Return the paths of the tables that ``source`` stands for. A file stands for itself, and a folder for its
+    ``.json`` files, sorted by name. A file in the folder with the name of ``output``, which an earlier merge may have
+    written, comes first. Raise ``SL602`` for a folder without tables.
     """
     if not source.is_dir():
         return [source]
@@ -121,8 +121,8 @@ def _replaces_choice(one: Choice, other: Choice) -> bool:
 def _make_conflict(
     key: Key, best: tuple[Choice, Mapping[str, Any], Path], rest: tuple[Choice, Mapping[str, Any], Path]
 ) -> TableConflict:
-    """Return the record of two tables that chose differently under one key. ``best`` is the kept choice, and ``rest``
-    the dropped one.
+    """Return the record of two tables that chose differently under ``key``. ``best`` is the kept choice and ``rest``
+    the dropped one, each as a tuple (choice, value, path of its table).
     """
     (won, _, here), (lost, _, there) = best, rest
     return TableConflict(

@@ -36,8 +36,8 @@ LIMIT = 1 << 24  # bytes of a table
 
 
 def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
-    """Write the entries of the frozen table ``table`` that are for ``ops`` into ``folder``, as part of a package.
-    Return their number.
+    """Write the choices for ``ops`` in the frozen table ``table`` to a file in ``folder``, as part of a package. Return
+    their number. Nothing is written if it is 0.
 
     Raises:
         CommandError: ``SL602`` for a table that cannot be read. ``SL609`` for a table that is damaged, and for an entry
@@ -72,8 +72,8 @@ def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
 
 
 def install_packaged_choices() -> None:
-    """Install the tuning choices that came with the packages of declared ops. Other choices for the same calls take
-    precedence over them.
+    """Install the tuning choices that came with the packages of declared ops. Choices for the same calls that were
+    installed from elsewhere take precedence over them.
     """
     entries: list[ChoiceEntry] = []
     for op in registry.declared_op_list():
@@ -84,8 +84,8 @@ def install_packaged_choices() -> None:
 
 
 def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
-    """Return the kernels of ``op``, each with a config that a packaged table in ``folder`` has chosen for any device.
-    The list is empty if there is no table.
+    """Return the kernels of ``op`` with the configs that a packaged table in ``folder`` has chosen, for any device and
+    without repetitions. The list is empty if there is no table, and choices without a config are left out.
     """
     path = folder / CHOICES
     if not path.is_file():
@@ -100,8 +100,8 @@ def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
 
 
 def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
-    """Return the entries of the packaged table ``path`` for ``op`` that hold on this machine. Issue a notice for
-    entries of another version of the op.
+    """Return the entries with which ``op`` finds its choices, for those choices in the packaged table ``path`` that are
+    valid on this machine. Issue a notice if some were made for another version of the op.
     """
     about = _read_packaged_table(path)
     entries, why = [], set[str]()
@@ -124,10 +124,11 @@ def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
 
 @cache
 def _read_packaged_table(path: Path) -> Mapping[str, Any]:
-    """Return the content of a packaged table.
+    """Return the content of the packaged table in the file ``path`` as a mapping. The result is cached.
 
-    It has ``python`` (the version of Python that made it), ``files`` (digests of files by op) and ``entries`` (pairs of
-    key and value). If the file is not a valid table, issue a notice and return an empty mapping.
+    It has ``python`` (the version of Python that made the table), ``files`` (a digest of the declaring file for each
+    op) and ``entries`` (pairs of key and value). If the file is not a valid table, issue a notice and return an empty
+    mapping.
     """
     try:
         about = safe_io.parse_json(safe_io.read_file(path, LIMIT, safe_io.NAMED))
@@ -156,7 +157,7 @@ def _python_version() -> str:
 
 
 def _file_digest(op: Op) -> str:
-    """Return the SHA-256 of the file that declares the op, or an empty text if the file cannot be read.
+    """Return the SHA-256 digest of the file that declares the op, or an empty string if the file cannot be read.
 
     Unlike the digest of the op, this digest is the same for every version of Python.
     """

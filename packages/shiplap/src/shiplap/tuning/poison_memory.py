@@ -20,8 +20,8 @@ class Poison(TorchFunctionMode):
         self.byte = byte
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the torch function ``func`` and return its result. If the result is uninitialised memory, its storage is
-        filled with the byte.
+        """Call the torch function ``func`` and return its result. If ``func`` allocates a tensor without values, such
+        as ``torch.empty``, fill the tensor's whole storage with the byte.
         """
         result = func(*args, **(kwargs or {}))
         if func in self.ALLOCATORS and isinstance(result, Tensor) and result.numel() and result.layout is torch.strided:

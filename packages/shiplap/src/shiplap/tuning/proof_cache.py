@@ -45,25 +45,25 @@ def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> K
 
 
 def read_proof(key: Key) -> Mapping[str, Any] | None:
-    """Return the value that was kept with a proof under ``key``, or None if there is none. A proof is the record of a
+    """Return the value that was stored with a proof under ``key``, or None if there is none. A proof is the record of a
     check that found no fault.
     """
     return _store().get(key)
 
 
 def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
-    """Keep ``value`` under ``key`` for later processes, as a proof (the record of a check that found no fault). Return
-    whether it was written.
+    """Store ``value`` under ``key`` for later processes, as a proof (the record of a check that found no fault). Return
+    whether it was written to the cache.
     """
     return _store().put(key, value)
 
 
 def kept_proofs() -> list[tuple[StoredEntry, str]]:
-    """Return the kept proofs, each as (entry, reason). The reason says why a process with the present settings cannot
-    use the proof, and is empty if it can.
+    """Return all stored proofs as pairs of the entry of the store and a reason. The reason says why a process with the
+    present settings cannot use the proof, and is an empty string if it can.
 
-    A change of the proven code is not noticed, since only the process that loads the code can compare it. The device of
-    a proof on an accelerator is not compared.
+    A change of the proven code does not show, since only a process that loads the code can compare it. For a proof on
+    an accelerator, the device and the versions of its libraries are not compared.
     """
     listed = []
     for entry in _store().entries():
@@ -75,31 +75,35 @@ def kept_proofs() -> list[tuple[StoredEntry, str]]:
 
 
 def remove_proof(entry: StoredEntry) -> bool:
-    """Delete one kept proof from the cache. Return whether it is gone."""
+    """Delete one stored proof from the cache. Return whether it no longer exists."""
     return _store().remove(entry.path)
 
 
 def _store() -> ChoiceStore:
-    """Return the store of proofs in the folder ``proofs`` of the cache. Its entries are sealed with a key of the
-    user.
+    """Return the store of proofs, which is the folder ``proofs`` of the cache. Its files are sealed with a secret key
+    of the user.
     """
     return ChoiceStore(Path(settings().cache_dir).absolute() / "proofs", "proofs", keyed=True)
 
 
 def _software() -> dict[str, str]:
-    """Return two key fields, the digest of the code of Shiplap that makes proofs and torch's commit."""
+    """Return two fields of a key. They are the digest of the code of Shiplap that makes proofs, and the commit of
+    torch.
+    """
     return {"extra.engine": rooms_digest(*ROOMS), "extra.torch": str(torch.version.git_version)}
 
 
 def _circumstances(device: str) -> dict[str, str]:
-    """Return the key fields on which a proof on ``device`` depends besides the proven code. They are the digest of
+    """Return the fields of a key on which a proof on ``device`` depends besides the proven code. They are the digest of
     Shiplap's code, torch's commit, the machine and the versions of libraries.
     """
     return {**_software(), **key_environment(device)}
 
 
 def _result_modes() -> str:
-    """Return, as text, the global settings of torch that change the results of a reference or of a user's program."""
+    """Return, in one string, the global settings of torch that change the results of a reference or of a user's
+    program, such as the default dtype.
+    """
     modes = (
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),

@@ -31,8 +31,8 @@ LIMIT = 1 << 24  # bytes of a profile
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One line of a profile (a file of recorded calls). It has the name of an op, the module or file that declares it,
-    the device, the recipe of the arguments as text, and the number of such calls.
+    """One line of a profile, which is a file of recorded calls. It holds the name of an op, the device, the label of
+    the recipe of the arguments, the module and file that declare the op, and the number of such calls.
     """
 
     op: str
@@ -44,15 +44,15 @@ class RecordedCall:
 
     @property
     def parsed(self) -> SampleRecipe:
-        """The recipe of the recorded call, parsed from its label. It has sizes, scalars, dtypes and layouts, but no
-        values.
+        """The recipe of the recorded call, parsed from its label. It holds sizes, scalars, dtypes and layouts, but no
+        values of tensors.
         """
         return SampleRecipe.parse(self.recipe)
 
 
 class CallRecorder:
-    """The recorder of all calls of ops in this process. The dispatcher calls it after the arguments were bound, as
-    ``tuned_choices.observer``.
+    """The recorder of all calls of ops in this process. The dispatcher calls it, as ``tuned_choices.observer``, when it
+    has checked the arguments of a call.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -64,7 +64,9 @@ class CallRecorder:
         self._held: list[NativeForm] = []
 
     def __call__(self, op: OpState, call: Binding) -> None:
-        """Count a call of an op. The first call with its sizes, dtypes and layout is appended to the file."""
+        """Count a call of an op. Append the call to the file if it is the first one with its device, sizes, dtypes and
+        layout.
+        """
         # Building a recipe takes longer than a small call, so it is done once for each new key.
         key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
         with self._lock:
@@ -82,10 +84,10 @@ class CallRecorder:
         self._stop_native_binding(op)
 
     def _stop_native_binding(self, op: OpState) -> None:
-        """Keep native code from being attached to the kernels of an op while calls are recorded.
+        """Keep the kernels of an op from getting a native binding while calls are recorded.
 
-        It would be attached after a number of calls, and would then check the arguments of later calls without Python.
-        Such calls could not be recorded.
+        A kernel gets one after a number of calls. The native binding then takes later calls without Python, so they
+        could not be recorded.
         """
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
@@ -148,8 +150,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def start_recording(path: str | os.PathLike[str]) -> None:
-    """Record the calls of declared ops in the file ``path`` from now on. The recording ends with :func:`stop_recording`
-    or with the process.
+    """Record the calls of declared ops in the file ``path`` from now on, until :func:`stop_recording` is called or the
+    process ends. An earlier recording ends now.
     """
     global _current
     stop_recording()
@@ -174,11 +176,11 @@ def stop_recording() -> None:
 
 @contextlib.contextmanager
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for ``shiplap
-    tune --profile``.
+    """Return a context manager that records the calls of declared ops in its body in the file ``path``, as lines of
+    JSON. ``shiplap tune --profile`` reads the file.
 
-    Calls of ops in compiled graphs are recorded, too. Kernels that Inductor made from a template are recorded when they
-    are lowered.
+    Calls of ops in compiled graphs are recorded, too. An op that Inductor compiles from a template is recorded once,
+    when the graph is compiled.
     """
     start_recording(path)
     try:
@@ -188,8 +190,8 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_calls(path: str | os.PathLike[str]) -> list[RecordedCall]:
-    """Return the calls in the file ``path`` of a recording, each once with its count. The most frequent come first. A
-    last line that was cut short by a kill is left out.
+    """Return the calls in the file ``path`` of a recording, without repetitions and with their counts. The most
+    frequent call comes first. A last line that was cut off is left out.
 
     Raises:
         CommandError: ``SL602`` if the file cannot be read, ``SL609`` if a line is not a call.

@@ -21,9 +21,9 @@ class TuneResult(ResultWithVerdict):
     Attributes:
         choices: one choice for each bucket, in the order of the samples. A second one follows for a bucket whose
             templates were measured in compiled code.
-        verdict: ``"failed"`` if a candidate was wrong, crashed or hung. ``"incomplete"`` if none did, but the budget
-            was spent before each bucket had a choice, or a kernel was chosen without being verified
-            (``Choice.unverified`` says why). Otherwise ``"chosen"``.
+        verdict: ``"failed"`` if a candidate was wrong, crashed or hung. Otherwise it is ``"incomplete"`` if the
+            budget was spent before each bucket had a choice, or if a kernel was chosen without being verified
+            (``Choice.unverified`` says why). It is ``"chosen"`` in all other cases.
     """
 
     choices: tuple[Choice, ...]
@@ -31,20 +31,22 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def left_out(self) -> tuple[Choice, ...]:
-        """The choices of the buckets (classes of sizes) that the time budget did not reach. They name no kernel."""
+        """The choices of the buckets (classes of sizes) that were not measured before the budget was spent. They name
+        no kernel.
+        """
         return tuple(c for c in self.choices if c.origin == LEFT_OUT)
 
     @property
     def unverified(self) -> tuple[Choice, ...]:
-        """The choices whose kernels are not verified, because this machine lacks something that the verification needs.
-        ``Choice.unverified`` has the reason.
+        """The choices whose kernels could not be verified, because this machine lacks something that the verification
+        needs. Their field ``unverified`` has the reason.
         """
         return tuple(c for c in self.choices if c.unverified)
 
     @property
     def verdict(self) -> TuneVerdict:
-        """The verdict on the tuning. It is ``"failed"`` if a candidate was wrong, ``"incomplete"`` if a call has no
-        verified choice, and ``"chosen"`` otherwise.
+        """The verdict on the tuning. It is ``"failed"`` if a candidate was wrong, crashed or hung. Otherwise it is
+        ``"incomplete"`` if a choice is missing or not verified, and ``"chosen"`` if none is.
         """
         if any(f.verdict == "fail" for c in self.choices for f in c.findings):
             return "failed"
@@ -52,9 +54,7 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def headline(self) -> str:
-        """The names of the ops, the verdict (``chosen``, ``incomplete`` or ``failed``) and the numbers of choices on
-        one line.
-        """
+        """One line with the names of the ops, the verdict and the numbers of choices."""
         names = ", ".join(dict.fromkeys(c.op for c in self.choices)) or "no op"
         chosen = len(self.choices) - len(self.left_out)
         doubts = f", {len(self.unverified)} of them unverified" if self.unverified else ""
@@ -62,7 +62,7 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """One row for each choice, for the printed and the HTML report."""
+        """One row for each choice, as the printed and the HTML report show it."""
         return tuple(_row(choice) for choice in self.choices)
 
     def __iter__(self) -> Iterator[Choice]:
@@ -75,8 +75,8 @@ class TuneResult(ResultWithVerdict):
 
 
 def _row(choice: Choice) -> Row:
-    """Return the printed row of a choice. It has the call, the outcome, the kernel with the reason, and the candidates
-    that were dropped.
+    """Return the row of a choice in reports. It has the call, the outcome, the kernel with the reason, and a line for
+    each candidate that was dropped.
     """
     place = "  in compiled code" if choice.compiled else ""
     name = f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}"

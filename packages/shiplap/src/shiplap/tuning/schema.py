@@ -8,7 +8,9 @@ import msgspec
 
 
 class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of a stored choice. Its fields are those of :class:`Choice` that have the same names."""
+    """The stored value of a choice. Its fields have the meaning of the fields of :class:`Choice` with the same
+    names.
+    """
 
     kernel: str
     config: dict[str, bool | int | float | str]

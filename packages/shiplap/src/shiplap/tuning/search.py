@@ -34,9 +34,9 @@ Report = Callable[[str, int, int], None]  # the current step as text, steps done
 
 @dataclass
 class Ranking:
-    """The state of a search for the fastest candidate, in which candidates are given by index. ``timings`` are those of
-    the measured ones, ``dropped`` are the removed ones, and ``findings`` has the reasons. ``unseen`` is the number of
-    candidates that were not looked at.
+    """The state of a search for the fastest candidate. Candidates are given by index. ``timings`` has the times of
+    those that were measured, ``dropped`` those that were removed, and ``findings`` the reasons. ``unseen`` is the
+    number of candidates that were neither verified nor dropped.
     """
 
     timings: dict[int, Timing] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class Ranking:
 
     @property
     def order(self) -> list[int]:
-        """Return the indices of the measured candidates, fastest first.
+        """The indices of the measured candidates, fastest first.
 
-        Candidates that were dropped from the race come last. The time of the reference (index 0) is multiplied by
-        ``TIE``, so that it comes first only if it is clearly faster.
+        Candidates that left the race early come last. The time of the reference (index 0) is multiplied by 0.99, so
+        that a candidate must be clearly faster to come before it.
         """
 
         def rank(index: int) -> tuple[bool, float]:
-            """Return the sort key of a candidate. It is a tuple of whether the candidate left the race early, and its
-            time.
+            """Return the sort key of the candidate at ``index``. It is a tuple of whether the candidate left the race
+            early, and its time.
             """
             timing = self.timings[index]
             return not timing.finished, timing.median * (1.0 if index else TIE)
@@ -63,7 +63,9 @@ class Ranking:
 
 
 class _Search:
-    """A search in progress, with its candidates, its bench and its time budget."""
+    """A search in progress. It holds the op, the candidates, the bench, the inputs, the time budget and the ranking so
+    far.
+    """
 
     def __init__(
         self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
@@ -79,12 +81,12 @@ class _Search:
 
     @property
     def seconds_left(self) -> float:
-        """The seconds that are left of the search's budget. The number is negative after its end."""
+        """The seconds until the budget of the search ends. The number is negative after its end."""
         return self.ends - monotonic()
 
     def verify(self, indices: Sequence[int]) -> list[int]:
-        """Verify the candidates at ``indices`` and return those that are correct. Wrong ones are dropped. Once the
-        budget for verification is spent, all but the first two candidates are skipped.
+        """Verify the candidates at ``indices`` and return the indices of those that are correct. The others are
+        dropped. Once 60 % of the budget is spent, candidates with an index above 1 are skipped.
         """
         right = []
         self.bench.compile(indices)
@@ -102,11 +104,11 @@ class _Search:
         return right
 
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
-        """Remove the candidate at ``index`` from the search. Record a finding with the reason ``why`` under the check
-        ``check``.
+        """Remove the candidate at ``index`` from the search. Record a finding of the check ``check`` with the reason
+        ``why``.
 
-        If ``skipped`` is true, the candidate counts as left out, and there is no notice. Otherwise it counts as failed,
-        and the user gets a notice.
+        If ``skipped`` is true, the finding says that the candidate was left out, and there is no notice. Otherwise it
+        says that the candidate failed, and the user gets a notice. The reference (index 0) never causes a notice.
         """
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
@@ -124,7 +126,8 @@ class _Search:
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> None:
         """Measure the candidates at ``indices`` in turns and store their times in the ranking. Candidates that cannot
-        be measured are dropped, with the reason.
+        be measured are dropped, with the reason. The race is planned for at most a third of the remaining time, or for
+        0.2 s if that is more.
         """
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.
@@ -145,8 +148,8 @@ def search_candidates(
     report: Report,
     plan: RacePlan,
 ) -> Ranking:
-    """Verify, time and confirm ``candidates`` within about ``seconds``, and return their ranking. The reference comes
-    first, then the declared default.
+    """Verify, time and confirm ``candidates`` within about ``seconds``, and return their ranking. The first candidate
+    must be the reference, and the second the declared default.
     """
     work = _Search(op, candidates, bench, inputs, seconds, report)
     try:
@@ -158,8 +161,9 @@ def search_candidates(
 
 
 def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
-    """Verify and measure candidates and return the ranking. If there are few candidates, all are measured. Otherwise
-    the first ones are measured, and then the neighbours of the best one, whose configs differ in one value.
+    """Verify and measure candidates, and return the ranking. If there are at most 32, all are measured. Otherwise those
+    that ``_first_candidates`` returns are measured, and then those whose config differs from the best one's in one
+    value.
     """
     candidates = work.candidates
     first = _first_candidates(candidates, work.inputs)
@@ -180,11 +184,12 @@ def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
 
 
 def _confirm_winners(work: _Search, plan: RacePlan) -> None:
-    """Confirm the winner of the race, and correct the times of its kernel by the factor that the confirmation measured.
-    A winner that fails is dropped, and the next one is confirmed.
+    """Check the time of the race's winner, and multiply the times of its kernel by the factor that the check measured.
+    If the winner fails, drop it and continue with the next one.
 
-    Every kernel near the winner is timed with it, because the times of the race come from the candidates' own
-    processes. After a false winner the remaining candidates race again, since it made others look hopeless.
+    The fastest configs of other kernels near the winner are checked with it, because the times of the race come from
+    the candidates' own processes. After a false winner the remaining candidates race again, since others were dropped
+    from the race because of its time.
     """
     ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
     false = 0  # winners since the last race
@@ -221,17 +226,18 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
 
 
 def _seconds_to_examine(work: _Search) -> float:
-    """Return the seconds for confirming a winner. They are a tenth of the budget, or the time that the search has taken
-    so far if that is less. They are at least half a second.
+    """Return about how many seconds the confirmation of a candidate may take. It is a tenth of the budget, or the time
+    that the search has taken so far if that is less. It is at least 0.5 s.
     """
     return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
 
 
 def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
-    """Return the fastest configs of other kernels whose time is near that of the candidate ``best``, by index.
+    """Return the indices of the fastest configs of other kernels whose time is at most 1.5 times that of the candidate
+    at ``best``.
 
-    There is one index for each kernel, and at most ``BESIDE`` of them. Kernels in ``factors`` are left out, since they
-    are confirmed already.
+    There is one index for each kernel, and at most three. Kernels in ``factors`` are left out, since they are confirmed
+    already.
     """
     timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
     near: list[int] = []
@@ -244,11 +250,11 @@ def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> l
 
 
 def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, float]) -> None:
-    """Race the measured candidates again, except those of kernels that a confirmation has shown to be slower than they
-    claim.
+    """Race the measured candidates again, without those of kernels that a confirmation has shown to be much slower than
+    they claim.
 
-    ``factors`` has the measured time over the claimed one for each confirmed kernel. The new times are multiplied by
-    it.
+    ``factors`` maps each confirmed kernel to its measured time as a multiple of the claimed one. The new times are
+    multiplied by these factors.
     """
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
@@ -258,10 +264,10 @@ def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, flo
 
 
 def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
-    """Measure the kernels that are nearly as fast as the best by one clock, and correct their times.
+    """Measure the confirmed kernels that are nearly as fast as the best by one clock, and correct their times.
 
     Nothing is measured if all of them are in ``together``, the kernels that were timed side by side before. ``factors``
-    has the measured time over the claimed one of each confirmed kernel.
+    maps each confirmed kernel to its measured time as a multiple of the claimed one.
     """
     ranking = work.ranking
     fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _timed_configs(work, k))]
@@ -280,17 +286,15 @@ def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Se
 
 
 def _timed_configs(work: _Search, kernel: str) -> list[int]:
-    """Return the indices of the candidates of the kernel ``kernel`` that have a time in the ranking. There is one for
-    each config.
-    """
+    """Return the indices of the candidates of the kernel ``kernel`` that have a time in the ranking."""
     return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
 
 
 def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
-    """Return the index of the fastest config of another kernel that may be faster than the confirmed candidate
-    ``best``. Return -1 if there is none.
+    """Return the index of the fastest candidate of an unconfirmed kernel whose time is at most 1.5 times that of the
+    confirmed candidate at ``best``. Return -1 if there is none.
 
-    Kernels in ``factors`` are left out, since they are confirmed already.
+    The keys of ``factors`` are the confirmed kernels. If there are none, the time does not matter.
     """
     timings = work.ranking.timings
     near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
@@ -299,8 +303,8 @@ def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> i
 
 
 def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
-    """Multiply the timing of the candidate at ``index`` by ``factor``, the ratio of a confirmed time to the claimed
-    one. Do nothing if the candidate has no timing.
+    """Multiply the times of the candidate at ``index`` by ``factor``, the measured time as a multiple of the claimed
+    one, and mark its timing as ``finished``. Do nothing if the candidate has no timing.
     """
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))
@@ -308,10 +312,11 @@ def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
 
 
 def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[int]:
-    """Run short races of the candidates ``right``, and keep the faster half after each. Return those that are left.
+    """Run short races of the candidates with the indices ``right``, and keep the faster half after each. Return the
+    indices that are left.
 
-    The races end when few candidates are left or the time is over. The times of short races do not count in the
-    ranking.
+    The races end when at most 8 candidates are left or the time is over. Their times are marked as unfinished, so they
+    rank behind those of full races.
     """
     rounds = 2
     while len(right) > WHOLE // 4 and work.seconds_left > 0:
@@ -329,9 +334,8 @@ def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[in
 def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
     """Return the indices of the candidates to verify first.
 
-    These are all candidates if there are at most ``WHOLE``. Of more, they are the first config of each kernel and
-    ``WHOLE`` others. The others are the best by the kernels' own estimates, or evenly spaced ones if there are no
-    estimates.
+    These are all candidates if there are at most 32. If there are more, they are the first config of each kernel and 32
+    others. The others are the best by the kernels' own estimates, or evenly spaced ones if there are no estimates.
     """
     if len(candidates) <= WHOLE:
         return list(range(len(candidates)))
@@ -349,7 +353,7 @@ def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[i
 
 def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
     """Return the candidate's own estimate of its time on ``inputs``, in an arbitrary unit. Return None if it has none
-    or if the estimate fails.
+    or if the estimate raises an error.
     """
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
@@ -359,8 +363,8 @@ def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
 
 
 def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
-    """Time the best candidate in turns with its neighbours that were not measured yet. The config of a neighbour
-    differs in one value. Return whether one of them was faster.
+    """Verify the untested candidates whose config differs from the best candidate's in one value, and time them in
+    turns with it. Return whether one of them was faster.
     """
     order = work.ranking.order
     if not order or work.seconds_left <= 0:
@@ -376,8 +380,8 @@ def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
 
 
 def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
-    """Return whether two candidates, given by their indices, are one kernel whose configs differ in exactly one value.
-    A config maps tuning parameters to values.
+    """Return whether the candidates at the indices ``a`` and ``b`` have one kernel, with configs that differ in exactly
+    one value.
     """
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()

@@ -36,9 +36,10 @@ def _report_nothing(what: str, done: int, total: int) -> None:
 class SelectionOptions:
     """The options of a selection.
 
-    ``seconds`` is the budget of one bucket. ``capture`` is ``"auto"``, ``"always"`` or ``"never"``, and concerns CUDA
-    only. If ``remeasure`` is true, a stored choice is ignored, and otherwise used. If ``keep`` is true, the choice is
-    written to the store. If ``install`` is true, calls in this process use it. ``plan`` holds the limits of a race.
+    ``seconds`` is the budget of one bucket. ``capture`` is ``"auto"``, ``"always"`` or ``"never"``, and says whether
+    CUDA calls are timed in graphs (see ``CudaClock``). If ``remeasure`` is true, a stored choice is ignored. If it is
+    false, a stored choice is returned without a measurement. If ``keep`` is true, the choice is written to the store.
+    If ``install`` is true, calls in this process use it. ``plan`` holds the limits of a race.
     """
 
     seconds: float = 30.0
@@ -51,8 +52,8 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class SelectionTask:
-    """A bucket (class of sizes) for which one of ``candidates`` is to be selected. ``inputs`` are the arguments on
-    which they run, and the choice is stored under ``key``.
+    """The task of selecting one of ``candidates`` for a bucket (class of sizes). ``inputs`` are the arguments on which
+    they run, and the choice is stored under ``key``.
     """
 
     op: Op
@@ -77,14 +78,14 @@ def select(
     """Return the choice for calls like ``recipe``, which describes sizes, scalars, dtypes and layouts (see
     ``inputs.recipe_of``).
 
-    If a frozen table (a file of fixed choices) is installed, only this table is read. Otherwise the store is read. If
-    it has no choice, candidates are verified and timed. They are the op's kernels with their configs, or the result of
-    ``candidates_of``, with the declared default first. The reference is always one of them. ``extra`` holds further
-    key fields. ``bench`` makes the object that runs candidates (by default in this process).
+    If a frozen table (a file of fixed choices) is installed, only this table is read. Otherwise the store is read,
+    unless ``options.remeasure`` is true. If it has no choice, candidates are verified and timed. They are the op's
+    kernels with their configs, or what ``candidates_of`` returns, with the declared default first. The reference is
+    always added. ``extra`` holds further key fields, which mark a choice for compiled code. ``bench`` makes the object
+    that runs candidates. By default they run in this process.
 
-    Raises:
-        ShiplapError: ``SL502``, ``SL606`` or ``SL610`` if there are no valid inputs. ``SL607`` for a missing frozen
-            entry in strict mode. ``SL608`` inside an op, a backward, a capture or a trace.
+    Raise ``SL502``, ``SL606`` or ``SL610`` if there are no valid inputs. Raise ``SL607`` in strict mode if the frozen
+    table has no choice. Raise ``SL608`` for a measurement inside an op, a backward, a capture or a trace.
     """
     drawn = draw_inputs(op, recipe, device)
     key = key_for(op, drawn, extra)
@@ -116,14 +117,16 @@ def select(
 
 
 def install_choices(op: Op, chosen: Sequence[Choice]) -> None:
-    """Install choices in this process, so that calls of ``op`` use them. Graphs that were compiled before are not used
-    again.
+    """Install choices in this process, so that calls of ``op`` use them. Graphs that were compiled with earlier choices
+    are compiled again.
     """
     tuned_choices.install_choice_entries([choice_table_entry(c, op.identity) for c in chosen])
 
 
 def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
-    """Return the choice that the store has for ``key``, or None. Issue a notice if its entry cannot be read."""
+    """Return the choice that the store has for ``key``, or None. A stored value that is not a choice counts as absent,
+    and a notice reports it.
+    """
     value = store.get(key)
     if value is None:
         return None
@@ -135,17 +138,14 @@ def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
 
 
 def _make_local_bench(task: SelectionTask) -> Bench:
-    """Return a bench that runs the candidates of ``task`` in this process. A bench is an object that verifies and times
-    candidates.
-    """
+    """Return a bench that verifies and times the candidates of ``task`` in this process."""
     return LocalBench(task.inputs, task.candidates, task.options.capture)
 
 
 def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """Return the choice of the installed frozen table for the bucket (class of sizes) of ``drawn``. A frozen table is a
-    file of fixed choices.
+    """Return the choice of the installed frozen table (a file of fixed choices) for calls like those of ``drawn``.
 
-    Return the declared default if the table has no entry. Raise ``SL607`` in this case in strict mode.
+    If the table has none, return the declared default. In strict mode, raise ``SL607`` instead.
     """
     blank = Choice(
         op.spec.name,
@@ -173,10 +173,10 @@ def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
 
 
 def choice_in_use(blank: Choice, op: Op) -> Choice | None:
-    """Return ``blank`` with the kernel and config that this process has in its table for the same calls. Return None if
-    there is no entry.
+    """Return a copy of ``blank`` with the kernel and config that this process uses for the same calls. Return None if
+    it uses none that was tuned.
 
-    ``blank`` is a choice for some calls that names no kernel.
+    ``blank`` is a choice that describes calls and names no kernel.
     """
     wanted = choice_table_entry(blank, op.identity)
     for entry in tuned_choices.choice_entries():
@@ -191,8 +191,8 @@ def choice_in_use(blank: Choice, op: Op) -> Choice | None:
 
 
 def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
-    """Verify and time the candidates of ``task`` (kernels with configs) on the bench within the task's seconds. Return
-    their ranking.
+    """Verify and time the candidates of ``task`` (kernels with configs) on the bench within ``options.seconds`` of the
+    task. Return their ranking.
     """
     with torch.no_grad():
         return search_candidates(
@@ -201,11 +201,11 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
 
 
 def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
-    """Return a text that names what was not examined for the candidate ``best`` although a verified choice requires it,
-    and the reason.
+    """Return a message that names the checks that the candidate ``best`` still lacks for a verified choice, with the
+    reason. Return an empty string if it lacks none or is the reference.
 
-    The text is empty if everything was examined, and for the reference. ``confirms`` is the bench's verdict on
-    confirming times (``"ok"``, ``"skip"`` or ``"incomplete"``), with the reason.
+    ``confirms`` is a pair of the bench's verdict on whether it can confirm times (``"ok"``, ``"skip"`` or
+    ``"incomplete"``) and the reason.
     """
     if best.kernel == tuned_choices.REFERENCE:
         return ""
@@ -219,10 +219,10 @@ def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
 
 
 def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
-    """Return the choice that follows from a ranking. It is the first candidate with times and reason, or the reference
-    if nothing was ranked.
+    """Return the choice that follows from a ranking, with times and a reason. It is the first candidate of the ranking,
+    or the reference if nothing was ranked.
 
-    ``confirms`` is the bench's verdict on whether times were confirmed, with the reason.
+    ``confirms`` is a pair of the bench's verdict on whether it can confirm times and the reason.
     """
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
@@ -253,15 +253,15 @@ def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str
 
 
 def _index_of_candidate(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
-    """Return the index in ``listed`` of the candidate with the kernel and config ``wanted``. Return 0, the index of the
-    reference, if there is none.
+    """Return the index in ``listed`` of the candidate whose kernel and config are ``wanted``. If there is none, return
+    0, the index of the reference.
     """
     return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
 
 
 def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: int, word: str) -> str:
-    """Return the sentence that gives the reason of a choice. It says how many candidates ran, the times of the two
-    best, and the gain over the declared default.
+    """Return the reason of a choice in one line. It says how many candidates were timed, the times of the two fastest,
+    and the speedup over the candidate at ``default``. ``word`` describes the candidates, such as ``verified``.
     """
     order = ranking.order
     wrong = sum(f.verdict == "fail" for f in ranking.findings)

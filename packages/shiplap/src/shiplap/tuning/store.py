@@ -29,8 +29,8 @@ LIMIT = 1 << 20  # bytes: no entry of ours comes near
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """A file of the store at ``path``, with its key and value. If it cannot be used, these may be None and ``problem``
-    is the reason. Otherwise ``problem`` is empty.
+    """A file of the store at ``path``, with its key and value. If the file cannot be used, ``problem`` says why, and
+    ``value`` and perhaps ``key`` are None. Otherwise ``problem`` is an empty string.
     """
 
     path: Path
@@ -40,16 +40,16 @@ class StoredEntry:
 
 
 def seal_entry(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON content of a file of the store of tuning choices. It has the format, ``key``, ``value`` and a
-    checksum of these.
+    """Return a dict that holds a choice under ``key``, as a file of the store or a table has it in JSON. It has the
+    format, the key, the value and a checksum.
     """
     body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
     return {**body, "sha256": entry_checksum(body)}
 
 
 def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
-    """Return the key and the value from the JSON content of a file of the store of tuning choices. Raise ``ValueError``
-    with the reason if the content is not an entry or if its checksum is wrong.
+    """Return the key and the value in ``content``, which :func:`seal_entry` has made and which was stored as JSON.
+    Raise ``ValueError`` with the reason if ``content`` has another format or a wrong checksum.
     """
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
@@ -63,42 +63,43 @@ def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
 
 
 def entry_checksum(body: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an entry's content without its checksum. It does not depend on the order of keys."""
+    """Return the SHA-256 digest of ``body``, the JSON content of an entry without its checksum. It does not depend on
+    the order of keys.
+    """
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class ChoiceStore:
-    """The store of choices in the folder ``tuned`` of the cache, or in any other folder. If a choice cannot be written,
-    it is measured again later.
+    """The store of choices in the folder ``tuned`` of the cache, or in any other folder. Each choice is one file. If it
+    cannot be written, it is measured again later.
 
-    ``what`` names the stored things in notices. If ``keyed`` is true, each entry has a seal (a digest made with a
-    secret of the user), and entries without it are not used. Otherwise entries have no seal.
+    ``what`` names the stored things in notices. If ``keyed`` is true, each file has a seal (a digest made with a secret
+    key of the user), and files without it are not used. If it is false, files have no seal.
     """
 
     def __init__(
         self, root: str | os.PathLike[str] | None = None, what: str = "choices", *, keyed: bool = False
     ) -> None:
-        """Open the store in the folder ``root``, by default that of tuned choices in the cache. ``what`` names the
-        entries in notices. If ``keyed`` is true, entries are sealed with a secret key of the user. Otherwise they have
-        no seal.
+        """Open the store in the folder ``root``, by default that of tuned choices in the cache. ``what`` and ``keyed``
+        have the meaning that the class docstring gives.
         """
         self.what, self.keyed = what, keyed
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
-        """Return the path of the entry of ``key``, whether or not it exists. The path has a folder for each op. The
-        name of the file is the key's digest.
+        """Return the path of the file for ``key``, whether or not it exists. The file lies in a folder for its op, and
+        its name is the key's digest.
         """
         return self.root / _directory_of_op(key["op"]) / f"{key.digest}.json"
 
     def get(self, key: Key) -> Mapping[str, Any] | None:
-        """Return the value stored for ``key``, or None if there is none or its file is damaged."""
+        """Return the value stored under ``key``, or None if there is no file for it or the file cannot be used."""
         entry = self._read(self.path(key))
         return entry.value if entry is not None and entry.key == key else None
 
     def put(self, key: Key, value: Mapping[str, Any]) -> bool:
-        """Write an entry and return whether it is on disk. If the disk is full or the folder is read-only, issue one
-        notice and raise no error.
+        """Write ``value`` under ``key``, in place of an earlier value. Return whether it was written. If it was not,
+        for example because the disk is full, issue a notice and raise no error.
         """
         content = seal_entry(key, value)
         if self.keyed:
@@ -119,8 +120,8 @@ class ChoiceStore:
         return True
 
     def remove(self, path: Path) -> bool:
-        """Delete the entry in the file ``path`` and return whether it is gone. A symbolic link in place of its folder
-        is not followed.
+        """Delete the file ``path`` of the store. Return whether it no longer exists. If its folder is a symbolic link,
+        nothing is deleted.
         """
         try:
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -140,8 +141,8 @@ class ChoiceStore:
         return True
 
     def entries(self, op: str = "") -> Iterator[StoredEntry]:
-        """Yield the entries of ``op``, or of all ops if it is empty, sorted by path. A damaged file has a problem
-        instead of a value.
+        """Yield the entries of the op named ``op``, or of all ops if it is an empty string, sorted by path. A file that
+        cannot be used gives an entry with a ``problem``.
         """
         for directory in self._directories(op):
             for path in sorted(directory.glob("*.json")):
@@ -149,8 +150,8 @@ class ChoiceStore:
                     yield entry
 
     def half_written_files(self) -> Iterator[Path]:
-        """Yield the temporary files that a killed process of this machine left half-written. Files of other machines
-        cannot be checked and are left out.
+        """Yield the paths of temporary files that processes of this machine left behind when they were killed. Files of
+        other machines cannot be checked and are left out.
         """
         for directory in self._directories(""):
             for path in sorted(directory.glob(".*.tmp")):
@@ -164,8 +165,10 @@ class ChoiceStore:
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
-        """Return the folders of the store, one for each op. If ``op`` is not empty, return only the folder of this op.
-        Symbolic links are left out, because deletion would follow them to foreign files.
+        """Return the sorted folders of the store, one for each op. If ``op`` is not empty, return only the folder of
+        this op.
+
+        Symbolic links are left out, because a deletion would follow them to files outside the store.
         """
         try:
             folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())
@@ -174,8 +177,8 @@ class ChoiceStore:
         return [d for d in folders if not op or d.name == _directory_of_op(op)]
 
     def _distrusted(self, path: Path, e: safe_io.Distrusted) -> StoredEntry:
-        """Return an entry with a problem for the file ``path`` of the store, which another user may have written. A
-        notice names the untrusted file or folder, once for each.
+        """Return an entry whose ``problem`` is the error ``e``. The file ``path`` of the store may have been written by
+        another user. A notice names the untrusted file or folder, once for each.
         """
         why = f"cannot be trusted: {safe_io.unsafe_reason(e)}"
         notice(
@@ -185,8 +188,8 @@ class ChoiceStore:
         return StoredEntry(path, problem=why)
 
     def _read(self, path: Path) -> StoredEntry | None:
-        """Return the entry in a file of the store, or None if the file does not exist. A damaged file gives an entry
-        with a problem instead of a value.
+        """Return the entry in the file ``path`` of the store, or None if the file does not exist. A file that cannot be
+        used gives an entry with a ``problem``.
         """
         for attempt in range(3):
             try:
@@ -214,8 +217,8 @@ class ChoiceStore:
 
 
 def _directory_of_op(op: str) -> str:
-    """Return the name of the folder for the entries of ``op``. Characters that file names should not have are replaced
-    by ``.``.
+    """Return the name of the folder for choices of the op named ``op``. Characters that file names should not have are
+    replaced by ``.``.
     """
     return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
 

@@ -24,9 +24,9 @@ from shiplap.tuning.inputs import Inputs
 class VerifyOutcome:
     """The result of a verification.
 
-    ``problem`` is empty if the candidate is correct. ``refused`` is true if the candidate does not support the
-    arguments of the call. It is then not wrong, and ``problem`` holds its reason. ``fatal`` is true if the device is
-    lost.
+    ``problem`` describes the first wrong result or exception, and is empty if the candidate is correct. If ``refused``
+    is true, the candidate does not support the arguments of the call, and ``problem`` is its reason. ``fatal`` is true
+    if the process can no longer use its device.
     """
 
     problem: str = ""
@@ -35,16 +35,18 @@ class VerifyOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the verification has found no problem, that is, no wrong result, no exception and no refusal."""
+        """Whether the candidate is correct, that is, the verification found no wrong result, no exception and no
+        refusal.
+        """
         return not self.problem
 
 
 def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]:
-    """Return the samples on which a candidate is verified. Two draws at the sizes of the call come first. A small
-    sample, samples with unaligned addresses or unusual values, and samples at the smallest and largest sizes of the
-    bucket follow. A bucket is a class of sizes with one choice.
+    """Return the samples on which a candidate is verified.
 
-    A candidate that supports only the sizes of the call gets the two draws alone.
+    Two draws at the sizes of the call come first. A small sample, samples with unaligned addresses or unusual values,
+    and samples at the smallest and largest sizes of the bucket (class of sizes) follow. A candidate that supports only
+    the sizes of the call gets the two draws alone.
     """
     if candidate.fixed:
         return [*inputs.real]
@@ -52,7 +54,7 @@ def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]
 
 
 class Verifier:
-    """A comparison of candidates with the reference. The results of the reference are computed once for all
+    """A comparison of candidates with the reference. The results of the reference are computed once and used for all
     candidates.
     """
 
@@ -64,8 +66,8 @@ class Verifier:
     def check(self, candidate: Candidate) -> VerifyOutcome:
         """Run ``candidate`` on every verification case and return the outcome.
 
-        The outcome has the first wrong result or exception, the refusal of a call of the requested sizes, or no
-        problem. Cases of other sizes may be refused.
+        The outcome holds the first wrong result or exception, a refusal, or no problem. The candidate may refuse cases
+        whose sizes are not those of the call.
         """
         for number, case in enumerate(verification_cases(self.inputs, candidate)):
             other = number > 1  # of other sizes, which it may refuse
@@ -82,9 +84,11 @@ class Verifier:
         return VerifyOutcome()
 
     def _compare(self, candidate: Candidate, number: int, case: SampleCase) -> str:
-        """Run a candidate on case number ``number`` and return its difference from the reference, or an empty text.
+        """Run a candidate on the verification case ``number`` and return a message with its difference from the
+        reference, or an empty string.
 
-        Allocated memory is filled with a byte first, so that reads of uninitialised memory show.
+        Allocated memory is filled with a byte first, so that reads of uninitialised memory give wrong results. The
+        second case (number 1) is written into the tensors of the first if possible, so that cached results are wrong.
         """
         from shiplap.tuning.poison_memory import (
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported
@@ -110,8 +114,9 @@ class Verifier:
         return compare_within_tolerance(op_effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
     def _reference(self, number: int, case: SampleCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the effects of the reference on case number ``number`` twice, computed in the case's dtypes and in
-        float64. They are computed once for each case.
+        """Return two tuples with the effects of the reference on the case ``number``, computed in the case's dtypes and
+        in float64. The effects are its results and the arguments that it writes to. They are computed once for each
+        case.
         """
         if number not in self._references:
             with torch.no_grad():
@@ -123,8 +128,8 @@ class Verifier:
 
 
 def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
-    """Return whether the values of the second sample can be copied into the tensors of the first. All other arguments
-    must be equal.
+    """Return whether the values of the sample ``second`` can be copied into the tensors of ``first``. Shapes and dtypes
+    of the tensors and all other arguments must be equal, and no tensor may overlap itself in memory.
     """
     before, after = tensors_among(first.args), tensors_among(second.args)
     other = [[v for v in case.args if not isinstance(v, (Tensor, list))] for case in (first, second)]
@@ -135,16 +140,16 @@ def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
 
 
 def wait_for_device(device: str) -> None:
-    """Wait until the device has done all its work. An error of a kernel is then raised here and not at the next
-    kernel.
+    """Wait until a CUDA device has done all its work, so that an error of a kernel is raised by this call. Do nothing
+    for other devices.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def is_device_lost(e: BaseException) -> bool:
-    """Return whether the exception says that the process can no longer use its device. An example is an illegal memory
-    access.
+    """Return whether the text of the exception says that the process can no longer use its CUDA device, as after an
+    illegal memory access.
     """
     text = f"{type(e).__name__}: {e}"
     return "CUDA error" in text or "AcceleratorError" in text or "unspecified launch failure" in text

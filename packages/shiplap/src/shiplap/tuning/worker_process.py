@@ -39,22 +39,24 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class WorkerDied(Exception):
-    """An error that says that the worker ended while candidate ``index`` ran. The index is -1 if none ran."""
+    """The error that the worker ended while the candidate ``index`` ran. The index is -1 if none ran, and -2 if
+    compilers ran.
+    """
 
     def __init__(self, index: int, how: str) -> None:
-        """Make the error for the candidate at ``index``, which is -1 if none ran. ``how`` is a text about the end of
-        the worker.
-        """
+        """Make the error for the candidate at ``index``. ``how`` is a text that says how the worker ended."""
         super().__init__(how)
         self.index, self.how = index, how
 
 
 class WorkerProcess:
-    """A context with a worker process. The worker starts when it is needed, and starts again after it has died."""
+    """A context manager that owns a worker process, in which candidates run. The worker starts when it is needed, and a
+    new one starts after it has died. Sandboxed processes of kernels belong to it, too.
+    """
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
-        """Make the owner of a worker process, which is not started yet. ``timeout`` is the limit in seconds for one
-        candidate.
+        """Make the owner of a worker process, which is not started yet. ``timeout`` is the limit in seconds for one run
+        of a candidate, including its compilation.
         """
         self.timeout = timeout
         self.launcher = IdleLauncher()
@@ -66,14 +68,14 @@ class WorkerProcess:
         self._opened: OpenTask | None = None
 
     def __enter__(self) -> WorkerProcess:
-        """Take a launcher from the pool and return this object."""
+        """Take a launcher of processes from the pool of idle ones, and return this object."""
         self.launcher = standby.take()
         self.hosts = KernelProcesses(self.launcher, self.timeout)
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """End all workers. The launcher is given back to the pool if nothing in it can have been changed. Otherwise it
-        is ended, too.
+        """End all processes. If no code of candidates can have changed the launcher of processes, it is given back to
+        the pool. Otherwise it is ended, too.
         """
         self.end_worker()
         self._end_fork()
@@ -87,14 +89,15 @@ class WorkerProcess:
     def bench(self, provider: str = "") -> Callable[[SelectionTask], Bench]:
         """Return a function that makes the bench for a task. A bench verifies and times candidates.
 
-        The bench uses locked processes or a worker if these can import the op. ``provider`` is a function that lists
-        candidates, and must be importable, too. Otherwise the bench uses a locked fork of this program. If that fails
-        as well, it uses this process and issues a notice.
+        The bench uses sandboxed processes or a worker if these can import the op. ``provider`` names a function that
+        lists candidates, as ``module:name``, or is empty for the op's own kernels. If the op or this function cannot be
+        imported, the bench uses sandboxed forks of this program. If that fails as well, it uses this process and issues
+        a notice.
         """
 
         def make(task: SelectionTask) -> Bench:
-            """Return the bench for ``task`` that isolates candidates best. It uses locked processes or the worker if
-            possible, and otherwise locked forks of this program. If these cannot be started either, it uses this
+            """Return the bench for ``task`` that isolates candidates best. It uses sandboxed processes or the worker if
+            possible, and otherwise sandboxed forks of this program. If these cannot be started either, it uses this
             process.
             """
             reason = why_not_importable(task.op, provider)
@@ -125,15 +128,15 @@ class WorkerProcess:
         return make
 
     def _judged(self, task: SelectionTask, hosts: KernelProcesses) -> JudgedBench:
-        """Return a bench that runs each kernel of the task in a locked process. ``hosts`` starts the processes.
+        """Return a bench that runs each kernel of the task in a sandboxed process, which ``hosts`` starts.
 
-        A locked process may read only system files and the op's, and write only to its own folder.
+        Such a process may read only system files and the folders of the op, and write only to its own folder.
         """
         return JudgedBench(hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
     def _forked_hosts(self) -> KernelProcesses:
-        """Return the processes of a new fork of this program as it is now. Raise ``ProcessEnded`` if this object is
-        closed.
+        """Make a new fork of this program as it is now, and return the set of sandboxed processes that start from it.
+        An earlier fork is ended. Raise ``ProcessEnded`` if this object is closed.
         """
         self._end_fork()
         if self._closed:
@@ -143,7 +146,7 @@ class WorkerProcess:
         return self._fork[1]
 
     def _end_fork(self) -> None:
-        """End the fork of this program and its processes. Do nothing if there is no fork."""
+        """End the fork of this program and the processes that started from it. Do nothing if there is no fork."""
         if self._fork is not None:
             launcher, hosts = self._fork
             self._fork = None
@@ -151,8 +154,8 @@ class WorkerProcess:
             launcher.close()
 
     def open_task(self, opening: OpenTask) -> None:
-        """Make the worker import the op of a task and draw its inputs. The worker is started if necessary. Raise
-        ``WorkerDied`` if it ends, and ``RequestFailed`` if it cannot serve the task.
+        """Make the worker import the op of a task and draw its inputs. Start the worker if necessary. Raise
+        ``WorkerDied`` if the worker ends, and ``RequestFailed`` if it cannot open the task.
         """
         if self._worker is None:
             self._start()
@@ -161,8 +164,9 @@ class WorkerProcess:
             self._opened = opening
 
     def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
-        """Send a message to the worker and return its reply. Raise ``WorkerDied`` with the candidate that ran if the
-        worker ends, and ``RequestFailed`` for an error in the worker.
+        """Send a message to the worker and return its reply. ``handle`` is a file descriptor to send with it, or -1. If
+        the worker ends, raise ``WorkerDied`` with the index of the candidate that ran. Raise ``RequestFailed`` for an
+        error in the worker.
         """
         assert self._worker is not None
         assert self._heartbeat is not None
@@ -175,9 +179,10 @@ class WorkerProcess:
             raise WorkerDied(index, str(e)) from None
 
     def _start(self) -> None:
-        """Start the worker, an unlocked process with the rights of the user. Raise ``WorkerDied`` if it does not start.
+        """Start the worker, a process with the rights of the user and without a sandbox. Raise ``WorkerDied`` if it
+        does not start.
 
-        The worker writes the start of each run to shared memory, by which hanging candidates are found.
+        The worker writes the start of each run to shared memory, by which this process finds candidates that hang.
         """
         bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
         try:
@@ -189,8 +194,8 @@ class WorkerProcess:
         self.started += 1
 
         def current_run() -> tuple[float, float]:
-            """Return the seconds that the run in progress in the worker may take, and the monotonic time at which it
-            began.
+            """Return the seconds that the present run in the worker may take, and the time (by ``time.monotonic``) at
+            which it began.
             """
             index, since = heartbeat.read_run()
             # Imports and the reference (index 0) take longer than a kernel.
@@ -199,8 +204,8 @@ class WorkerProcess:
         worker.run = current_run
 
     def close(self) -> None:
-        """End the worker and the launcher (the process that starts locked processes) for good. A thread that waits for
-        the worker gets ``WorkerDied``.
+        """End the worker and the launchers of sandboxed processes for good. A thread that waits for the worker gets
+        ``WorkerDied``.
         """
         self._closed = True
         self.launcher.finish()
@@ -208,7 +213,7 @@ class WorkerProcess:
             self._fork[0].finish()
 
     def end_worker(self) -> None:
-        """End the worker if it runs, and close its heartbeat."""
+        """End the worker and release its shared memory. Do nothing if there is no worker."""
         worker, self._worker, self._opened = self._worker, None, None
         if worker is not None:
             worker.kill()
@@ -217,7 +222,7 @@ class WorkerProcess:
             self._heartbeat = None
 
     def stop(self) -> None:
-        """End the worker, the launcher (the process that starts locked processes), and all locked processes."""
+        """End the worker, the launcher of sandboxed processes, and all processes that it started."""
         self.end_worker()
         self.launcher.close()
 
@@ -227,8 +232,8 @@ class RemoteBench:
 
     @property
     def confirms(self) -> tuple[str, str]:
-        """The verdict on whether times can be confirmed in locked processes, with the reason. It is ``"ok"`` or
-        ``"incomplete"``.
+        """Whether times can be confirmed in sandboxed processes, as a pair of verdict and reason. The verdict is
+        ``"ok"`` or ``"incomplete"``.
         """
         if can_send_arguments(self.task.inputs):
             return "ok", ""
@@ -236,8 +241,8 @@ class RemoteBench:
         return "incomplete", why
 
     def __init__(self, isolation: WorkerProcess, task: SelectionTask, provider: str) -> None:
-        """Make the bench of a task in the worker of ``isolation``. ``provider`` names the function that offers the
-        candidates there.
+        """Make the bench of a task in the worker of ``isolation``. ``provider`` names the function that lists the
+        candidates there, as ``module:name``. If it is empty, they are the op's own kernels.
         """
         self.isolation, self.task, self.provider = isolation, task, provider
         self._beside = True  # candidates may be compiled side by side
@@ -248,8 +253,8 @@ class RemoteBench:
         self._opening = msgspec.structs.replace(opening, environment=environment, folder=os.getcwd())
 
     def open(self) -> str:
-        """Open the task in the worker. Return why it cannot serve the task, or an empty text. Raise ``SL611`` if the
-        worker died.
+        """Open the task in the worker. Return an empty string, or the reason if the worker cannot open it. Raise
+        ``SL611`` if the worker died.
         """
         try:
             self.isolation.open_task(self._opening)
@@ -260,7 +265,9 @@ class RemoteBench:
         return ""
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start to compile the candidates at ``indices`` in the worker. Return how many were started."""
+        """Start to compile the candidates at ``indices`` in the worker, without waiting for them. Return how many were
+        started, which is 0 if that fails.
+        """
         begun = 0
         if self._beside:
             with suppress(WorkerDied, RequestFailed):
@@ -271,8 +278,8 @@ class RemoteBench:
 
     @property
     def _compiling(self) -> bool:
-        """Whether candidates were started to compile in the present worker. Those of an earlier worker that has died do
-        not count.
+        """Whether compilations were started in the present worker. Those of an earlier worker, which has died, do not
+        count.
         """
         return self._begun == self.isolation.started
 
@@ -284,8 +291,9 @@ class RemoteBench:
             self._begun = 0
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare a candidate with the reference in the worker and return the outcome. If the worker dies, the
-        candidate has failed.
+        """Compare the candidate at ``index`` with the reference in the worker, and return the outcome. If the worker
+        dies, the candidate counts as wrong, unless compilers were running. In that case it is verified again in a new
+        worker.
         """
         try:
             outcome = self._ask(workers.VerifyCandidate(index)).outcome
@@ -301,9 +309,11 @@ class RemoteBench:
         return outcome
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure candidates in the worker. Return the timings and the failures.
+        """Measure the candidates at ``indices`` in turns in the worker. Return two dicts by index, with the timings and
+        with the reason for each candidate that has none.
 
         If the worker dies while a candidate runs, that candidate has failed, and the remaining ones are measured again.
+        Raise ``SL611`` if the worker cannot measure at all.
         """
         left, failed = list(indices), {}
         while left:
@@ -326,35 +336,35 @@ class RemoteBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the times ``claims`` again in locked processes, and return the result for each candidate. ``seconds``
-        is about how long each candidate is examined. Candidates in ``believed`` are only timed. If the arguments cannot
-        be sent to a locked process, nothing is checked.
+        """Check ``claims``, the seconds of candidates in a race, again in sandboxed processes. Return the result for
+        each index. ``seconds`` is about how long each candidate is examined. Candidates in ``believed`` are only timed.
+        If the arguments cannot be sent to a sandboxed process, nothing is checked.
         """
         if not can_send_arguments(self.task.inputs):
             return dict.fromkeys(claims, ConfirmedClaim())
         return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure the confirmed candidates at ``indices`` in turns in locked processes, for about ``seconds``. Return
-        the seconds of a call and the failures, by index. Both are empty if the arguments cannot be sent to a locked
-        process.
+        """Measure the confirmed candidates at ``indices`` in turns in sandboxed processes, for about ``seconds``.
+        Return two dicts by index, with the seconds of a call and with the reason for each candidate that failed. Both
+        are empty if the arguments cannot be sent to a sandboxed process.
         """
         return self._judged.duel(indices, claimed, seconds) if can_send_arguments(self.task.inputs) else ({}, {})
 
     @cached_property
     def _judged(self) -> JudgedBench:
-        """The bench that runs the candidates of this task in locked processes. It checks the times that candidates
-        claim.
+        """The bench that runs the candidates of this task in sandboxed processes, and checks the times that
+        they claim.
         """
         task = self.task
         opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
     def _ask(self, message: Request[ReplyT]) -> ReplyT:
-        """Return the worker process's reply to ``message``.
+        """Send ``message`` to the worker and return its reply.
 
-        A worker that was started anew imports the op and draws its inputs first. Raise ``SL611`` if it can no longer do
-        so.
+        A newly started worker first imports the op and draws its inputs. Raise ``SL611`` if it can no longer do so, and
+        ``WorkerDied`` if it ends.
         """
         try:
             self.isolation.open_task(self._opening)
@@ -363,14 +373,14 @@ class RemoteBench:
         return self.isolation.ask(message)
 
     def _lost_worker_error(self, e: WorkerDied) -> Exception:
-        """Return the error ``SL611`` for a worker that died."""
+        """Return the error ``SL611``, not raised, for a worker that ended as ``e`` says."""
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 
 
 def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
-    """Return the message that makes another process import the op of a task, draw its inputs and find its
-    candidates.
+    """Return the message that makes another process import the op of a task, draw its inputs and find its candidates.
+    ``provider`` names the function that lists them, or is empty for the op's own kernels.
     """
     op = task.op
     return OpenTask(
@@ -390,7 +400,9 @@ def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
 
 
 def why_not_importable(op: Op, provider: str) -> str:
-    """Return why another process cannot import the op or the function ``provider``. The text is empty if it can."""
+    """Return why another process cannot import the op or the function that ``provider`` names, or an empty string if it
+    can.
+    """
     if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
         return "it is declared inside a function"
     if not (_declaring_modules(op) or os.path.isfile(op.file)):
@@ -399,8 +411,8 @@ def why_not_importable(op: Op, provider: str) -> str:
 
 
 def _declaring_modules(op: Op) -> list[str]:
-    """Return the names of the modules that declare the op, its kernels and its builder of samples. The module
-    ``__main__`` is left out.
+    """Return the names of the modules that define the op's reference, its kernels and its builder of samples, without
+    ``__main__``.
     """
     functions: list[Any] = [op.reference, op.sampler]
     functions += [k.function for kernels in op.kernels.values() for k in kernels]

@@ -18,7 +18,9 @@ __all__ = ["CHECKS", "ON_REQUEST", "load_check"]
 
 
 def _find_checks() -> dict[str, Check]:
-    """Return the checks of all modules in this folder by name, in the order in which an audit runs them."""
+    """Return a dict from the name of each check to the check that a module in this folder defines. The checks are in
+    the order in which an audit runs them.
+    """
     # A new file is a new check, without a list to edit.
     checks = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
     return {check.name: check for check in sorted(checks, key=lambda check: (check.order, check.name))}
@@ -32,7 +34,7 @@ ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitiz
 
 
 def load_check(name: str) -> Check:
-    """Return the check called ``name``. Raise ``SL503``, with the nearest name, if there is none."""
+    """Return the check called ``name``. Raise ``SL503`` if there is none. The error suggests the most similar name."""
     if name in _CHECKS_BY_NAME:
         return _CHECKS_BY_NAME[name]
     if name not in ON_REQUEST:

@@ -37,8 +37,8 @@ def addresses_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_addresses(op: Op, case: SampleCase) -> Observation:
-    """Call the op with tensors at other addresses, then with the first tensors again. The observation has a problem if
-    a result differs from the reference's.
+    """Call the op with tensors at other addresses, each time followed by a call with the first tensors again. The
+    returned observation has a problem if a result differs from the reference's.
     """
     first = case.fresh()
     kept = [first]  # everything stays alive: an address that is used again would hide the fault
@@ -63,8 +63,8 @@ def observe_addresses(op: Op, case: SampleCase) -> Observation:
 
 
 def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
-    """Return a text that says how the op's results on ``args`` differ from the reference's. It is empty if they agree.
-    Arguments that the op mutates are copied before each call.
+    """Return a message that says how the op's results on ``args`` differ from the reference's, or an empty string if
+    they agree. The op gets copies of the arguments that it mutates.
     """
     own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)
@@ -75,8 +75,8 @@ def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
 def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
     """Yield ``(description, arguments, fix)`` with arguments at other addresses than those of ``first``.
 
-    First each tensor argument alone is moved, then all of them. Each move goes to a usual address with other values,
-    then to an address that is aligned to one element only.
+    First each tensor argument alone is moved, then all of them together. Each is moved to a new address with other
+    values, and then to an address that is aligned to one element only. ``fix`` is the advice if the results are wrong.
     """
     changed = with_other_values(op, case).fresh()
     # A builder of samples may return other sizes, which would test nothing about addresses.

@@ -29,8 +29,8 @@ def aliases_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_aliases(op: Op, case: SampleCase) -> Observation:
-    """Call the op with aliased arguments. The observation has a problem if a result differs from the reference's on the
-    same arguments.
+    """Call the op with arguments that share memory. The returned observation has a problem if a result differs from the
+    reference's on the same arguments, or if the call raises an error other than a refusal.
     """
     tried = 0
     for what, args in _aliased_arguments(op, case):
@@ -53,7 +53,8 @@ def observe_aliases(op: Op, case: SampleCase) -> Observation:
 
 def _aliased_arguments(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield ``(description, arguments)`` in which two tensor arguments are one tensor, are overlapping views, or are
-    transposes of each other. A list argument may hold one tensor several times.
+    transposes of each other. In the last ones, a list argument holds one tensor several times. Yield nothing for an op
+    that mutates arguments.
     """
     places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
     # Overlap with a mutated argument is refused by SL210.
@@ -92,7 +93,7 @@ def _views_from_one_start(
     op: Op, case: SampleCase, i: int, j: int, names: str
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield ``(description, arguments)`` in which two arguments are views that begin at one address but have different
-    strides. ``i`` and ``j`` are their positions, and ``names`` names them in the description.
+    strides. ``i`` and ``j`` are the positions of the two arguments, and ``names`` has their names for the description.
     """
     if op.spec.args[j].contiguous:
         return

@@ -22,9 +22,9 @@ from shiplap.sampling.samples import Samples
 
 @dataclass(frozen=True)
 class WrongCall:
-    """Arguments ``args`` that an op must refuse. ``what`` names the fault, and ``ids`` are the ids of the errors with
-    which the op may refuse it. If ``narrower`` is true, only the declaration forbids the call, and the adopted op may
-    accept it.
+    """Arguments ``args`` that an op must refuse. ``what`` describes what is wrong with them, and ``ids`` are the ids of
+    the errors with which the op may refuse them. If ``narrower`` is true, only the declaration forbids them, and an
+    adopted op (an op of another library) may accept them.
     """
 
     what: str
@@ -34,10 +34,11 @@ class WrongCall:
 
 
 def observe_arguments(op: Op, case: SampleCase) -> Observation:
-    """Make wrong calls of the op. The observation has a problem if a call is accepted or is refused with a wrong error.
+    """Make wrong calls of the op. The returned observation has a problem if a call is accepted, is refused with a wrong
+    error, or was refused after it wrote to an argument.
 
-    It also has a problem if a refused call has written to an argument. For an adopted op, a call may instead be
-    accepted with the results of the reference.
+    An adopted op (an op of another library) may also accept a call if it returns the results of the reference, and may
+    refuse it with any error.
     """
     adopted = is_adopted(op)
     # An adopted op may accept more than its declaration, so narrower restrictions are not tested on it.
@@ -54,8 +55,8 @@ def observe_arguments(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_not_refused(op: Op, bad: WrongCall) -> str:
-    """Return a text that says why the op's reaction to a wrong call is a fault. It is empty if the op raises one of the
-    expected errors and has written to no argument.
+    """Return a message that says what is wrong with the op's reaction to a wrong call. Return an empty string if the op
+    raises one of the expected errors and has written to no argument.
     """
     kept = [t.detach().clone() for t in _tensors_with_data(bad.args)]
     try:
@@ -76,7 +77,7 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
 
 
 def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
-    """Return a text that says why an adopted op's reaction to a wrong call is a fault, or an empty text.
+    """Return a message that says what is wrong with an adopted op's reaction to a wrong call, or an empty string.
 
     An adopted op belongs to another library and is only declared here. It may refuse with any error, or return results
     that are close to those of the reference (see ``_about_equal``).
@@ -111,8 +112,8 @@ def _tensors_with_data(args: tuple[Any, ...]) -> list[Tensor]:
 def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
     """Yield wrong calls of the op.
 
-    Some have a wrong tensor for a tensor argument, others a value outside of the choices of a restricted argument. The
-    last ones violate a declared precondition.
+    Some have a wrong tensor for a tensor argument, others a value outside of the choices of an ``Enum`` or ``Literal``
+    argument. The last ones violate a declared precondition.
     """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
@@ -140,9 +141,9 @@ def _other_choice(arg: Arg) -> str | int:
 def _wrong_tensors(
     op: Op, case: SampleCase, arg: Arg, t: Tensor
 ) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
-    """Yield ``(description, wrong tensor, expected error ids, optional)`` for the tensor ``t`` of one argument. If
-    ``optional`` is true, an adopted op (an op of another library) may accept the wrong tensor. Otherwise every op must
-    refuse it.
+    """Yield ``(description, wrong tensor, expected error ids, narrower)`` for the tensor ``t`` of the argument ``arg``.
+    If ``narrower`` is true, an adopted op (an op of another library) may accept the wrong tensor. Otherwise every op
+    must refuse it.
     """
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name
@@ -183,8 +184,8 @@ def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
 
 
 def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
-    """Return, for each axis of an argument, the name of its dim. The name is empty for a fixed or computed dim. A dim
-    that broadcasts (size 1 or ``n``) has the name ``n``.
+    """Return, for each axis of an argument, the name of its dim, or an empty string if the declaration fixes or
+    computes its size. For a dim annotated ``#n``, which broadcasts, the name is ``n`` unless the axis has size 1.
     """
     value = case.args[op.spec.args.index(arg)]
     dims = arg.tensor.dims if arg.tensor is not None else ()
@@ -194,8 +195,8 @@ def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
 
 
 def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
-    """Yield, for each declared precondition, a call with an int argument that violates it. A precondition that no
-    change of one argument violates is left out.
+    """Yield, for each declared precondition, the first call found that violates it, with one int argument changed. A
+    precondition that no such change violates is left out.
     """
     for expr in op.spec.requires:
         for position, arg in enumerate(op.spec.args):
@@ -214,8 +215,8 @@ def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _violates_requirement(expr: Any, env: dict[str, Any]) -> bool:
-    """Return whether the declared precondition ``expr`` is false for ``env``, the sizes and scalars by name. Return
-    False if it cannot be evaluated.
+    """Return whether the declared precondition ``expr`` is false for ``env``, which maps names of dims and scalars to
+    values. Return False if it cannot be evaluated.
     """
     try:
         return not expr(env)

@@ -21,7 +21,7 @@ UNCHANGED_FIX = "compute within torch.autocast(device_type, enabled=False), or d
 
 
 def why_skip_autocast(op: Op) -> str:
-    """Return why the autocast check does not apply to the op, or an empty text if it does."""
+    """Return why the autocast check does not apply to the op, or an empty string if it does."""
     if reason := why_random(op):
         return reason
     if op.spec.mutated:
@@ -42,8 +42,9 @@ def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_autocast(op: Op, case: SampleCase) -> Observation:
-    """Compare calls under autocast with plain calls on inputs that were cast by the op's declared rule. The observation
-    has a problem if the results differ in bits.
+    """Compare calls under autocast with calls outside of it on inputs that were cast by the op's declared rule. The
+    returned observation has a problem if the bits of the results differ, or if the gradient of a float32 input has
+    another dtype.
     """
     if op.spec.autocast is None:
         return _observe_unchanged(op, case)
@@ -73,10 +74,12 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
 
 
 def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
-    """Return sets of argument names. For each set, the check makes one call with the arguments in the set in bfloat16.
+    """Return a list of sets of argument names. For each set, the check makes one call in which the arguments in the set
+    are bfloat16.
 
-    Calls with mixed dtypes are among them if the op has an autocast rule. ``present`` has the names of the arguments
-    that can be narrowed.
+    ``present`` has the names of the arguments that can be bfloat16. If the op has an autocast rule and ``present`` has
+    several names, each set has one of them, so that dtypes are mixed. Otherwise one set is empty, and another one has
+    all names if their dtypes admit bfloat16.
     """
     if op.spec.autocast is None:  # mixed calls are refused, and nothing else may change
         kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor and a.name in present]
@@ -94,7 +97,7 @@ def _narrow_argument(arg: Arg, value: object, narrow: set[str]) -> object:
 
 
 def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the arguments cast by the declared autocast rule. The rule is implemented here a second time,
+    """Return the arguments cast by the op's declared autocast rule. The rule is implemented here a second time,
     independently of the op's own code.
     """
     # Arguments of a fixed dtype are not cast.
@@ -109,8 +112,8 @@ def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
             target[kind] = widest if widest == torch.float64 else rules.get(op.spec.autocast or "", widest)
 
     def cast(arg: Arg, value: object) -> object:
-        """Return ``value`` with its floating-point tensors in the dtype that the autocast rule gives them. All
-        arguments that are annotated with one name, such as ``Float``, get one dtype.
+        """Return ``value`` with its floating-point tensors in the dtype that ``target`` has for the argument's dtype
+        class (such as ``Float``). Return it unchanged if there is none.
         """
         to = target.get(kinds.get(arg.name, ""))
         return value if to is None else tree_map(lambda t: t.to(to) if t.is_floating_point() else t, (value,))[0]
@@ -119,7 +122,9 @@ def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
-    """Return an observation with a problem if the gradient of a float32 input that autocast narrows is not float32."""
+    """Compute gradients of a call under autocast. The returned observation has a problem if the gradient of an input
+    has another dtype than the input.
+    """
     if why_no_backward(op, case):
         return Observation()
     args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, case.fresh())
@@ -134,8 +139,8 @@ def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_unchanged(op: Op, case: SampleCase) -> Observation:
-    """Compare a call under autocast with a plain call, for an op that is declared with ``autocast=None``. The
-    observation has a problem if the results differ in bits.
+    """Compare a call under autocast with a call outside of it, for an op that is declared with ``autocast=None``. The
+    returned observation has a problem if the bits of the results differ.
     """
     with torch.no_grad():
         expected = run_op(op, case)

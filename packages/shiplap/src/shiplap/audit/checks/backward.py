@@ -39,7 +39,7 @@ def backward_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``backward`` calls the op.
 
     They are the base sample, a larger one, samples without optional arguments, samples with other scalars and with
-    other ranks, and one with a long dim.
+    other numbers of dims, and one with a long dim.
     """
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
     yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
@@ -47,7 +47,7 @@ def backward_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_backward(op: Op, case: SampleCase) -> Observation:
     """Run the backward of the op under different conditions, such as twice, on another thread and under a checkpoint.
-    The observation has the first problem that occurs.
+    The returned observation has the first problem that is found.
     """
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
@@ -78,35 +78,37 @@ Forward = Callable[[tuple[Any, ...]], Sequence[Tensor]]  # an op or its referenc
 
 def _record_call(op: Op, names: list[str], forward: Forward, args: tuple[Any, ...]) -> AutogradGraph:
     """Return ``(outputs, inputs)`` of an autograd graph. The outputs are those of ``forward(args)`` that require a
-    gradient. The inputs are the arguments called ``names``, which are set to require one.
+    gradient. The inputs are the arguments whose names are in ``names``, which are set to require one.
     """
     wanted = [v.requires_grad_() for n, v in arguments_by_name(op, args).items() if n in names]
     return [o for o in forward(args) if o.requires_grad], wanted
 
 
 def _record_autograd_graph(op: Op, case: SampleCase, names: list[str]) -> AutogradGraph:
-    """Return ``(outputs, inputs)`` of the autograd graph of one call of the op on copies of the sample. Gradients are
-    required for the arguments ``names``.
+    """Return ``(outputs, inputs)`` of the autograd graph of one call of the op on copies of the sample's arguments. The
+    inputs are the arguments whose names are in ``names``.
     """
     return _record_call(op, names, partial(call_op, op), case.fresh())
 
 
 def _random_directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return random gradients for the outputs, with their shapes and dtypes. Equal seeds give equal gradients."""
+    """Return random gradients for the tensors ``outs``, with their shapes and dtypes. Equal seeds give equal
+    gradients.
+    """
     rng = torch.Generator().manual_seed(seed)
     return [random_gradient(o, rng).to(o.device, o.dtype) for o in outs]
 
 
 def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
-    """Return the gradients of the tensors ``wanted`` for random gradients of ``outs``, drawn from ``seed``. Zeros stand
-    for a tensor without a gradient.
+    """Return the gradients of the tensors ``wanted``, given random gradients of ``outs`` that are drawn from ``seed``.
+    A tensor without a gradient gets zeros. ``keywords`` are passed to ``torch.autograd.grad``.
     """
     return gradients_or_zeros(outs, wanted, _random_directions(outs, seed), **keywords)
 
 
 def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backward of one graph twice. The observation has a problem if the gradients differ. It also has one if
-    the backward writes to the output's gradient or to earlier results.
+    """Run the backward of one graph twice. The returned observation has a problem if the gradients differ in bits, or
+    if the backward writes to the gradients of the outputs or to gradients that it returned before.
     """
     outs, wanted = _record_autograd_graph(op, case, names)
     directions = _random_directions(outs, case.seed)
@@ -126,8 +128,8 @@ def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observati
 
 
 def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backwards of two graphs in the order of their forwards, as in a network that calls the op twice. The
-    observation has a problem if one backward changes the other's gradients.
+    """Record two graphs, then run their backwards in the same order, as in a network that calls the op twice. The
+    returned observation has a problem if the second call or its backward changes the gradients of the first.
     """
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
     for between in _cases_in_between(op, case):
@@ -144,8 +146,8 @@ def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observa
 
 
 def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
-    """Yield samples for a call between forward and backward. The first has other values. If ``case`` is the op's base
-    sample, samples with another scalar and with other sizes follow.
+    """Yield samples for a call between the forward and the backward of ``case``. The first one has other values. If
+    ``case`` is the op's base sample, samples with another scalar and with larger sizes follow.
     """
     yield with_other_values(op, case)
     samples = Samples(op, case.seed, case.device)
@@ -156,8 +158,8 @@ def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
 
 
 def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run a backward on another thread. The observation has a problem if that raises, or if the gradients differ from
-    those on this thread.
+    """Run a backward on another thread. The returned observation has a problem if that raises an exception, or if the
+    gradients differ in bits from those on this thread.
     """
     outs, wanted = _record_autograd_graph(op, case, names)
     expected = _pull_gradients(outs, wanted, case.seed, retain_graph=True)
@@ -171,8 +173,8 @@ def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observa
 
 
 def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Write to an input after the forward. The observation has a problem if autograd raises no error and the gradient
-    differs.
+    """Write to an input between the forward and the backward. The returned observation has a problem if autograd raises
+    no error and the gradient differs from that without the write.
     """
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
     changed = arguments_by_name(op, with_other_values(op, case).fresh())
@@ -198,9 +200,10 @@ def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Ob
 
 
 def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backward under ``torch.utils.checkpoint``. The observation has a problem if the gradients differ.
+    """Run the backward under ``torch.utils.checkpoint``. The returned observation has a problem if the gradients differ
+    from those without it.
 
-    The checkpoint calls the op again, and lets the backward read each saved tensor only once.
+    The checkpoint calls the op again in the backward, and lets the backward read each saved tensor only once.
     """
     if op.spec.random:
         return Observation()  # a generator is not where it was
@@ -224,8 +227,9 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
 def _why_derivative_differs(
     op: Op, case: SampleCase, derive: Callable[[Forward, tuple[Any, ...]], list[Tensor]]
 ) -> str:
-    """Return a text that says how the derivatives of the op differ from those of the reference. ``derive(forward,
-    args)`` computes the derivatives of either. The text is empty if they agree or if the reference has none.
+    """Return a message that says how the derivatives of the op differ from those of the reference. ``derive(forward,
+    args)`` computes the derivatives of either. The message is an empty string if they agree or if the reference has
+    none.
     """
     try:
         own, wide, widened = reference_derivatives(op, case, derive)
@@ -237,7 +241,7 @@ def _why_derivative_differs(
 
 def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """For an op with several outputs, compare the gradient of each output alone with that of the reference. The
-    observation has a problem if one differs.
+    returned observation has a problem if one differs.
     """
     count = len(_record_autograd_graph(op, case, names)[0])
     if count < 2:
@@ -250,7 +254,7 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
         return Observation()
 
     def alone(at: int, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients of the inputs when only the output number ``at`` gets a gradient in the backward."""
+        """Return the gradients of the inputs if only the output number ``at`` gets a gradient in the backward."""
         outs, wanted = _record_call(op, names, forward, args)
         return _pull_gradients([outs[at]], wanted, case.seed)
 
@@ -261,13 +265,13 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
 
 
 def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Pass one tensor as two arguments. The observation has a problem if the gradient of this tensor, which is the sum
-    of both gradients, differs from that of the reference.
+    """Pass one tensor as two arguments. The returned observation has a problem if the gradient of this tensor, which is
+    the sum of both gradients, differs from that of the reference.
     """
     given = arguments_by_name(op, case.args)
 
     def shared(i: str, j: str, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradient of the argument ``i``. The tensor of ``i`` is also passed as the argument ``j``."""
+        """Return, in a list, the gradient of the argument ``i``, whose tensor is also passed as the argument ``j``."""
         values = arguments_by_name(op, args)
         values[j] = values[i]
         return _pull_gradients(*_record_call(op, [i], forward, tuple(values.values())), case.seed)
@@ -282,15 +286,15 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
 
 
 def _declined_second_order(reason: str) -> Observation:
-    """Return an observation without a problem. It records the ``reason`` why gradients of gradients were not examined
+    """Return an observation without a problem. It records the ``reason`` why second-order gradients were not examined
     on the sample.
     """
     return Observation(note=reason, declined=((SECOND, reason),))
 
 
 def _observe_gradient_memory(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Return an observation with a problem if a gradient shares memory with an argument or a result. A write to one
-    would then change the other.
+    """Return an observation with a problem if a gradient shares memory with an input or a result. A write to one would
+    then change the other.
     """
     outs, wanted = _record_autograd_graph(op, case, names)
     # A backward may take a short way for the gradient of a sum, which is one everywhere.
@@ -306,7 +310,8 @@ def _observe_gradient_memory(op: Op, case: SampleCase, names: list[str]) -> Obse
 
 
 def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Compare gradients of gradients with those of the reference. The observation has a problem if they differ.
+    """Compare second-order gradients with those of the reference. The returned observation has a problem if they
+    differ.
 
     They are taken with respect to the inputs and to the gradients of the outputs. If autograd cannot compute them, the
     observation notes the reason.
@@ -314,7 +319,7 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
 
     def second(outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor | None]:
         """Return the gradients of a randomly weighted sum of the gradients of ``wanted``. They are taken with respect
-        to the tensors ``wanted`` and to the gradients of ``outs``. None stands for a missing gradient.
+        to the tensors ``wanted`` and to the gradients of ``outs``, in this order. None stands for a missing gradient.
         """
         pulled = [d.requires_grad_() for d in _random_directions(outs, case.seed)]
         grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
@@ -327,12 +332,14 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
         return list(torch.autograd.grad(torch.stack(total).sum(), [*wanted, *pulled], allow_unused=True))
 
     def whole(gradients: list[Tensor | None], outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
-        """Return second-order gradients with zeros in place of None, in the shapes of the inputs and the outputs."""
+        """Return the second-order gradients ``gradients`` with zeros in place of None, in the shapes of the inputs and
+        the outputs.
+        """
         like = [*wanted, *outs]
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     def derive(forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients of the gradients of ``forward`` at ``args``. A missing one is replaced by zeros."""
+        """Return the second-order gradients of ``forward`` at ``args``, with zeros in place of missing ones."""
         graph = _record_call(op, names, forward, args)
         return whole(second(*graph), *graph)
 

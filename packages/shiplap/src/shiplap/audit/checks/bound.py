@@ -17,8 +17,8 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def why_skip_bound(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if no output size
-    depends on data.
+    """Return why the check ``bound`` does not apply to the op, or an empty string if it does. It does not apply if no
+    output size depends on data.
     """
     return "" if op.spec.bounds else "no output size depends on data"
 
@@ -26,8 +26,8 @@ def why_skip_bound(op: Op) -> str:
 def bound_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``bound`` calls the op.
 
-    They are two samples for each kind of values, and samples with larger sizes, with sizes of 0, of 1 and around powers
-    of two, and with other scalars.
+    They are two samples for each kind of values, samples with larger sizes, samples with sizes of 0, of 1 and near
+    powers of two, and samples with other scalars.
     """
     more = [with_other_values(samples.op, c) for c in samples.values()]
     yield from chain(samples.values(), more, islice(samples.grown(2), 2), samples.edges(), samples.scalars())
@@ -37,8 +37,8 @@ def observe_bound(op: Op, case: SampleCase) -> Observation:
     """Compare the data-dependent sizes of the results with the declared bounds and with the ranges that the fake
     implementation promised.
 
-    The observation has a problem if a size is outside of either. Its ``error`` is the largest fraction of a bound that
-    a size reached.
+    The returned observation has a problem if a size is outside of either. Otherwise its ``error`` is the largest
+    fraction of a bound that a size reached.
     """
     outs = call_op(op, case.fresh())
     promised = _ranges_of_fake(op, case)
@@ -62,7 +62,9 @@ def observe_bound(op: Op, case: SampleCase) -> Observation:
 
 
 def _ranges_of_fake(op: Op, case: SampleCase) -> list[list[tuple[float, float]]]:
-    """Return, for each dim of each output, the range ``(low, high)`` of sizes that the fake implementation promises."""
+    """Return, for each output, a list with the range ``(low, high)`` of sizes that the fake implementation promises for
+    each dim.
+    """
     inputs = case.fresh()
     with torch.no_grad(), torch_private.fake_mode(symbolic=True) as mode:
         fakes = tree_map(lambda t: torch_private.make_fake_tensor(mode, t, dynamic=False), inputs)

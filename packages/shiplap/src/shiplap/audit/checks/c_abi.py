@@ -51,11 +51,10 @@ RELEASE_FIX = "release on every path: RAII (std::vector, std::unique_ptr), or ta
 
 @dataclass(frozen=True)
 class CCallAttempt:
-    """A call of a C function to make in a child process. ``what`` names the call in reports, and ``spec`` describes its
-    arguments.
+    """A call of a C function to make in a child process. ``what`` describes its arguments in reports, and ``spec``
+    describes them for the process.
 
-    If ``lax`` is set, the call passes arguments that the declaration's checks would have refused. A crash in such a
-    call proves nothing.
+    If ``lax`` is true, the declaration's checks would have refused the arguments, so a crash proves nothing.
     """
 
     what: str
@@ -65,8 +64,8 @@ class CCallAttempt:
 
 @dataclass(frozen=True)
 class ProcessDeath:
-    """The end of the child process during the call at index ``call`` of the C function, with its exit status and its
-    output on stderr.
+    """The end of a child process during a call of the C function. ``call`` is the index of the call, ``status`` the
+    exit status of the process, and ``stderr`` what it wrote to stderr.
     """
 
     call: int
@@ -74,8 +73,8 @@ class ProcessDeath:
     stderr: str
 
     def __str__(self) -> str:
-        """Return a text that says how the process ended. It names the exception that left the C function, the signal
-        or the exit status.
+        """Return a message that says how the process ended. It names the exception that left the C function, or else
+        the signal or the exit status.
         """
         name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
         if thrown := THROWN_TYPE.search(self.stderr):
@@ -95,15 +94,15 @@ def _c_kernels_for_cpu(op: Op) -> list[CKernel]:
 
 
 def why_skip_c_abi(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the op has no C
-    ABI kernel for the CPU.
+    """Return why the check ``c_abi`` does not apply to the op, or an empty string if it does. It does not apply if the
+    op has no C ABI kernel for the CPU.
     """
     return "" if _c_kernels_for_cpu(op) else "no C ABI kernel for the CPU"
 
 
 def observe_c_abi(op: Op, case: SampleCase) -> Observation:
-    """Call each C function of the op with wrong values in a child process. The observation has a problem if a function
-    throws, crashes or leaks.
+    """Call each C function of the op with wrong values in a child process. The returned observation has a problem if a
+    function throws an exception, crashes or leaks.
     """
     if case.device != "cpu":
         return Observation(skip="C functions are called on the CPU: audit with device='cpu'")
@@ -122,8 +121,8 @@ def observe_c_abi(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]) -> Observation:
-    """Call one C function with all ``attempts``. The observation has the problem of the first call that throws, crashes
-    or leaks. If there is none, it has a note with a summary.
+    """Call the C function of ``kernel`` in ``library`` with all ``attempts``. The returned observation has the problem
+    of the first call that throws, crashes or leaks. If there is none, it has a note with a summary.
     """
     results, deaths = _run_attempts(library, kernel.native.symbol, attempts)
     for death in deaths:
@@ -146,8 +145,8 @@ def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]
 
 
 def _describe_leak(result: dict[str, Any]) -> str:
-    """Return a text that says what a call leaves behind, such as ``64 bytes and an open file``. It is empty if nothing
-    is left. ``result`` has the growth of memory and of open files, as ``measure_leaks`` returns it.
+    """Return a message that says what a call leaves behind, such as ``64 bytes and an open file``, or an empty string
+    if nothing is left. ``result`` has the growth of memory and of open files, as ``measure_leaks`` returns it.
     """
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:
@@ -158,8 +157,9 @@ def _describe_leak(result: dict[str, Any]) -> str:
 def _run_attempts(
     library: Path, symbol: str, attempts: list[CCallAttempt]
 ) -> tuple[dict[int, dict[str, Any]], list[ProcessDeath]]:
-    """Return the measured results by the number of the attempt, and the deaths of the child processes that call the C
-    function ``symbol``. After a death, a new process continues with the next attempt.
+    """Make the calls ``attempts`` of the C function ``symbol`` in child processes. Return a dict from the index of an
+    attempt to its measured results, and a list of the deaths of these processes. After a death, a new process continues
+    with the next attempt. After eight deaths, the remaining attempts are not made.
     """
     results: dict[int, dict[str, Any]] = {}
     deaths: list[ProcessDeath] = []
@@ -182,8 +182,8 @@ def _run_attempts(
 
 
 def _run_child_process(task: str) -> tuple[int, str, str]:
-    """Return ``(status, stdout, stderr)`` of one child process with the JSON ``task`` on its stdin. The process is
-    killed after a time limit.
+    """Return ``(status, stdout, stderr)`` of one child process that gets the JSON ``task`` on its stdin. A process that
+    is killed after the time limit has the negative number of that signal as status.
     """
     command = [sys.executable, "-I", c_child_process.__file__]
     try:
@@ -194,8 +194,8 @@ def _run_child_process(task: str) -> tuple[int, str, str]:
 
 
 def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallAttempt]:
-    """Yield the calls of the C function to attempt. The sample as it is comes first, then wrong values, then tensors
-    that are described with a wrong rank or dtype.
+    """Yield the calls of the C function to attempt. The first has the arguments of the sample. Calls with wrong values
+    follow, then calls with tensors that are described with a wrong rank or dtype.
     """
     plain = _make_attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
@@ -208,9 +208,11 @@ def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallA
 
 
 def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> CCallAttempt | None:
-    """Return a call of the C kernel with ``args`` for a child process to make. ``what`` names it in findings.
+    """Return a call of the C kernel with ``args`` for a child process to make. ``what`` describes the arguments in
+    findings.
 
-    Return None if the declaration refuses the arguments or if an output would be too large.
+    Return None if the declaration refuses the arguments, if they cannot be described, or if an output would be too
+    large.
     """
     try:
         call = op.bind(args)
@@ -221,9 +223,9 @@ def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> 
 
 
 def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
-    """Return the call as JSON values for ``c_child_process``. They are the size of the workspace (scratch memory), the
-    arguments in the order of the C function, and the config (values of tuning parameters). Return None if an output
-    would be too large.
+    """Return a dict of JSON values that describes the call for ``c_child_process``. It has the size of the workspace
+    (scratch memory), the arguments in the order of the C function, and the config (values of tuning parameters). Return
+    None if an output would be too large.
     """
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = arguments_by_name(op, call.args)
@@ -248,8 +250,8 @@ def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | No
 
 
 def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
-    """Return a tensor as JSON values for ``c_child_process``. They hold its data in base64, its shape, its strides and
-    its DLPack dtype.
+    """Return a dict of JSON values that describes a tensor for ``c_child_process``. It has the data in base64, the
+    shape, the strides and the DLPack dtype.
     """
     t = t.detach().contiguous()
     code, bits, lanes = of(t.dtype, "the audit").dlpack
@@ -267,8 +269,8 @@ def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
 
 
 def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
-    """Return a scalar argument as JSON values for ``c_child_process``. ``role`` says whether the argument is a value, a
-    list, the length of a list, or a pointer to a size.
+    """Return a dict of JSON values that describes a scalar argument for ``c_child_process``. ``role`` says whether the
+    argument is a value, a list, the length of a list, or a pointer to a size. ``ctype`` is its type in C.
     """
     if role == "extent":
         return {"kind": "int64s", "value": [0]}
@@ -282,13 +284,13 @@ def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
 
 def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield ``(description, arguments)`` with values that the types admit but no generated sample has. Examples are
-    NaN, huge sizes and long texts.
+    NaN, huge sizes and long strings.
     """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
 
         def swap(wrong: Any, position: int = position) -> tuple[Any, ...]:
-            """Return the arguments with ``wrong`` at ``position``."""
+            """Return the sample's arguments as a tuple with ``wrong`` at ``position``."""
             return (*case.args[:position], wrong, *case.args[position + 1 :])
 
         if isinstance(value, Tensor) and value.numel():
@@ -306,7 +308,9 @@ def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ..
 
 
 def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
-    """Return ``(name, value)`` of extreme values of the tensor's dtype. The list is empty for bool and complex."""
+    """Return pairs ``(name, value)`` of extreme values of the tensor's dtype. The list is empty for bool and complex
+    dtypes.
+    """
     if t.is_floating_point():
         widest = float("inf") if t.itemsize > 1 else torch.finfo(t.dtype).max  # not every float8 has infinities
         return [("NaN", float("nan")), (str(widest), widest)]
@@ -317,8 +321,8 @@ def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
 
 
 def _misdescribed_tensors(plain: CCallAttempt) -> Iterator[CCallAttempt]:
-    """Yield calls like ``plain`` with a wrong rank or dtype of one tensor. The declaration would refuse such a tensor.
-    The kernel may return an error, but must not throw or leak.
+    """Yield calls like ``plain`` in which one tensor is described with a wrong rank or dtype. The declaration would
+    refuse such a tensor. The kernel may return an error, but must not throw or leak.
     """
     for index, argument in enumerate(plain.spec["arguments"]):
         if argument["kind"] != "tensor":

@@ -28,8 +28,8 @@ NOTHING_COMPILED = "torch.compile has compiled nothing: unset TORCH_COMPILE_DISA
 def compile_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``compile`` calls the op.
 
-    They are the base sample, larger ones, samples with all tensors in either of two strided layouts, and samples
-    without optional arguments.
+    They are the base sample, larger ones, samples in which all tensors are transposed or padded, and samples without
+    optional arguments.
     """
     layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
     usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]
@@ -46,26 +46,29 @@ def _is_strided(case: SampleCase) -> bool:
 def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     """Return a function that calls the op and doubles each floating-point result.
 
-    For the doubling, Inductor compiles a kernel that reads the results with the strides that the fake implementation
+    For the doubling, Inductor generates code that reads the results with the strides that the fake implementation
     promised.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        """Return the results of the op, with each floating-point one doubled."""
+        """Return the results of the op on ``args``, with each floating-point tensor multiplied by two."""
         return _double_results(run_on(op, args))
 
     return program
 
 
 def _double_results(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return each floating-point result times two, a float8 one in float32. Other results are unchanged."""
+    """Return ``results`` with each floating-point tensor multiplied by two. A float8 tensor becomes float32. Other
+    tensors are unchanged.
+    """
     wide = (t.float() if is_float8(t) else t for t in results)
     return tuple(t * 2 if t.is_floating_point() else t for t in wide)
 
 
 def observe_compile(op: Op, case: SampleCase) -> Observation:
-    """Compile the op with aot_eager for the base sample, another layout or an absent argument. The observation has a
-    problem if the results differ from eager ones.
+    """Compile the op with the backend aot_eager and compare its results with eager ones. The returned observation has a
+    problem if they differ. Only the base sample and samples with another layout, an absent argument or a size that
+    broadcasts are compiled.
     """
     # A layout or an absent argument is another graph, which the shared compiled function would count as a recompile.
     other_form = case.recipe.layouts or case.recipe.absent or _broadcasts_a_size(op, case)
@@ -79,9 +82,11 @@ def observe_compile(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
-    """Run samples of all sizes through one compiled function, once with the backend aot_eager and once with inductor.
+    """Run samples of several sizes through one compiled function, once with the backend aot_eager and once with
+    inductor.
 
-    The observation has a problem if results are wrong, if the graph breaks or if there are too many recompiles.
+    The returned observation has a problem if results are wrong, if the graph breaks or if there are too many
+    recompiles.
     """
     plain = [
         c for c in cases if not c.recipe.layouts and c.graph_key == cases[0].graph_key and not _broadcasts_a_size(op, c)
@@ -112,7 +117,7 @@ def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
 
 
 def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
-    """Return whether the sample gives a broadcast dim a size of its own.
+    """Return whether the sample gives a dim that broadcasts a size of its own.
 
     A dim annotated ``#n`` broadcasts, that is, its size is 1 or ``n``. Torch compiles another graph for such a sample.
     """
@@ -120,8 +125,8 @@ def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
 
 
 def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> str:
-    """Return a text that says how compiled code differs from an eager call, or with which error it fails. The text is
-    empty if they agree. ``how`` names the backend.
+    """Return a message that says how compiled code differs from an eager call, or with which error it fails. Return an
+    empty string if the results agree. ``how`` names the backend in the message.
     """
     try:
         return _compare_with_eager(op, case, compiled, how).problem
@@ -130,10 +135,10 @@ def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any]
 
 
 def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
-    """Return a text that names graph breaks or too many recompiles, or an empty text if there are none.
+    """Return a message that names graph breaks or too many recompiles, or an empty string if there are none.
 
-    ``backend`` and ``sizes``, the number of different sizes, only appear in the text. ``kinds`` is the number of
-    different contents of the objects among the arguments. Each beyond the first may cause one more recompile.
+    ``backend`` and ``sizes``, the number of samples, only appear in the text. ``kinds`` is the number of different
+    contents of the objects among the arguments. Each beyond the first may cause one more recompile.
     """
     if counts.graph_breaks:
         return f"{backend}: {counts.graph_breaks} graph breaks: {', '.join(counts.break_reasons)}"
@@ -144,8 +149,8 @@ def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, si
 
 
 def _compare_with_eager(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> Observation:
-    """Compare the compiled function with an eager call on the sample. The observation has a problem if the results
-    differ. ``how`` names the backend.
+    """Compare the results of ``compiled`` on the sample with those of an eager call, both doubled. The returned
+    observation has a problem if they differ. ``how`` names the backend in its text.
     """
     expected = _make_doubled_call(op)(*case.fresh())
     got, sums = compiled(*case.fresh()), derive_reduction(op.spec, case.env)

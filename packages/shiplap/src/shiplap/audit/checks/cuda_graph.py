@@ -66,8 +66,8 @@ def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
 
 @dataclass
 class _GraphTrial:
-    """An op, a sample of its arguments, and the two CUDA streams on which calls are captured and replayed. ``drawn``
-    counts how often new values were drawn for the sample.
+    """The trial of an op on one sample of arguments, with the two CUDA streams on which calls are captured and
+    replayed. ``drawn`` counts how often new values were drawn for the sample.
     """
 
     op: Op
@@ -82,7 +82,7 @@ class _GraphTrial:
         return cls(op, case, torch.cuda.Stream(case.device), torch.cuda.Stream(case.device))
 
     def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Call the op with ``args`` and return its results, then the arguments that it mutates."""
+        """Call the op with ``args``. Return its results, followed by the arguments that it mutates."""
         return run_on(self.op, args)
 
     def warm_up(self, case: SampleCase) -> None:
@@ -93,7 +93,7 @@ class _GraphTrial:
 
     def with_new_values(self, case: SampleCase | None = None) -> SampleCase:
         """Return a sample with the sizes of ``case`` (by default the trial's sample) and with values that no earlier
-        call had.
+        call had. Return ``case`` itself if the op's builder of samples never returns these sizes.
         """
         case, self.drawn = case or self.case, self.drawn + 1
         for attempt in range(8):  # a builder may deviate from the sizes it is asked for
@@ -103,21 +103,22 @@ class _GraphTrial:
         return case
 
     def grown(self, steps: int) -> SampleCase | None:
-        """Return the trial's sample with its sizes raised ``steps`` times. Return None if the declaration admits no
-        larger sample that the same graph could serve.
+        """Return the last of up to ``steps`` ever larger versions of the trial's sample. Return None if the declaration
+        admits no larger sample, or none that one graph could serve.
         """
         *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
         return sample if sample is not None and sample.graph_key == self.case.graph_key else None
 
     def difference_from_reference(self, got: tuple[Tensor, ...], case: SampleCase) -> str:
-        """Return a text that says how the results ``got`` differ from the reference's on ``case``. The text is empty if
-        they agree.
+        """Return a message that says how the results ``got`` differ from the reference's on ``case``, or an empty
+        string if they agree.
         """
         return against_reference(self.op, case, got).problem
 
     def fault_of_replay(self, recording: GraphRecording, case: SampleCase) -> str:
-        """Return the fault of a replay with the values of ``case``, which is a changed input or a wrong result. Return
-        an empty text if there is none.
+        """Replay ``recording`` with the values of ``case``. Return a message that describes a wrong result, or
+        ``WRITES_PROBLEM`` if the replay changes an input that the op does not mutate. Return an empty string if nothing
+        is wrong.
         """
         got = recording.replay(case.args)
         pairs = zip(self.op.spec.args, recording.args, case.args, strict=True)
@@ -129,8 +130,8 @@ class _GraphTrial:
 
 
 def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
-    """Capture the op in a CUDA graph and replay it under different conditions of memory and streams. The observation
-    has the first problem that occurs.
+    """Capture the op in a CUDA graph and replay it under different conditions of memory and streams. The returned
+    observation has the first problem that is found.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
@@ -157,9 +158,10 @@ def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_uncapturable(op: Op) -> Observation | None:
-    """Return the observation of an op that cannot be captured in a graph, or None for another op.
+    """Return the observation of an op that cannot be captured in a graph, or None for an op that can.
 
-    The observation has no problem if the op has a tag by which torch.compile keeps it out of graphs.
+    The observation is a ``skip`` if the op has a tag by which torch.compile keeps it out of graphs. Otherwise it has a
+    problem.
     """
     tagged = torch.Tag.cudagraph_unsafe in op.overload.tags
     if op.spec.dynamic:
@@ -171,8 +173,8 @@ def observe_uncapturable(op: Op) -> Observation | None:
 
 
 def _observe_eager(trial: _GraphTrial) -> Observation:
-    """Call the op without a graph on the same buffers with new values. The observation has a problem if the results are
-    wrong, which shows that values were kept from an earlier call.
+    """Call the op, without a graph, repeatedly on the same tensors with new values in them. The returned observation
+    has a problem if results are wrong, which shows that values were kept from an earlier call.
     """
     trial.warm_up(trial.case)
     args = trial.case.fresh()
@@ -187,8 +189,9 @@ def _observe_eager(trial: _GraphTrial) -> Observation:
 
 
 def _observe_side_stream(trial: _GraphTrial) -> Observation:
-    """Call the op on a CUDA stream on which its inputs are only written after a delay. The observation has a problem if
-    the results are wrong. Part of the op's work then ran on another stream, before the inputs were written.
+    """Call the op on a CUDA stream on which its inputs are written only after a delay. The returned observation has a
+    problem if the results are wrong. A part of the op's work then ran on another stream, before the inputs were
+    written.
     """
     trial.warm_up(trial.case)
     changed, args = trial.with_new_values(), trial.case.fresh()
@@ -210,7 +213,7 @@ def _observe_side_stream(trial: _GraphTrial) -> Observation:
 
 
 def _observe_synchronisation(trial: _GraphTrial) -> Observation:
-    """Call the op in a context that forbids synchronisation. The observation has a problem if the op waits for the
+    """Call the op while torch forbids synchronisation. The returned observation has a problem if the op waits for the
     device, since a capture forbids that.
     """
     args = trial.case.fresh()
@@ -225,8 +228,8 @@ def _observe_synchronisation(trial: _GraphTrial) -> Observation:
 
 
 def _observe_two_streams(trial: _GraphTrial) -> Observation:
-    """Call the op with different values alternately on two CUDA streams that start together. The observation has a
-    problem if results are wrong, as they are if the streams share scratch memory.
+    """Call the op with different values alternately on two CUDA streams that start together. The returned observation
+    has a problem if results are wrong, as they are if the streams share scratch memory.
     """
     streams = trial.stream, trial.second
     pair = [trial.with_new_values(), trial.with_new_values()]
@@ -252,7 +255,7 @@ def _observe_two_streams(trial: _GraphTrial) -> Observation:
 
 def _observe_replays(trial: _GraphTrial) -> Observation:
     """Capture the op after a warm-up, then replay the graph with new values under different conditions of memory. The
-    observation has the first problem that occurs.
+    returned observation has the first problem that is found.
     """
     trial.warm_up(trial.case)
     try:
@@ -274,8 +277,8 @@ def _observe_replays(trial: _GraphTrial) -> Observation:
 
 
 def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
-    """Return the observation of a failed capture. It says whether the relaxed mode of capture accepts the call.
-    ``failure`` is the error of the capture.
+    """Return the observation of a failed capture, whose error is ``failure``. Its problem says whether CUDA's relaxed
+    mode of capture accepts the call.
     """
     try:
         record_cuda_graph(trial.run, trial.case.args, trial.stream, mode="relaxed")
@@ -289,10 +292,10 @@ def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
 
 
 def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tuple[Tensor, ...]) -> Observation | None:
-    """Replay the graph with new values. Return an observation with a problem, or None.
+    """Replay the graph with new values. Return an observation with a problem, or None if nothing is wrong.
 
-    The problem is a wrong result, a changed input or a write to freed memory. ``old`` has the results of the values at
-    capture.
+    The problem is a wrong result, a changed input or a write to freed memory. ``old`` has the reference's results for
+    the values at capture.
     """
     for turn in range(REPLAYS):
         changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
@@ -311,8 +314,8 @@ def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tupl
 
 
 def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Replay the graph after an eager call with larger sizes, which may have replaced a buffer that the graph uses.
-    Return an observation with a problem if the replay is wrong, and otherwise None.
+    """Replay the graph after an eager call with larger sizes, which may have replaced memory that the graph uses.
+    Return an observation with a problem if the replay is wrong, and otherwise None. The last argument is not used.
     """
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)
@@ -340,13 +343,13 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
 
 
 def _describe_trespass(damaged: int, when: str) -> str:
-    """Return a sentence which says that ``damaged`` bytes of freed memory were written, and when."""
+    """Return a sentence that says how many bytes of freed memory were written, and ``when``."""
     return f"{when} writes {damaged} bytes of memory that was freed: another tensor would have lived there"
 
 
 def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Capture a second graph in the same memory pool, and replay both in turns. Return an observation with a problem if
-    a replay is wrong, else None.
+    """Capture a second graph in the memory pool of the first, and replay both in turns. Return an observation with a
+    problem if a replay is wrong, and otherwise None. The last argument is not used.
     """
     case = trial.grown(LARGER) or trial.case
     trial.warm_up(case)
@@ -365,7 +368,7 @@ def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) 
 
 def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Replay the graph after a second graph was destroyed and torch's cached memory was released. Return an observation
-    with a problem if the replay is wrong, else None.
+    with a problem if the replay is wrong, and otherwise None. The last argument is not used.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -377,8 +380,8 @@ def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any
 
 
 def _observe_cold_capture(trial: _GraphTrial) -> Observation:
-    """Capture the first call with new sizes. The observation has a problem if the capture fails or if a later result is
-    wrong.
+    """Capture the first call with new sizes. The returned observation has a problem if the capture fails or if a later
+    result is wrong.
 
     A later result is wrong if the op keeps state that the capture recorded but did not compute.
     """
@@ -405,7 +408,7 @@ def _observe_cold_capture(trial: _GraphTrial) -> Observation:
 
 def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
     """Return an observation that notes the CUDA runtime calls of a warm call and of a first call with new sizes. It
-    never has a problem, since other steps find each fault.
+    never has a problem.
     """
     trial.warm_up(trial.case)
     args, new = trial.case.fresh(), trial.grown(COLD + 1)
@@ -418,8 +421,8 @@ def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
 
 
 def _observe_other_device(trial: _GraphTrial) -> Observation:
-    """Call the op while a device other than that of the tensors is the current one. The observation has a problem if
-    the call raises or if the results are wrong.
+    """Call the op while another CUDA device than that of the tensors is the current one. The returned observation has a
+    problem if the call raises an exception or if results are wrong. With one device, nothing is called.
     """
     count = torch.cuda.device_count()
     if count < 2:

@@ -29,13 +29,13 @@ HOST_FIX = "return tensors on the device of the inputs only; or tag the op with 
 
 
 class _ArgumentHolder(torch.nn.Module):
-    """A module that owns all tensor arguments but one, like the weights of a model. Torch takes them to be static
-    because they are buffers.
+    """A module that owns all tensor arguments of an op but one, like the weights of a model. They are buffers of the
+    module, so torch takes their addresses to be constant.
     """
 
     def __init__(self, op: Op, case: SampleCase) -> None:
-        """Make a module that holds the tensor arguments of the sample as buffers. The one that varies is left out and
-        is passed to ``forward``.
+        """Make a module that holds copies of the sample's tensor arguments as buffers. The first argument that the op
+        does not mutate is left out, since it varies and is passed to ``forward``.
         """
         super().__init__()
         self.op, self.args = op, list(case.fresh())
@@ -47,8 +47,8 @@ class _ArgumentHolder(torch.nn.Module):
         self.held = [i for i, v in enumerate(case.args) if isinstance(v, Tensor) and i != self.moving]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the effects of the op with ``x`` as the argument that varies. The other arguments are those that the
-        module holds. The effects are the results, then the mutated arguments.
+        """Call the op with ``x`` as the argument that varies and with the other arguments that the module holds. Return
+        its results, followed by the arguments that it mutates.
         """
         args = list(self.args)
         args[self.moving] = x
@@ -58,16 +58,16 @@ class _ArgumentHolder(torch.nn.Module):
 
 
 def _position_of_varying(op: Op, case: SampleCase) -> int:
-    """Return the position of the first tensor argument that the op does not mutate, or -1 if there is none. This
-    argument gets new values in each call of the test.
+    """Return the position of the first tensor argument that the op does not mutate, or -1 if there is none. The check
+    passes new values for this argument in each call.
     """
     pairs = zip(op.spec.args, case.args, strict=True)
     return next((i for i, (a, v) in enumerate(pairs) if isinstance(v, Tensor) and not a.mutated), -1)
 
 
 def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
-    """Search a captured graph for copies of inputs, then compile the op in a module with CUDA graphs. The observation
-    has a problem if inputs are copied or if torch uses no graph.
+    """Search a captured graph for copies of inputs into memory of the op, then compile the op in a module with CUDA
+    graphs. The returned observation has a problem if inputs are copied, if values are wrong or if torch uses no graph.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
@@ -80,8 +80,8 @@ def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation:
-    """Call the op in a module that is compiled with CUDA graphs. The observation has a problem if values are wrong or
-    if torch skips the graph. Otherwise ``note`` becomes part of its note.
+    """Call the op in a module that is compiled with ``mode="reduce-overhead"``. The returned observation has a problem
+    if values are wrong or if torch uses no CUDA graph. Otherwise its note ends with ``note``.
     """
     torch_private.reset_compiler()
     changed = with_other_values(op, case)
@@ -116,19 +116,21 @@ def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation
 
 
 def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
-    """Return a text that says how the results ``got`` differ from the reference's with ``x`` as the argument at
-    position ``moving``. The text is empty if they agree.
+    """Return a message that says how the results ``got`` differ from the reference's with ``x`` as the argument at
+    position ``moving``, or an empty string if they agree.
     """
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
     return against_reference(op, case.with_args(args), got).problem
 
 
 def _observe_copies(op: Op, case: SampleCase) -> Observation:
-    """Return an observation with a problem if a captured graph copies an input into a buffer that the op keeps."""
+    """Capture the op in a CUDA graph. The returned observation has a problem if the graph copies an input into memory
+    that the op keeps. Otherwise it notes how many bytes the graph copies.
+    """
     stream = torch.cuda.Stream(case.device)
 
     def run(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Return the results of the op on ``args``, which the capture of a graph passes."""
+        """Return the results of the op on ``args``."""
         return call_op(op, args)
 
     with on_stream(stream):
@@ -157,8 +159,8 @@ def _addresses_of_pools() -> list[tuple[int, int]]:
 
 
 def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
-    """Return a text that names the first input that the graph copies into a buffer of the op, or an empty text. Copies
-    into an output, or into the address ranges ``private`` of graph pools, are ignored.
+    """Return a message that names the first input that the graph copies into memory that the op keeps, or an empty
+    string. Copies into an output, or into the address ranges ``private`` of graph pools, are ignored.
     """
     owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:
@@ -173,7 +175,7 @@ def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int
 
 
 def _storage_range(t: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's storage and the address behind its end."""
+    """Return the first address of a tensor's storage and the first address after it."""
     start = t.untyped_storage().data_ptr()
     return start, start + t.untyped_storage().nbytes()
 

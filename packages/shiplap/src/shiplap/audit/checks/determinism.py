@@ -16,15 +16,15 @@ REPEATED_CALLS = 3
 
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples on which the check ``determinism`` calls the op. First comes one sample for each kind of random
-    values, such as normal, positive or constant. Larger samples follow.
+    """Yield the samples on which the check ``determinism`` calls the op. There is one for each kind of random values,
+    such as normal, positive or constant, at the base sizes. The same kinds of values at larger sizes follow.
     """
     yield from samples.values()
 
 
 def observe_determinism(op: Op, case: SampleCase) -> Observation:
-    """Repeat a call, also after a call with other values. The observation has a problem if the bits of the results
-    change.
+    """Repeat a call, the last time after a call with other values. The returned observation has a problem if the bits
+    of the results change.
     """
     if problem := why_first_call_was_wrong(op):
         return Observation(f"the first call in a process: {problem}", fix="initialise before the first call computes")

@@ -27,8 +27,8 @@ COMPARED_VALUES = ("normal", "zeros", "large", "positive")
 
 
 def why_skip_distribution(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the results are
-    not declared to be random.
+    """Return why the check ``distribution`` does not apply to the op, or an empty string if it does. It does not apply
+    if the results are not declared to be random.
     """
     return "" if op.spec.random else "its results are not declared to be random"
 
@@ -36,8 +36,8 @@ def why_skip_distribution(op: Op) -> str:
 def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``distribution`` calls the op.
 
-    They are the base sample, and samples with other scalars, with four dtypes, without optional arguments, with some
-    kinds of values, and with larger sizes.
+    They are the base sample, and samples with other scalars, with up to four dtypes, without optional arguments, with
+    some kinds of values, and with larger sizes.
     """
     kinds = (c for c in samples.values() if c.recipe.values in COMPARED_VALUES)
     yield from chain(samples.plain(), samples.scalars(), islice(samples.dtypes(), 4), samples.optionals(), kinds)
@@ -45,8 +45,8 @@ def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_distribution(op: Op, case: SampleCase) -> Observation:
-    """Compare the distribution of the op's results over many seeds with that of the reference's. The observation has a
-    problem if the distributions differ or if the seed is not obeyed.
+    """Compare the distribution of the op's results over many seeds with that of the reference's. The returned
+    observation has a problem if the distributions differ, or if equal seeds do not give equal results.
     """
     if case.numel > LARGEST_REPEATED:
         return Observation(skip="a sample too large to be repeated")
@@ -70,25 +70,29 @@ def observe_distribution(op: Op, case: SampleCase) -> Observation:
 
 
 def _product_of_magnitudes(a: Tensor, b: Tensor) -> Tensor:
-    """Return the elementwise product of the magnitudes of the results ``a`` and ``b``, or an empty tensor if their
-    shapes differ. The product is large on average if both results draw the same random numbers.
+    """Return the elementwise product of the magnitudes of the results ``a`` and ``b`` in float64, or an empty tensor if
+    their shapes differ. The product is large on average if both results use the same random numbers.
     """
     return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
 
 def _sizes_as_tensors(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the shape of each run's result as a tensor. Shapes are compared where sizes are random."""
+    """Return the shape of each tensor in ``runs`` as a float64 tensor. Shapes are compared instead of values if they
+    are random.
+    """
     return tuple(torch.tensor(list(t.shape), dtype=torch.float64) for t in runs)
 
 
 def _run_reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Call the reference on ``args`` themselves. Return its results, then the arguments that it mutates."""
+    """Call the reference on ``args``, without copying them. Return its results, followed by the arguments that it
+    mutates.
+    """
     return op_effects(op, args, results_of(op, op.reference, args))
 
 
 def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
-    """Return new copies of the sample's arguments with the seed number ``seed``. Torch's own generator is seeded as
-    well.
+    """Return new copies of the sample's arguments, among which the argument that seeds the op gets a seed made from the
+    number ``seed``. Torch's own generator is seeded as well.
     """
     args = case.fresh()
     # An op that draws from torch's generator gets another state with each seed as well.
@@ -96,7 +100,7 @@ def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
 
     def seeded(name: str, value: Any) -> Any:
         """Return the new seed as the type of ``value`` (int, tensor or generator) if ``name`` is the argument that
-        seeds the op. Return ``value`` unchanged otherwise, or if it is None.
+        seeds the op. Return ``value`` unchanged for another argument, or if it is None.
         """
         if name != op.spec.random or value is None:
             return value
@@ -108,28 +112,32 @@ def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
 
 
 def _run_with_seed(op: Op, case: SampleCase, run: Callable[..., tuple[Tensor, ...]], seed: int) -> tuple[Tensor, ...]:
-    """Return copies of the results of ``run(op, args)`` on the sample's arguments with the seed number ``seed``."""
+    """Return copies of the results of ``run(op, args)`` as a tuple. ``args`` are the sample's arguments, seeded with
+    the number ``seed``.
+    """
     with torch.no_grad():
         return tree_map(torch.clone, run(op, _seeded_arguments(op, case, seed)))
 
 
 def _draws_globally(op: Op, args: tuple[Any, ...]) -> bool:
-    """Return whether a call of the op on ``args`` draws from torch's own generator. It does if the declaration says so
-    or if the generator argument is None.
+    """Return whether a call of the op on ``args`` draws from torch's own generator. It does if the op is declared so,
+    or if the argument that seeds it is None.
     """
     return arguments_by_name(op, args).get(op.spec.random) is None
 
 
 def _generator_state(device: str) -> Tensor:
-    """Return the state of torch's own generator of a device."""
+    """Return the state of torch's own generator. It is that of the current CUDA device if ``device`` is one of CUDA,
+    and otherwise that of the CPU.
+    """
     return torch.cuda.get_rng_state() if device.startswith("cuda") else torch.get_rng_state()
 
 
 def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
-    """Return a text that says how the op fails to obey its seed, or an empty text.
+    """Return a message that says how the op fails to follow its seed, or an empty string if it follows it.
 
-    Equal seeds must give equal bits. The op must not seed torch's own generator, and must not draw from it if it is
-    given a seed.
+    Equal seeds must give equal bits. The op must not seed torch's own generator. If it is given a seed, it must not
+    draw from that generator either.
     """
     first = _run_with_seed(op, case, run_on, 0)
     if problem := bitwise_difference(_run_with_seed(op, case, run_on, 0), first, "the first time"):
@@ -152,8 +160,8 @@ def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
 
 
 def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
-    """Return a text that names two seeds, a power of two apart, for which the op draws the same numbers but the
-    reference does not. The text is empty if there are none.
+    """Return a message that names two seeds, a power of two apart, for which the op draws the same numbers but the
+    reference does not. Return an empty string if none are found.
     """
     given = arguments_by_name(op, case.args).get(op.spec.random)
     limit = (
@@ -161,8 +169,8 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
     )  # a generator and an integer have 64 bits
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
-        """Return whether ``run`` gives the same results for both seeds of each pair that is tried. The seeds of a pair
-        are ``1 << bits`` apart.
+        """Return whether ``run`` gives equal bits for both seeds of each of a few pairs. The seeds of a pair are ``1 <<
+        bits`` apart.
         """
         return all(
             not bitwise_difference(_run_with_seed(op, case, run, s + (1 << bits)), _run_with_seed(op, case, run, s))
@@ -177,12 +185,12 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
 
 
 def _why_compiled_differs_eager(op: Op, case: SampleCase) -> str:
-    """Return a text that says how the random numbers of compiled code differ from those of eager code, for two calls in
-    one graph. The text is empty if they agree.
+    """Return a message that says how the random numbers of two calls in one compiled graph differ from those of two
+    eager calls, or how compilation fails. Return an empty string if the numbers agree.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        """Return the results of two calls of the op, one after the other."""
+        """Return the results of two calls of the op in one tuple."""
         return (*run_on(op, args), *run_on(op, args))
 
     torch_private.reset_compiler()

@@ -18,16 +18,16 @@ from shiplap.sampling.samples import Samples
 def edges_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``edges`` calls the op.
 
-    First come samples with sizes of 0, of 1 and around powers of two. Samples in all layouts follow, with the base
-    sizes, with larger ones, with single elements and with other dtypes.
+    Samples with sizes of 0, of 1 and near powers of two come first. Samples in all layouts follow, with the base sizes,
+    with larger ones, with single elements and with other dtypes.
     """
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
     yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
 
 
 def observe_edges(op: Op, case: SampleCase) -> Observation:
-    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ or if
-    the reference fails.
+    """Compare the op's results on one sample with the reference's. The returned observation has a problem if they
+    differ or if the reference raises an error.
     """
     try:
         own = reference_effects(op, case.args)
@@ -48,8 +48,8 @@ def observe_edges(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_refusal(op: Op, case: SampleCase, e: ArgumentError) -> Observation:
-    """Return the observation of a sample that the reference refuses with ``e``. It has a problem unless the op refuses
-    the sample with the same error id.
+    """Return the observation of a sample that the reference refuses with ``e``. It is a ``skip`` if the op refuses the
+    sample with the same error id, and otherwise it has a problem.
     """
     try:
         run_op(op, case)

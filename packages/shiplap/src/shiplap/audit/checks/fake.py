@@ -26,16 +26,16 @@ from shiplap.sampling.samples import Samples
 def fake_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``fake`` calls the op.
 
-    They are samples with all dtypes, layouts and scalars, and with sizes of 0 and 1. Others have sizes larger than one
-    block of a kernel, and sizes larger than the integers in its code.
+    They are samples with all dtypes, layouts and scalars, and with sizes of 0 and 1. Others have larger sizes than one
+    block of a kernel, or larger ones than the integers in the op's code.
     """
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
     yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2), samples.wide())
 
 
 def observe_fake(op: Op, case: SampleCase) -> Observation:
-    """Call the op on real and on fake tensors (tensors without data). The observation has a problem if their outputs
-    differ in a property on which compiled code relies.
+    """Call the op on real tensors and on fake ones, which have no data. The returned observation has a problem if the
+    outputs differ in a property on which compiled code relies, or if a symbolic size becomes a constant.
     """
     args = case.fresh()
     with torch.no_grad():
@@ -60,23 +60,25 @@ def observe_fake(op: Op, case: SampleCase) -> Observation:
 def _can_vary_sizes(case: SampleCase) -> bool:
     """Return whether a run with symbolic sizes adds evidence.
 
-    No size may be 0 or 1, which torch makes constant. All arguments must have the same layout.
+    It does unless a size is 0 or 1, which torch treats as a constant, or only some arguments have a special layout.
     """
     sizes = [v for _, v in case.recipe.sizes if type(v) is int]
     return min(sizes, default=2) > 1 and set(dict(case.recipe.layouts)) <= {"every"}
 
 
 def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
-    """Return a fake tensor (a tensor without data) like ``t`` in the fake mode ``mode``. If ``symbolic`` is true, its
-    sizes are symbols. Otherwise they are the numbers of ``t``.
+    """Return a fake tensor (a tensor without data) like ``t``, made in the fake mode ``mode``. If ``symbolic`` is true,
+    its sizes are symbols. Otherwise they are the sizes of ``t`` as numbers.
     """
     return torch_private.make_fake_tensor(mode, t, dynamic=symbolic)
 
 
 def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
-    """Return a text that describes the first difference between the real outputs ``real`` and the fake ones ``fake``,
-    or an empty text. The outputs are compared in dtype, device, shape, strides and storage offset. They are also
-    compared in whether they share memory with the inputs, which are ``args`` and ``fakes``.
+    """Return a message that describes the first difference between the real outputs ``real`` and the fake ones
+    ``fake``, or an empty string.
+
+    The outputs are compared in number, dtype, device, shape, strides and storage offset. Another difference is whether
+    an output shares memory with an input. ``args`` are the real inputs, and ``fakes`` the fake ones.
     """
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"
@@ -100,13 +102,13 @@ def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tens
 
 
 def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
-    """Yield ``(property, real value, fake value)`` of one output, which is real as ``r`` and fake as ``f``. ``known``
-    maps symbols in sizes of the fake output to numbers.
+    """Yield ``(property, real value, fake value)`` for each property of one output, whose real tensor is ``r`` and
+    whose fake tensor is ``f``. ``known`` maps symbols in sizes of ``f`` to numbers.
     """
 
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
-        """Return the symbolic sizes or strides of a fake output as numbers. A symbol gets its value in ``known``, or
-        None if it is not there.
+        """Return symbolic sizes or strides as a tuple of numbers. A symbol becomes its value in ``known``, or None if
+        it has none.
         """
         return tuple(torch_private.size_value(s, known) for s in sizes)
 
@@ -120,9 +122,9 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
 
 
 def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
-    """Return the name of the first dim to which the fake implementation gives a constant size, although the declaration
-    leaves the size free. The text is empty if there is none. ``sizes`` holds the symbolic sizes of each tensor
-    argument.
+    """Return a message that names the first dim to which the fake implementation gives a constant size, although the
+    declaration leaves the size free. Return an empty string if there is none. ``sizes`` holds the symbolic sizes of
+    each tensor argument.
     """
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:

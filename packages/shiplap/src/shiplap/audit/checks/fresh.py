@@ -23,8 +23,8 @@ from shiplap.sampling.samples import Samples, with_other_values
 def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``fresh`` calls the op.
 
-    They are the base sample, larger and very large ones. Others have sizes of 1, layouts or scalars for which a kernel
-    might return a view in place of a copy.
+    They are the base sample, and larger and very large ones. Others have sizes of 1, layouts or scalars for which a
+    kernel might return a view in place of a copy.
     """
     yield from chain(samples.plain(), samples.grown(1))
     ones = (c for c in samples.edges() if 1 in dict(c.recipe.sizes).values())
@@ -33,8 +33,8 @@ def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_fresh(op: Op, case: SampleCase) -> Observation:
-    """Call the op several times. The observation has a problem if an output shares memory with an input or another
-    output, or if it changes with later calls.
+    """Call the op several times. The returned observation has a problem if an output shares memory with an input or
+    another output, if it changes with later calls, or if a later call returns an old result.
     """
     args = case.fresh()
     first = call_op(op, args)
@@ -56,10 +56,10 @@ def observe_fresh(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
-    """Return a text that says what is wrong if the op, called with its elements in another order, returns the result of
-    the call before. The text is empty otherwise.
+    """Call the op with the elements of its tensors in another order. If it returns the result of the call in the
+    original order, return a message that describes the wrong result. Otherwise return an empty string.
 
-    An op that caches its result by the sum of its input returns such a result. Any other wrong result is left to the
+    An op that caches its result by the sum of its input is wrong in this way. Any other wrong result is left to the
     check ``numerics``.
     """
     args = tree_map(lambda t: t.flatten().roll(1).reshape(t.shape) if has_independent_values(t) else t, case.fresh())
@@ -71,8 +71,8 @@ def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
 
 
 def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Observation:
-    """Write new values into the same tensor objects and call the op again. The observation has a problem if the old
-    result is returned.
+    """Call the op, write new values into the same tensors and call it again. The returned observation has a problem if
+    the second result is not that of the new values.
     """
     shapes = [[t.shape for t in tensors_among(c.args)] for c in (case, changed)]
     # The new contents must fit into the old tensors.
@@ -92,8 +92,9 @@ def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Obse
 
 
 def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
-    """Return ``(output number, name)`` of the first of ``outs`` that shares memory with one of ``others`` or with
-    another output. Return None if there is none. Tensors without elements share nothing.
+    """Return ``(index, text)`` of the first of ``outs`` that shares memory with one of ``others`` or with an earlier
+    output. The text names that tensor, such as ``input 0`` or ``output 1``. ``name`` is the word for a tensor of
+    ``others``. Return None if there is none. Tensors without elements share nothing.
     """
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()
@@ -110,8 +111,8 @@ def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: st
 
 
 def why_skip_fresh(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply to random results
-    or to results that are views, for example.
+    """Return why the check ``fresh`` does not apply to the op, or an empty string if it does. It does not apply if
+    results are random or may be views.
     """
     return why_random(op) or ("its results may be views" if op.spec.view else "")
 

@@ -66,8 +66,8 @@ AnyCallable = Any
 def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``gradient`` calls the op.
 
-    They are samples with other ranks, dtypes, scalars and layouts, and with sizes of 0 and 1. Others have values at
-    kinks, at ties and at overflow. Large samples are included as long as they are quick.
+    They are samples with other numbers of dims, dtypes, scalars and layouts, and with sizes of 0 and 1. Others have
+    values at kinks, equal values, or values near overflow. Large samples are included as long as they are quick.
     """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)
@@ -94,12 +94,15 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples whose tensors do not begin at the start of their storage or have gaps between their rows."""
+    """Yield samples in which all tensors begin behind the first element of their storage, or have gaps between their
+    rows.
+    """
     yield from (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("offset", "padded"))
 
 
 def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
-    """Yield those samples of ``cases`` that are expected to be quick, until a limit of the total time.
+    """Yield those samples of ``cases`` that are expected to be quick, until 12 s of processor time are used. The time
+    of a sample is measured from its yield to the next request.
 
     The expected time of a sample grows with the square of its longest dim, beyond a fixed cost. This cost is the time
     of the quickest sample so far.
@@ -123,8 +126,8 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
 
 
 def observe_gradient(op: Op, case: SampleCase) -> Observation:
-    """Compare the gradients of several subsets of inputs with those of the reference. The observation has the first
-    problem that occurs.
+    """Compare the gradients of several subsets of inputs with those of the reference and with finite differences. The
+    returned observation has the first problem that is found.
     """
     if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
         return Observation(skip="the reference refuses it", limited=needs_builder(op))
@@ -163,8 +166,9 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
 
 
 def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return the gradient computations to compare. Each is ``(inputs that need a gradient, whether they are autograd
-    leaves, layout of the output's gradient)``.
+    """Return the gradient computations to compare, as tuples ``(names, leaf, layout)``. ``names`` are the inputs that
+    need a gradient, and ``leaf`` says whether they are autograd leaves. ``layout`` is the layout of the output's
+    gradient, and is empty for contiguous memory.
     """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
     runs += [(list(pair), True, "") for pair in combinations(names, 2)] if len(names) == 3 else []
@@ -172,26 +176,26 @@ def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
 
 
 def _runs_with_layouts(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return one gradient computation, as ``(names, True, layout)``, for each layout in ``INCOMING``. ``layout`` is
-    that of the output's gradient, and all ``names`` are inputs that need a gradient. See :func:`_gradient_runs`.
+    """Return one gradient computation ``(names, True, layout)`` for each layout in ``INCOMING``, as
+    :func:`_gradient_runs` does. All of ``names`` need a gradient, and the output's gradient has the layout.
     """
     return [(names, True, layout) for layout in INCOMING]
 
 
 def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf: bool, layout: str) -> Observation:
     """Compare the gradients of the arguments ``names`` with those that autograd computes through the reference. The
-    observation has a problem if they differ beyond rounding.
+    returned observation has a problem if they differ beyond rounding.
 
     If ``leaf`` is true, the arguments are autograd leaves. Otherwise they are results of another operation. ``layout``
-    is the layout of the output's gradient.
+    is the layout of the output's gradient, and is empty for contiguous memory.
     """
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """Return random gradients of the outputs in the enclosing call's ``layout``. They are identical for the op and
-        its reference.
+        """Return random gradients of the outputs in the layout ``layout``. Equal outputs get equal gradients, as those
+        of the op and of its reference do.
 
-        ``layout`` covers the expanded gradient that ``sum().backward()`` passes. The values are rounded to bfloat16, so
-        that a kernel which computes in TF32 reads them without a rounding error.
+        The layout may be that of the expanded gradient that ``sum().backward()`` passes. The values are rounded to
+        bfloat16, so that a kernel which computes in TF32 reads them without a rounding error.
         """
         rng = torch.Generator().manual_seed(case.seed)
         drawn = [_round_to_bfloat16(random_gradient(o, rng)).to(o.device, o.dtype) for o in outs]
@@ -234,8 +238,8 @@ def _to_single_precision(t: Tensor) -> Tensor:
 
 
 def _round_to_bfloat16(t: Tensor) -> Tensor:
-    """Return ``t`` with its values rounded to bfloat16. Of a complex tensor, the real and the imaginary part are
-    rounded.
+    """Return ``t`` with its values rounded to bfloat16. A complex tensor keeps a complex dtype, and its real and
+    imaginary parts are rounded. Any other tensor gets the dtype bfloat16.
     """
     if t.is_complex():
         return torch.view_as_complex(torch.view_as_real(t).bfloat16().float())
@@ -247,8 +251,9 @@ def _gradients_of_inputs(
 ) -> list[Tensor]:
     """Return the gradients of the results of ``forward(args)`` with respect to the arguments ``names``.
 
-    ``directions(outputs)`` returns the gradients of the outputs. An unused input gets zeros. If ``leaf`` is false, the
-    inputs are no autograd leaves. Raise ``RuntimeError`` if no output requires a gradient.
+    ``directions(outputs)`` returns the gradients of the outputs. An unused input gets zeros. If ``leaf`` is true, the
+    inputs are autograd leaves, and otherwise results of another operation. Raise ``RuntimeError`` if no output requires
+    a gradient.
     """
     given = arguments_by_name(op, args)
     wanted = [given[n].requires_grad_() for n in names]
@@ -267,8 +272,8 @@ def _is_real_or_complex(t: Tensor) -> bool:
 
 
 def _count_terms(op: Op, case: SampleCase, name: str) -> int:
-    """Return an estimate of the number of terms that an element of the gradient of the argument ``name`` sums. It is
-    the product of the sizes of all dims that the argument lacks.
+    """Return an estimate of how many terms are summed for one element of the gradient of the argument ``name``. It is
+    the product of the sizes of all dims that the argument does not have.
     """
     kind = op.spec.arg(name).tensor
     ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}
@@ -278,11 +283,12 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 
 
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return a text that says how the op's gradients differ from finite differences of the op itself in float64. The
-    text is empty if they agree or are not compared.
+    """Return a message that says how the op's gradients differ from finite differences of the op itself in float64.
+    Return an empty string if they agree or are not compared.
 
-    They are not compared if a result is not finite or has a narrower dtype than the arguments, whose rounding hides
-    small differences. They are not compared either if the declared gradient is that of another function.
+    They are not compared unless all results are finite and all arguments and results are in double precision, since
+    rounding would hide small differences. They are not compared either if the declared gradient is that of another
+    function, or if there are too many elements.
     """
     if op.gradient is not None and op.gradient.surrogate is not None:
         return ""
@@ -297,7 +303,7 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         return ""
 
     def forward(*values: Tensor) -> Any:
-        """Return the floating-point and complex results of the op with ``values`` as the arguments that vary. The other
+        """Return the floating-point and complex results of the op with ``values`` as the arguments ``names``. The other
         arguments are those of the sample.
         """
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
@@ -315,8 +321,8 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
 
 
 def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
-    """Return a text that says how the gradients of tensors, including those in lists, differ from the reference's. It
-    is empty if they agree or if the op has no such lists.
+    """Return a message that says how the gradients of all tensors, including those in lists, differ from the
+    reference's. Return an empty string if they agree, or if the op has no list of tensors with gradients.
     """
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
     if op.spec.mutated or not any(can_carry_gradient(t) for v in lists for t in v):
@@ -324,7 +330,8 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
 
     def pulled(forward: AnyCallable, args: tuple[Any, ...]) -> list[Tensor]:
         """Return the gradients of the results of ``forward(args)`` with respect to all tensors that can have one. The
-        gradients of the outputs are random. The list is empty if no output requires a gradient.
+        gradients of the outputs are random, and depend on the seed of the sample. The list is empty if no output
+        requires a gradient.
         """
         leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]
@@ -344,17 +351,17 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
 
 
 def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return a text that names an element where the op's gradient is finite but the reference's is infinite or NaN. The
-    text is empty if there is none.
+    """Return a message that names an element where the op's gradient is finite but the reference's is infinite or NaN.
+    Return an empty string if there is none.
 
     The gradient of the output is infinite or NaN in this comparison. Elements on which no output depends are left out,
-    since a mask and a product with zero differ there.
+    since a mask and a product with zero differ there. Only the base sample is compared.
     """
     if case.recipe != Samples(op, case.seed, case.device).base:
         return ""
 
     def pulled(forward: AnyCallable, value: float) -> list[Tensor]:
-        """Return the gradients of ``forward`` with respect to the arguments under test. Every element of the outputs'
+        """Return the gradients of ``forward`` with respect to the arguments ``names``. Every element of the outputs'
         gradients is ``value``.
         """
         return _gradients_of_inputs(
@@ -378,8 +385,8 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
 
 
 def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return a text that names the gradients that a declared backward computes although no input needs them. The text
-    is empty if there are none. Such gradients cost time.
+    """Return a message that names the gradients that a declared backward computes although no input needs them, which
+    costs time. Return an empty string if there are none.
     """
     if op.gradient is None or len(names) < 2:
         return ""

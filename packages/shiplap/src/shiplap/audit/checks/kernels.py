@@ -33,8 +33,8 @@ SPECIAL_VALUES = ("nan", "overflowing", "saturating", "cancelling", "positive", 
 
 
 def why_skip_kernels(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the op's kernels
-    belong to another library.
+    """Return why the check ``kernels`` does not apply to the op, or an empty string if it does. It does not apply if
+    the op's kernels belong to another library.
     """
     return "adopted: its kernels are another library's" if is_adopted(op) else ""
 
@@ -42,8 +42,8 @@ def why_skip_kernels(op: Op) -> str:
 def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``kernels`` runs the op's kernels. They are samples of all kinds.
 
-    Fewer samples suffice for an op with a single kernel that has neither conditions nor configs, since all other checks
-    call that kernel.
+    If every call of the op runs one kernel without configs, fewer samples suffice, since all other checks call that
+    kernel.
     """
     if _plainly_served(samples.op, str(samples.device)):  # every other check calls it: only op.out is new
         yield from chain(samples.values(), samples.dtypes(), samples.edges(), samples.wide())
@@ -55,9 +55,10 @@ def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _plainly_served(op: Op, device: str) -> bool:
-    """Return whether each call on the device runs the same kernel, without conditions and without configs.
+    """Return whether every call on the device runs the same kernel, without conditions and without configs (values of
+    tuning parameters).
 
-    Configs are values for compile-time parameters. Other checks have then called that kernel already.
+    Other checks have then called that kernel already.
     """
     kernels = kernels_for_device(op, device)
     plain = all(k.supports is None and not k.dtypes and k.space is None and k.template is None for k in kernels)
@@ -65,15 +66,15 @@ def _plainly_served(op: Op, device: str) -> bool:
 
 
 def kernels_for_device(op: Op, device: str) -> list[Kernel]:
-    """Return all kernels of the op that a call on this device could run."""
+    """Return all kernels of the op for the type of this device, such as ``cuda``."""
     return list(op.kernels.get(torch.device(device).type, ()))
 
 
 def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
-    """Yield the kernel with each of its configs (values for compile-time parameters), at most ``MOST_CONFIGS`` of them.
-    Yield nothing if the kernel refuses the call.
+    """Yield the kernel with each of its configs (values of tuning parameters), at most ``MOST_CONFIGS`` of them. Yield
+    nothing if the kernel refuses the call.
 
-    A template chooses a config for a call by itself, so it is yielded with this config only.
+    A template chooses one config for a call by itself, so it is yielded with this config only.
     """
     # A template chooses its own variant for a call.
     if kernel.template is not None:
@@ -90,9 +91,10 @@ def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
 
 
 def observe_kernels(op: Op, case: SampleCase) -> Observation:
-    """Run each kernel in each of its configs (values for compile-time parameters), and ``op.out``.
+    """Run each kernel with each of its configs (values of tuning parameters), and ``op.out``, the variant that writes
+    to given outputs.
 
-    The observation has a problem if a result differs from the reference's or from a repetition.
+    The returned observation has a problem if a result differs from the reference's or from that of a repeated call.
     """
     try:
         own = reference_effects(op, case.args)
@@ -121,18 +123,19 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
 
 
 def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor, ...]:
-    """Return the effects of this kernel on copies of the sample's arguments. These are the results, then the arguments
-    that the op mutates.
+    """Run this kernel on copies of the sample's arguments. Return its results, followed by the arguments that the op
+    mutates.
     """
     args = case.fresh()
     return op_effects(op, args, flatten_op_results(op.run_bound_call(op.bind(args), kernel)))
 
 
 def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
-    """Call ``op.out`` with views into the middle of larger buffers. Return a text that says what is wrong, or an empty
-    text.
+    """Call ``op.out`` with views into the middle of larger tensors as outputs. Return a message that says what is
+    wrong, or an empty string.
 
-    A result may differ from ``own``, the reference's effects. The call may also write to memory beside a view.
+    It is wrong if a result differs from ``own``, the reference's results, or if the call writes to memory outside of a
+    view.
     """
     args = case.fresh()
     bound = op.bind(args)
@@ -158,8 +161,8 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
 
 
 def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
-    """Return a tensor of ``count`` elements on the device of ``args``. It is filled with NaN or another pattern, so
-    that unwritten elements show.
+    """Return a tensor of ``count`` elements of ``dtype`` on the device of ``args``. It is filled with NaN or another
+    unusual value, so that elements that are not written show.
     """
     room = torch.zeros(count, dtype=dtype, device=tensors_among(args)[0].device)
     if dtype.is_floating_point and dtype.itemsize > 1:
@@ -168,8 +171,8 @@ def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]
 
 
 def observe_untouched_kernels(op: Op, cases: list[SampleCase]) -> Observation:
-    """Return an observation that is marked as missed if a kernel accepts none of the samples ``cases``. The check is
-    then incomplete. Otherwise the observation notes that every kernel was run.
+    """Return an observation that is ``missed`` if a kernel accepts none of the samples ``cases``, so that the check is
+    incomplete. Otherwise the observation notes that every kernel was run.
     """
     device = cases[0].device
     untouched = []

@@ -30,7 +30,7 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mma
 
 
 def observe_large(op: Op, case: SampleCase) -> Observation:
-    """Run the fake implementation with sizes beyond 2^31, then the op on tensors with strides beyond 2^31. The
+    """Run the fake implementation with sizes beyond 2^31, then the op on tensors with strides beyond 2^31. The returned
     observation has a problem if a shape or a value is wrong.
     """
     fake_problem, fake_note = _observe_large_fakes(op, case)
@@ -45,9 +45,11 @@ def observe_large(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(problem, note)`` of the fake implementation, which runs without data.
+    """Run the fake implementation with sizes so large that an argument has more than 2^31 elements. Each dim of free
+    size is enlarged in turn.
 
-    Each dim of free size in turn makes an argument larger than 2^31 elements.
+    Return ``(problem, note)``. The problem describes the first wrong shape, and is empty if there is none. The note
+    names the dims that were enlarged.
     """
     grown = []
     scalars = dict(case.recipe.scalars)
@@ -73,8 +75,8 @@ def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
 
 
 def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
-    """Return whether an argument or a result with the sizes ``env`` would have more bytes than an address can count.
-    Such a tensor cannot exist.
+    """Return whether an argument or a result with the sizes ``env`` (by dim name) may have 2^62 bytes or more. Such a
+    tensor cannot exist.
     """
     tensors = [(a.name, a.tensor) for a in op.spec.tensors if a.tensor] + [(o.name, o.tensor) for o in op.spec.outputs]
     known = {**env, **{d: e(env) for d, e in op.spec.bounds}}
@@ -83,13 +85,13 @@ def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
 
 
 def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
-    """Return a text that names the first output of the fake implementation whose shape is not the declared one. The
-    text is empty if there is none. ``env`` has the sizes by dim name.
+    """Return a message that describes the first output of the fake implementation whose shape is not the declared one.
+    Return an empty string if there is none. ``env`` has the sizes by dim name.
     """
 
     def grow(arg: Arg, value: Any) -> Any:
-        """Return a tensor that has no values and has the size which ``env`` gives the argument. A value that is not a
-        tensor is returned unchanged.
+        """Return a tensor without values that has the dtype of ``value`` and the sizes that ``env`` gives the argument.
+        A value that is not a tensor is returned unchanged.
         """
         if not isinstance(value, Tensor) or arg.tensor is None:
             return value
@@ -112,8 +114,9 @@ def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
 
 
 def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(problem, note)`` of the op on the CPU. Each dim of each argument in turn has a stride beyond 2^31
-    elements.
+    """Run the op on the CPU with arguments whose strides exceed 2^31 elements. Each dim of each argument is stretched
+    in turn. Return ``(problem, note)``. The problem describes the first wrong result, and is empty if there is none.
+    The note names the arguments that were stretched.
     """
     # Only the CPU can reserve so much address space without memory behind it.
     if not case.device.startswith("cpu"):

@@ -15,7 +15,7 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples on which the check ``numerics`` calls the op. They are samples with other kinds of values,
+    """Yield the samples on which the check ``numerics`` calls the op. They are samples with each kind of values, with
     other dtypes, without optional arguments, with other scalars, and with larger sizes.
     """
     big = list(islice(samples.grown(2), 2))
@@ -25,8 +25,8 @@ def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_numerics(op: Op, case: SampleCase) -> Observation:
-    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ by more
-    than rounding.
+    """Compare the op's results on one sample with the reference's. The returned observation has a problem if they
+    differ by more than rounding.
     """
     try:
         own = reference_effects(op, case.args)

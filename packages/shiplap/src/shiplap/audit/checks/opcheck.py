@@ -26,7 +26,7 @@ def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``opcheck`` calls the op.
 
     They are the base sample, samples with transposed tensors, samples without optional arguments, and a larger one. If
-    the reference would return numbers that are not finite, the values are positive.
+    the reference returns infinity or NaN for a sample, a sample with positive values takes its place.
     """
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     for case in chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1)):
@@ -39,7 +39,9 @@ def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_opcheck(op: Op, case: SampleCase) -> Observation:
-    """Run ``torch.library.opcheck`` on one sample. The observation has the first failed test as its problem."""
+    """Run ``torch.library.opcheck`` on one sample. The returned observation has the first failed test as its
+    problem.
+    """
     args = case.fresh()
     if not why_no_backward(op, case):
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)

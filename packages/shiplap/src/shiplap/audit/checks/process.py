@@ -53,8 +53,8 @@ RANDOM_STATES = "torch's random state", "CUDA's random state"  # of random ops: 
 
 
 def observe_process(op: Op, case: SampleCase) -> Observation:
-    """Compare the state of the process before and after calls and their backwards. The observation has a problem if
-    these change settings, print, or leak memory.
+    """Compare the state of the process before and after calls of the op and their backwards. The returned observation
+    has a problem if a call changes settings, prints, or leaks memory.
     """
     first = make_first_call(op, case, process_state)
     changed = [c for c in first.changed if not (op.spec.random and c[0] in RANDOM_STATES)]
@@ -86,10 +86,11 @@ def observe_process(op: Op, case: SampleCase) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Return a text that names a state of the process that a later call of ``run`` changes again, or an empty text.
+    """Return a message that names a state of the process that a later call of ``run`` changes again, or an empty
+    string.
 
-    ``loaded`` has ``(name, value before, value after)`` of the changes that the first call made. A loaded library may
-    make such a change once.
+    ``loaded`` has ``(name, value before, value after)`` of the changes that the first call made. A library that is
+    loaded may make such a change once, but a call must not repeat it.
     """
     for name, before, _ in loaded:
         write = STATE_WRITERS.get(name)
@@ -118,7 +119,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
 
 
 def _set_environment(values: dict[str, str]) -> None:
-    """Set the environment variables of the process to ``values``, and delete all others."""
+    """Set the environment variables of the process to exactly ``values``. All other variables are deleted."""
     # os.environ passes each change on to the C library, which a new dict would not.
     for key in {*os.environ, *values}:
         if key not in values:
@@ -156,7 +157,7 @@ STATE_WRITERS: dict[str, Callable[[Any], object]] = {
 
 
 def _capture_stdout(run: Callable[[], Any]) -> str:
-    """Return at most 200 bytes of the text that ``run`` writes to standard output, whether by Python or by C."""
+    """Return what ``run`` writes to standard output, whether by Python or by C, as text of at most 200 bytes."""
     # C code has a buffer of its own, which has to be written before and after.
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
@@ -178,8 +179,8 @@ def _capture_stdout(run: Callable[[], Any]) -> str:
 
 
 def _find_changed_setting(run: Callable[[], Any]) -> str:
-    """Return a text that names a setting of the process that ``run`` changes, or an empty text. All settings get other
-    values before each of several rounds.
+    """Return a message that names a setting of the process that ``run`` changes, or an empty string. Before each of
+    several runs, all settings in ``PROCESS_SETTINGS`` get other values. They are restored afterwards.
     """
     # Two values at least for each setting: a call that sets a constant might set the first one.
     for number in range(max(len(values) for _, _, _, values in PROCESS_SETTINGS)):
@@ -234,8 +235,8 @@ def _flushes_subnormals() -> bool:
 
 
 def _advance_random_states() -> None:
-    """Advance the random states of torch, Python and NumPy to states that no seed gives. A call that seeds a generator
-    anew would otherwise go unnoticed, because it sets the state that is already there.
+    """Draw from the random generators of torch, Python and NumPy, so that their states are not those after a seed. A
+    call that seeds a generator again would otherwise go unnoticed, because it sets the state that is already there.
     """
     torch.rand(3)
     random.random()
@@ -244,7 +245,7 @@ def _advance_random_states() -> None:
 
 
 def _call_and_backward(op: Op, case: SampleCase) -> None:
-    """Call the op on a sample and run the backward of its results."""
+    """Call the op on a sample with gradients for its floating-point arguments, and run the backward of its results."""
     names = floating_args(op, case)
     args = require_gradients(op, case.fresh(), names)
     outs = [o for o in call_op(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
@@ -254,16 +255,16 @@ def _call_and_backward(op: Op, case: SampleCase) -> None:
 
 
 def process_state() -> dict[str, Any]:
-    """Return the state that belongs to the process or the user, by name. It includes the settings of torch, Python and
-    the system, random states, the environment variables and the state of CUDA.
+    """Return the state that belongs to the process or the user, as a dict by name. It includes the settings of torch,
+    Python and the operating system, random states, the environment variables and the state of CUDA.
     """
     settings = {name: read() for name, read, *_ in PROCESS_SETTINGS}
     return {**settings, **_state_of_torch(), **_state_of_python(), **_state_of_system(), **_state_of_cuda()}
 
 
 def _state_of_torch() -> dict[str, Any]:
-    """Return the state of torch that a call could change, by name. The settings in ``PROCESS_SETTINGS`` are left
-    out.
+    """Return the state of torch that a call could change, as a dict by name, without the settings in
+    ``PROCESS_SETTINGS``.
     """
     return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
@@ -278,7 +279,7 @@ def _state_of_torch() -> dict[str, Any]:
 
 
 def _state_of_python() -> dict[str, Any]:
-    """Return the state of Python and NumPy, such as random states, hooks and warning filters, by name."""
+    """Return the state of Python and NumPy, such as random states, hooks and warning filters, as a dict by name."""
     numpy: Any = sys.modules.get("numpy")
     return {
         "Python's random state": random.getstate(),
@@ -297,8 +298,8 @@ def _state_of_python() -> dict[str, Any]:
 
 
 def _state_of_system() -> dict[str, Any]:
-    """Return the state that the operating system keeps for the process, such as open files and signal handlers, by
-    name.
+    """Return the state that the operating system keeps for the process, such as open files and signal handlers, as a
+    dict by name.
     """
     linux = sys.platform == "linux"
     return {
@@ -315,8 +316,8 @@ def _state_of_system() -> dict[str, Any]:
 
 
 def _state_of_cuda() -> dict[str, Any]:
-    """Return the state of CUDA by name, which is its random state, current device and current stream. It is empty if
-    CUDA is not in use.
+    """Return the random state, the current device and the current stream of CUDA, as a dict by name. It is empty if
+    CUDA is not initialised.
     """
     if not torch.cuda.is_initialized():
         return {}
@@ -328,16 +329,16 @@ def _state_of_cuda() -> dict[str, Any]:
 
 
 def _shorten_value(value: Any) -> str:
-    """Return ``repr(value)``. A text of 60 characters or more is cut after 20, and a short hash of the whole is
-    appended.
+    """Return ``repr(value)``. If it has 60 characters or more, return its first 20 characters and a short hash of the
+    whole instead.
     """
     text = repr(value)
     return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
 
 
 def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
-    """Return an observation with a problem if each run leaves memory behind. The leak must show in each of several
-    rounds, as resident bytes or as Python objects. ``what`` names the run.
+    """Return an observation with a problem if each run leaves memory behind. The growth, in resident bytes or Python
+    objects, must show in each of several rounds. ``what`` names the run in the problem.
     """
     began = time.process_time()
     run()
@@ -361,7 +362,8 @@ def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
 
 
 def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return ``(objects, bytes)``, the Python memory blocks and resident bytes that ``calls`` runs leave behind.
+    """Return ``(objects, bytes)``, the number of Python memory blocks and of resident bytes that ``calls`` runs leave
+    behind.
 
     They are the growth in a round of ``2 * calls`` runs minus the growth in a round of ``calls`` runs. What a
     measurement itself leaves behind then does not count.
@@ -371,7 +373,9 @@ def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, fl
 
 
 def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return ``(objects, bytes)``, the Python memory blocks and resident bytes that ``calls`` runs leave behind."""
+    """Return ``(objects, bytes)``, the number of Python memory blocks and of resident bytes that ``calls`` runs leave
+    behind.
+    """
     before = _memory_in_use()
     for _ in range(calls):
         run()
@@ -380,8 +384,9 @@ def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 
 
 def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
-    """Return a text that says how much memory every round of ``calls`` runs has left behind. It is empty if that is
-    below the limits. ``growths`` has the objects and bytes of each round, and ``what`` names the runs.
+    """Return a message that says how much memory every round of ``calls`` runs has left behind, or an empty string if
+    that is below the limits. ``growths`` has the objects and bytes of each round, and ``what`` names the runs in the
+    message.
     """
     for at, (kind, limit) in enumerate(
         (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))

@@ -31,11 +31,12 @@ from shiplap.sampling.samples import Samples
 def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
     """Compare the results of calls on inputs that require gradients with those of calls without gradients.
 
-    Calls in inference mode are compared as well. The observation has a problem if results differ in bits.
+    Calls in inference mode are compared as well. The returned observation has a problem if results differ in bits, or
+    if a result requires a gradient although that of the reference does not.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        """Return the results of the op."""
+        """Call the op with ``args``. Return its results, followed by the arguments that it mutates."""
         return run_on(op, args)
 
     with torch.no_grad():
@@ -67,7 +68,7 @@ def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
 
 def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Observation | None:
     """Return an observation with a problem if a result of the op requires a gradient although that of its reference
-    does not, else None. ``names`` are the arguments that require a gradient.
+    does not. Otherwise return None. ``names`` are the arguments that require a gradient.
     """
     try:
         wanted = [o.requires_grad for o in surrogate_results(op, require_gradients(op, case.fresh(), names))]
@@ -93,13 +94,14 @@ def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Obs
 def _run_with_inputs(
     program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the results of ``program`` on ``args``, compiled with the backend ``backend``. If it is empty, the program
-    runs eagerly. The inputs that require gradients are autograd leaves if and only if ``leaf`` is true.
+    """Return the results of ``program`` on ``args``, compiled with the backend named ``backend``. If that is empty, the
+    program runs eagerly. If ``leaf`` is true, inputs that require gradients are autograd leaves. Otherwise they are
+    results of another operation.
     """
 
     def nonleaf(*values: Any) -> Any:
-        """Return the results of ``program`` with each input that requires a gradient multiplied by 1. Such an input is
-        no autograd leaf.
+        """Return the results of ``program`` on ``values``, of which each that requires a gradient is first multiplied
+        by 1. Such an input is no autograd leaf.
         """
         return program(*(v * 1 if isinstance(v, Tensor) and v.requires_grad else v for v in values))
 

@@ -32,8 +32,8 @@ FIXES_BY_TOOL = {
 
 
 def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples on which compute-sanitizer runs the op. They are the base sample, samples with sizes of 0 and
-    1, larger ones, samples without optional arguments, and samples of all dtypes.
+    """Yield the samples on which compute-sanitizer runs the op. They are the base sample, samples with sizes of 1 and
+    near powers of two, larger ones, samples without optional arguments, and samples of all dtypes.
     """
     edges = (c for c in samples.edges() if c.numel)
     yield from chain(
@@ -42,8 +42,9 @@ def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
-    """Return an empty observation if compute-sanitizer can run for the device. Otherwise return one that is skipped or
-    missed. The samples are run later by ``observe_under_tool``.
+    """Return an observation without a problem if compute-sanitizer can run for the sample's device. Otherwise return
+    one that is a ``skip`` or ``missed``. The op is not called, since ``observe_under_tool`` later runs all samples in
+    one process.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")
@@ -53,8 +54,8 @@ def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observation:
-    """Run all samples in one process under the tool ``tool`` of compute-sanitizer. Return the observation of its
-    report.
+    """Run all samples in one process under the tool ``tool`` of compute-sanitizer, such as ``memcheck``. Return the
+    observation of its report.
     """
     home, root = address_of_op(op)
     labels = list(dict.fromkeys(c.label for c in cases))
@@ -67,8 +68,8 @@ def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observatio
 
 
 def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: int) -> Observation:
-    """Return the observation of a compute-sanitizer report. It has a problem if there are errors, and is marked as
-    missed if the tool gave no result. ``wanted`` is the number of samples.
+    """Return the observation of a report of compute-sanitizer. It has a problem if there are errors or the op fails,
+    and is ``missed`` if the tool gave no result. ``tool`` and ``wanted``, the number of samples, appear in its text.
     """
     how = f"{tool} of compute-sanitizer"
     if report.errors:
@@ -84,8 +85,8 @@ def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: 
 
 
 def _make_check(tool: str, symbol: str) -> Check:
-    """Return the audit check that runs ``tool`` of compute-sanitizer, such as memcheck. ``symbol`` is the variable of
-    this module that holds the check.
+    """Return the audit check that runs the tool ``tool`` of compute-sanitizer, such as ``memcheck``. ``symbol`` is the
+    name of this module's variable that holds the check.
     """
     return Check(
         "sanitizer",

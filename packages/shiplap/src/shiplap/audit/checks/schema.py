@@ -25,8 +25,8 @@ from shiplap.sampling.samples import Samples
 def schema_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``schema`` calls the op.
 
-    They are samples with all kinds of values, all dtypes and all layouts, and large ones. All dtypes are tried because
-    an op may copy an input only to convert its dtype.
+    They are samples with all kinds of values, all dtypes and all layouts, and large ones. An op may copy an input only
+    to convert its dtype, and write to inputs of any other dtype. So all dtypes are tried.
     """
     yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
@@ -34,8 +34,9 @@ def schema_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_schema(op: Op, case: SampleCase) -> Observation:
-    """Compare the bytes of all inputs' storages before and after a call. The observation has a problem if the op writes
-    to an input and the schema does not declare it.
+    """Compare the bytes of all inputs' storages before and after a call. The returned observation has a problem if the
+    op writes to bytes that the declaration does not let it write to. It also has one if the schema of an adopted op
+    differs from its declaration.
     """
     if is_adopted(op) and (problem := _why_schema_differs(op)):
         return Observation(problem, fix="correct the schema of the op, or the declaration")
@@ -54,8 +55,8 @@ def observe_schema(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
-    """Write to a tensor that autograd has saved, by a call of the op. The observation has a problem if autograd then
-    uses the new values instead of raising an error.
+    """Write to a tensor that autograd has saved, by a call of the op. The returned observation has a problem if
+    autograd then uses the new values instead of raising an error.
     """
     args = case.fresh()
     for arg, value in zip(op.spec.args, args, strict=True):
@@ -78,12 +79,12 @@ def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
 
 
 def _tensors_in_value(value: Any) -> list[Tensor]:
-    """Return the tensors in the value of an argument, including those in a list."""
+    """Return the tensors in ``value``, an argument, including those in a list."""
     return tensors_among([value])
 
 
 def _clone_storages(value: Any) -> list[Tensor]:
-    """Return copies of the storages, as bytes, of the tensors in the value of an argument."""
+    """Return a copy of the whole storage of each tensor in ``value``, an argument, as bytes."""
     return [_storage_bytes(t).clone() for t in _tensors_in_value(value)]
 
 
@@ -93,8 +94,8 @@ def _storage_bytes(t: Tensor) -> Tensor:
 
 
 def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
-    """Return a text that says how the storage of an input has changed from ``before`` where the declaration forbids a
-    change. It is empty if there is no such change.
+    """Return a message that says how the storage of the argument ``arg`` differs from ``before`` where the declaration
+    forbids a change. Return an empty string if it does not. ``t`` is the argument's tensor after the call.
     """
     after = _storage_bytes(t)
     if after.shape != before.shape:
@@ -112,10 +113,10 @@ def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
 
 
 def _why_schema_differs(op: Op) -> str:
-    """Return a text that says how the schema of an adopted op differs from its declaration, or an empty text.
+    """Return a message that says how the schema of an adopted op differs from its declaration, or an empty string.
 
-    An adopted op belongs to another library and is only declared here. Names, mutations, defaults and the number of
-    results are compared.
+    An adopted op belongs to another library and is only declared here. Names of arguments, mutations, defaults and the
+    number of results are compared.
     """
     real = op.overload._schema
     names = [a.name for a in real.arguments]
@@ -135,10 +136,11 @@ def _why_schema_differs(op: Op) -> str:
 
 
 def _unequal(theirs: Any, mine: Any) -> bool:
-    """Return whether two defaults differ. ``theirs`` is in the schema of another library's op, ``mine`` in its
-    declaration.
+    """Return whether two defaults of an argument differ. ``theirs`` is that of another library's schema, and ``mine``
+    that of the declaration.
 
-    A list equals a tuple with the same members. Values other than numbers, texts and lists are not compared.
+    A list equals a tuple with the same members. Values other than None, numbers, strings and lists are not compared and
+    count as equal.
     """
     theirs, mine = (list(v) if isinstance(v, (list, tuple)) else v for v in (theirs, mine))
     plain = (bool, int, float, str, list, type(None))

@@ -26,8 +26,8 @@ MESH_SIZES = (2, 3, 4)
 
 
 def why_skip_sharding(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if no sharding rule
-    is declared or derived.
+    """Return why the check ``sharding`` does not apply to the op, or an empty string if it does. It does not apply if
+    no sharding rule is declared or can be derived.
     """
     return f"no rule: {why}" if op.shardings is None and (why := why_underivable(op)) else ""
 
@@ -40,9 +40,9 @@ def sharding_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_sharding(op: Op, case: SampleCase) -> Observation:
-    """Divide the arguments as each sharding rule of DTensor says, call the op on each shard, and merge the results.
+    """Cut the arguments as each sharding rule of the op says, call the op on each shard, and merge the results.
 
-    The observation has a problem if the merged results differ from those of a call on the whole arguments.
+    The returned observation has a problem if the merged results differ from those of a call on the whole arguments.
     """
     rules = known_rules(op, case.args)
     if not rules:
@@ -63,19 +63,18 @@ def observe_sharding(op: Op, case: SampleCase) -> Observation:
 
 
 def shard_sizes(size: int) -> list[Sequence[int]]:
-    """Return lists of shard sizes for a dim of size ``size``. First come the divisions that DTensor makes for several
-    numbers of devices. Uneven divisions, some with empty shards, follow.
+    """Return lists of shard sizes that add up to ``size``, the size of a dim. The divisions that DTensor makes for
+    several numbers of devices come first. Uneven divisions, some with empty shards, follow.
     """
     uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
     return [*(chunk_sizes(size, world) for world in MESH_SIZES), *uneven]
 
 
 def _compare_cut(op: Op, rule: ShardingRule, case: SampleCase, sizes: Sequence[int]) -> tuple[str, float]:
-    """Return ``(problem, error)`` of the op on shards of the given ``sizes``, compared with the op on the whole
-    arguments.
+    """Call the op on shards of the given ``sizes`` and on the whole arguments, and return ``(problem, error)``.
 
-    ``problem`` is empty if they agree, or if the declaration or the rule does not admit such shards. ``error`` is the
-    largest error in units of the tolerance.
+    ``problem`` describes a difference. It is empty if the results agree, or if the declaration or the rule does not
+    admit such shards. ``error`` is the largest error as a multiple of the tolerance.
     """
     if 0 in sizes and not rule.empty:
         return "", 0.0

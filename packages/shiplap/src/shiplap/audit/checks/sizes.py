@@ -25,15 +25,15 @@ SHARED, TIMES, AGAIN_S = 1 << 20, 8, 0.1  # elements from which on a call is rep
 
 
 def sizes_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples on which the check ``sizes`` calls the op. They have one long dim, or sizes around those of the
+    """Yield the samples on which the check ``sizes`` calls the op. They have one long dim, or sizes near those of the
     blocks into which kernels divide their work.
     """
     yield from chain(samples.long(), samples.tiles())
 
 
 def observe_sizes(op: Op, case: SampleCase) -> Observation:
-    """Compare the op's results on one sample with the reference's, and repeat the call. The observation has a problem
-    if any of the results differ.
+    """Compare the op's results on one sample with the reference's, and repeat the call. The returned observation has a
+    problem if the results differ from the reference's or from those of the repeated call.
     """
     try:
         with on_one_thread():
@@ -52,8 +52,8 @@ def observe_sizes(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_repetition_differs(op: Op, case: SampleCase, got: tuple[Tensor, ...]) -> str:
-    """Return a text that says how a repeated call differs from ``got``, or an empty text. A large sample is repeated
-    several times, since a race does not always show.
+    """Return a message that says how the results of a repeated call differ in bits from ``got``, or an empty string. A
+    sample of more than 2^20 elements is repeated several times, since a race does not always show.
     """
     end = time.process_time() + AGAIN_S
     for _ in range(TIMES if case.numel > SHARED else 1):

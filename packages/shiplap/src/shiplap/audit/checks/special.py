@@ -31,8 +31,8 @@ from shiplap.sampling.work_estimate import why_too_large
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``special`` calls the op.
 
-    They have lists of other lengths, values near the numbers in the op's code, unusual scalars, or special values such
-    as NaN. Others have sizes that are powers of two.
+    They have lists of other lengths, values near the numbers in the op's code, unusual scalars, special values such as
+    NaN, or sizes that are powers of two.
     """
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)
@@ -40,8 +40,8 @@ def special_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_special(op: Op, case: SampleCase) -> Observation:
-    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ. It is
-    skipped if the reference refuses the sample.
+    """Compare the op's results on one sample with the reference's. The returned observation has a problem if they
+    differ. It is a ``skip`` if the reference refuses the sample or would take too long.
     """
     if reason := why_too_large(op, case):
         return Observation(skip=f"the reference would take too much: {reason}")
@@ -66,8 +66,9 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_defaults_differ(op: Op, case: SampleCase) -> str:
-    """Return a text that says how a call with all defaults left out differs from the reference with the declared
-    defaults. It is empty if they agree.
+    """Return a message that says how a call with all defaults left out differs from the reference with the declared
+    defaults. Return an empty string if they agree, or if arguments cannot be left out. Only samples with many equal
+    values are compared.
     """
     if case.recipe.values != "ties" or not any(a.has_default for a in op.spec.args):
         return ""

@@ -21,16 +21,16 @@ from shiplap.sampling.symbols import LibraryState, read_library_state
 
 
 def _native_forms(op: Op) -> Iterator[NativeForm]:
-    """Yield the C functions of the op's kernels, with their libraries. Functions that Shiplap generates are left
-    out.
+    """Yield the C functions of the op's kernels, with their libraries. Functions that Shiplap generates are
+    left out.
     """
     for kernels in op.kernels.values():
         yield from (kernel.native for kernel in kernels if kernel.native is not None and not kernel.native.generated)
 
 
 def find_libraries(op: Op) -> tuple[list[Path], list[str]]:
-    """Return ``(paths of the op's library files, names of its libraries that are not on this machine)``. Both lists are
-    sorted.
+    """Return two sorted lists for the libraries of the op's C functions. The first has the paths of those that are on
+    this machine, and the second the names of the others.
     """
     there, absent = set(), set()
     for source in _native_forms(op):
@@ -42,15 +42,16 @@ def find_libraries(op: Op) -> tuple[list[Path], list[str]]:
 
 
 def why_skip_stateless(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply if the op has no C
-    ABI kernel.
+    """Return why the check ``stateless`` does not apply to the op, or an empty string if it does. It does not apply if
+    the op has no C ABI kernel.
     """
     return "" if any(_native_forms(op)) else "no C ABI kernel; for Python kernels see fresh, determinism and threads"
 
 
 def observe_stateless(op: Op, case: SampleCase) -> Observation:
-    """Read the symbols of all libraries of the op. The observation has a problem if a library has writable globals or
-    thread-local memory.
+    """Read the symbol tables of all libraries of the op. The returned observation has a problem if a library has
+    writable globals or thread-local memory. It is ``missed`` if the symbols do not show whether it has some, and a
+    ``skip`` if the library declares what it keeps.
     """
     notes, unclear, admitted = [], [], []
     there, absent = find_libraries(op)
@@ -83,8 +84,8 @@ def observe_stateless(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_unclear(name: str, state: LibraryState) -> str:
-    """Return why ``state``, the variables of the library ``name``, proves nothing. A reason is that the file was
-    stripped. Return an empty text if they prove something.
+    """Return why ``state``, the variables of the library ``name``, proves nothing, as for a stripped file or one with a
+    C++ runtime linked in. Return an empty string if it proves something.
     """
     if state.linked_in:
         return f"{name} has a C++ runtime linked in, whose private state looks like its own: link libstdc++ dynamically"
@@ -93,7 +94,7 @@ def _why_unclear(name: str, state: LibraryState) -> str:
 
 
 def _fix_for_state(state: LibraryState) -> str:
-    """Return the fix for the kind of state, thread-local or global, that a library keeps."""
+    """Return the advice for the kind of state, thread-local or global, that a library keeps."""
     if {s.kind for s in state.symbols} == {"thread-local"}:
         return "write messages to sl_context.error, and take scratch memory from sl_context.workspace"
     return "take scratch memory from sl_context.workspace; build tables at compile time (const), plans outside the call"

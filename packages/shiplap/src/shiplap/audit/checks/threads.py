@@ -35,13 +35,15 @@ def threads_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
-    """Return whether Triton's interpreter runs a part of the call. A profile function looks for it during one call."""
+    """Return whether Triton's interpreter runs a part of the call. A profile function looks for frames of the
+    interpreter during one call.
+    """
     if INTERPRETER_MODULE not in sys.modules:
         return False
     seen = False
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        """Note whether ``frame`` belongs to Triton's interpreter."""
+        """Set ``seen`` to True if ``frame`` belongs to Triton's interpreter."""
         nonlocal seen
         seen = seen or frame.f_globals.get("__name__") == INTERPRETER_MODULE
 
@@ -57,7 +59,7 @@ def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
 
 def observe_threads(op: Op, case: SampleCase) -> Observation:
     """Call the op on another thread, on several threads at once, and with several numbers of intra-op threads. The
-    observation has a problem if results differ.
+    returned observation has a problem if results differ.
     """
     if _runs_in_interpreter(op, case):
         return Observation(skip="Triton's interpreter, which runs the kernel here, is made for one thread")
@@ -70,15 +72,15 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        """Return a text that says how the results ``got`` differ from those of a single thread for sample number
-        ``which``. The text is empty if they agree.
+        """Return a message that says how the results ``got`` differ from those of an undisturbed call on the sample
+        ``pair[which]``, or an empty string if they agree.
         """
         sums = derive_reduction(op.spec, case.env)
         return against_run(op, got, expected[which], sums, lambda body: body(op, pair[which].args)).problem
 
     def caller(which: int) -> str:
-        """Call the op several times on the sample number ``which``. Return a text with the first difference from the
-        results of a single thread, or an empty text.
+        """Call the op several times on the sample ``pair[which]``. Return a message with the first difference from the
+        results of an undisturbed call, or an empty string.
         """
         rounds = ROUNDS if case.numel < 1 << 14 else 2
         return next((p for _ in range(rounds) if (p := agrees(which, run_op(op, pair[which])))), "")
@@ -97,8 +99,8 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_intra_op_threads(op: Op, case: SampleCase, agrees: object) -> Observation:
-    """Call the op with several settings of ``torch.set_num_threads``. The observation has a problem if ``agrees(0,
-    results)`` returns a text that describes a difference.
+    """Call the op with several settings of ``torch.set_num_threads``. The returned observation has a problem if
+    ``agrees(0, results)`` returns a message that describes a difference.
     """
     assert callable(agrees)
     before = torch.get_num_threads()

@@ -26,8 +26,8 @@ BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no
 
 
 def why_skip_transforms(op: Op) -> str:
-    """Return why the check does not apply to the op, or an empty text if it does. It does not apply to random results,
-    mutated arguments or data-dependent sizes, for example.
+    """Return why the check ``transforms`` does not apply to the op, or an empty string if it does. It does not apply if
+    results are random, arguments are mutated or sizes depend on data.
     """
     if reason := why_random(op):
         return reason
@@ -42,8 +42,8 @@ def transforms_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_transforms(op: Op, case: SampleCase) -> Observation:
-    """Compare vmap with a loop over samples, and forward-mode AD with the reference. The observation has a problem if
-    results differ and no error was raised.
+    """Compare vmap with a loop over samples, and forward-mode AD with that of the reference. The returned observation
+    has a problem if results differ. An error of vmap or of forward-mode AD is no problem.
     """
     names = [n for n, v in arguments_by_name(op, case.args).items() if isinstance(v, Tensor)]
     if not names:
@@ -65,10 +65,10 @@ def observe_transforms(op: Op, case: SampleCase) -> Observation:
 
 
 def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) -> tuple[str, str]:
-    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop of calls.
+    """Compare vmap over the arguments ``batched`` with a loop of calls. Return ``(problem, note)``.
 
-    ``count`` is the size of the batch. If it is 0, ``_batch_of_row_count`` chooses the size. ``note`` says why vmap was
-    not compared. Both texts are empty if the results agree.
+    ``problem`` says how the results differ, and ``note`` why they were not compared. Both are empty if the results
+    agree. ``count`` is the size of the batch. If it is 0, ``_batch_of_row_count`` chooses the size.
     """
     count = count or _batch_of_row_count(op, case, batched)
     members = [
@@ -98,16 +98,16 @@ def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) 
 
 
 def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
-    """Return a batch size that equals the first size of a batched tensor, or 3 if no such size is in ``BATCH_SIZES``. A
-    rule that mistakes the first dim for the batch then gives wrong results instead of an error.
+    """Return a batch size that equals the size of the first dim of a batched tensor, or 3 if no such size is in
+    ``BATCH_SIZES``. A rule that mistakes the first dim for the batch then gives wrong results instead of an error.
     """
     shapes = [v.shape for n, v in arguments_by_name(op, case.args).items() if n in batched]
     return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCH_SIZES), 3)
 
 
 def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
-    """Return a text that says how vmap's results ``got`` differ, beyond rounding, from one call of the op for each
-    tuple of arguments in ``rows``. It is empty if they agree.
+    """Return a message that says how vmap's results ``got`` differ, beyond rounding, from one call of the op for each
+    tuple of arguments in ``rows``. Return an empty string if they agree.
     """
     looped = _stack_results(call_op(op, row) for row in rows)
     difference = against_run(
@@ -117,14 +117,18 @@ def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ..
 
 
 def _stack_results(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the results of all single calls. Each result is stacked along a new first dim."""
+    """Return one tensor for each result of the op. It holds the result of every call in ``rows``, stacked along a new
+    first dim.
+    """
     return [torch.stack(outs) for outs in zip(*rows, strict=True)]
 
 
 def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(problem, note)`` of the op's forward-mode tangents, compared with those of the reference. The tangents
-    are taken along all arguments together, then along each alone. ``note`` says why they were not compared. Both texts
-    are empty if the tangents agree.
+    """Compare the op's forward-mode tangents with those of the reference, along all arguments together and along each
+    alone. Return ``(problem, note)``.
+
+    ``problem`` says how the tangents differ, and ``note`` why they were not compared. Both are empty if the tangents
+    agree.
     """
     names, note = floating_args(op, case), ""
     for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():
@@ -138,7 +142,8 @@ def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) ->
     """Compare the op's tangents (forward-mode derivatives) along the arguments ``names`` with the reference's. Return
     ``(problem, note)``.
 
-    The problem says how they differ, and the note why they could not be compared. Either is empty if it does not apply.
+    ``problem`` says how the tangents differ, and ``note`` why they could not be compared. Both are empty if the
+    tangents agree.
     """
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
@@ -171,8 +176,8 @@ def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) ->
 def _tangents_of_results(
     op: Op, directions: dict[str, Tensor], run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...]
 ) -> list[Tensor | None]:
-    """Return the forward-mode tangents of the results of ``run(args)``. A result without a tangent gets None.
-    ``directions`` has the tangents of arguments by name.
+    """Return the forward-mode tangent of each result of ``run(args)``, or None for a result that has none.
+    ``directions`` maps names of arguments to their tangents.
     """
     with forward_ad.dual_level():
         duals = tuple(

@@ -39,12 +39,12 @@ def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_workspace(op: Op, case: SampleCase) -> Observation:
     """Compare calls whose workspaces (scratch memory) and newly allocated tensors are filled with different bytes. The
-    observation has a problem if the results depend on these bytes.
+    returned observation has a problem if the bits of the results depend on them.
     """
 
     def filled(byte: int) -> tuple[Tensor, ...]:
-        """Return the results of a call whose scratch memory is filled with ``byte``. New tensors are filled with NaN or
-        the largest integer.
+        """Return the results of a call in which workspaces are filled with ``byte``, and new tensors with NaN or the
+        largest integer.
         """
         with poisoned_workspace(byte), _filled_empty_tensors():
             return run_op(op, case)
@@ -68,7 +68,9 @@ def observe_workspace(op: Op, case: SampleCase) -> Observation:
 
 @contextmanager
 def _filled_empty_tensors() -> Iterator[None]:
-    """Return a context in which ``torch.empty`` fills new tensors with NaN, or with the largest integer."""
+    """Return a context manager in whose body ``torch.empty`` fills new tensors with NaN, or with the largest
+    integer.
+    """
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -20,16 +20,16 @@ Make = Callable[[], dict[str, Any]]
 
 
 class NotApplicable(Exception):
-    """An error that says that the op refuses a call which a check needs."""
+    """The error that the op refuses a call that a check needs, so that the check does not apply."""
 
 
 class MissingRegistration(Exception):
-    """An error that says that the op lacks a registration that torch needs, such as a fake implementation."""
+    """The error that the op lacks a registration that torch needs, such as a fake implementation."""
 
 
 def invoke(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of the torch op on ``arguments``, given by name. Keyword-only arguments are passed as
-    keywords.
+    """Return the result of the torch op on ``arguments``, a dict from name to value. Keyword-only arguments are passed
+    as keywords, and all others by position.
     """
     named = {a.name for a in op._schema.arguments if a.kwarg_only}
     positional = [v for n, v in arguments.items() if n not in named]
@@ -37,8 +37,8 @@ def invoke(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def call_op(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of the op for a fixed random state. Raise ``NotApplicable`` if the op raises, so that a check
-    skips arguments which the op refuses.
+    """Return the result of the op on ``arguments``, a dict from name to value, after torch was seeded with 0. Raise
+    ``NotApplicable`` if the op raises an exception, so that a check skips arguments that the op refuses.
     """
     torch.manual_seed(0)
     try:
@@ -50,8 +50,8 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
-    """Return a text that says where two results differ by more than ``tolerance`` of the largest expected value. Return
-    an empty text if they do not.
+    """Return a message that says where two results differ by more than ``tolerance`` times the largest expected
+    magnitude, or an empty string. Integers must be equal, and infinities and NaN must be at the same positions.
     """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
@@ -86,13 +86,15 @@ def written_names(op: Any) -> set[str]:
 
 
 def aliased_names(op: Any) -> set[str]:
-    """Return the names of the arguments with which a result may share memory, according to the op's schema."""
+    """Return the names of the arguments that the op's schema marks as aliased or written. A result may share memory
+    with these.
+    """
     return {a.name for a in op._schema.arguments if a.alias_info is not None}
 
 
 def check_repeat(op: Any, make: Make) -> str:
-    """Return the problem if two calls with equal arguments give different results, and otherwise an empty text.
-    ``make()`` returns new arguments each time.
+    """Call the op twice with equal arguments, which ``make()`` returns anew each time. Return a message that says how
+    the results differ, or an empty string.
     """
     first, second = call_op(op, make()), call_op(op, make())
     problem = difference(second, first, 1e-5)
@@ -100,8 +102,9 @@ def check_repeat(op: Any, make: Make) -> str:
 
 
 def check_uninitialized(op: Any, make: Make) -> str:
-    """Return the problem if a result contains memory that the op has not written, and otherwise an empty text. For
-    this, new memory is filled with NaN or the largest integer. ``make()`` returns the arguments.
+    """Call the op while torch fills new memory with NaN or the largest integer. Return a message that says how the
+    result changes, which shows that it holds memory that the op has not written. Return an empty string if it does not
+    change. ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -115,8 +118,8 @@ def check_uninitialized(op: Any, make: Make) -> str:
 
 
 def check_mutation(op: Any, make: Make) -> str:
-    """Return the problem if the op writes to an argument that its schema does not mark as written, else an empty text.
-    ``make()`` returns the arguments.
+    """Call the op on the arguments that ``make()`` returns. Return a message that names an argument that it writes to
+    although its schema does not say so, or an empty string.
     """
     arguments, declared = make(), written_names(op)
     before = map_tensors(arguments, torch.clone)
@@ -128,9 +131,11 @@ def check_mutation(op: Any, make: Make) -> str:
 
 
 def check_alias(op: Any, make: Make) -> str:
-    """Return the problem if a result shares memory with another result or with an argument, else an empty text.
+    """Call the op on the arguments that ``make()`` returns. Return a message that names a result that shares memory
+    with another result or with an argument, or an empty string.
 
-    Arguments with which the schema lets a result share memory are left out. ``make()`` returns the arguments.
+    An argument with which the schema lets a result share memory is left out. If there is such an argument, results may
+    also share memory with each other.
     """
     arguments, allowed = make(), aliased_names(op)
     results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]
@@ -152,8 +157,9 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """Return the problem if tensors with other strides or an offset change the result, and otherwise an empty text.
-    Raise ``NotApplicable`` if the op refuses such tensors. ``make()`` returns the arguments.
+    """Call the op on tensors with equal values but other strides or an offset. Return a message that says how the
+    result changes, or an empty string. Raise ``NotApplicable`` if the op refuses some of them and the others change
+    nothing. ``make()`` returns the arguments.
     """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""
@@ -175,8 +181,9 @@ def check_layout(op: Any, make: Make) -> str:
 
 
 def check_fake(op: Any, make: Make) -> str:
-    """Return the problem if the fake implementation returns other shapes, dtypes or strides than the kernel, else an
-    empty text. ``make()`` returns the arguments.
+    """Call the op and its fake implementation on the arguments that ``make()`` returns. Return a message that says how
+    the shapes, dtypes or strides of the results differ, or an empty string. Raise ``MissingRegistration`` if there is
+    no fake implementation, and ``NotApplicable`` if sizes depend on data.
     """
     real = tensors_in(call_op(op, make()))
     arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
@@ -210,8 +217,9 @@ def check_fake(op: Any, make: Make) -> str:
 
 
 def check_precision(op: Any, make: Make) -> str:
-    """Return the problem if results in float32 are not close to those of the same op in float64, else an empty text.
-    ``make()`` returns the arguments.
+    """Call the op with float32 arguments and with their values in float64. Return a message that says how the results
+    differ, or an empty string if they are close. Raise ``NotApplicable`` if the op does not compute in both. ``make()``
+    returns the arguments.
     """
     if not any(t.dtype is torch.float32 for t in tensors_in(make())):
         raise NotApplicable("no argument in float32")
@@ -225,14 +233,17 @@ def check_precision(op: Any, make: Make) -> str:
 
 
 def check_gradient(op: Any, make: Make) -> str:
-    """Return the problem if gradients differ from finite differences in float64, else an empty text.
+    """Compare gradients of the op with finite differences in float64. Return a message that says how they differ, or an
+    empty string if they are close.
 
-    Raise ``MissingRegistration`` if there is no gradient, and ``NotApplicable`` if there are no finite differences.
-    ``make()`` returns the arguments.
+    Raise ``MissingRegistration`` if there is no gradient, and ``NotApplicable`` if finite differences cannot be
+    computed. ``make()`` returns the arguments.
     """
 
     def differentiable(t: torch.Tensor) -> torch.Tensor:
-        """Return a float32 or float64 tensor in float64 with a required gradient. Return another tensor unchanged."""
+        """Return a float32 or float64 tensor converted to float64, with ``requires_grad`` set. Return another tensor
+        unchanged.
+        """
         return t.double().requires_grad_() if t.dtype in (torch.float32, torch.float64) else t
 
     if written_names(op):
@@ -253,7 +264,9 @@ def check_gradient(op: Any, make: Make) -> str:
         raise MissingRegistration("no gradient: results do not require one where arguments do")
 
     def function(*changed: torch.Tensor) -> Any:
-        """Return the differentiable results of the op with ``changed`` in place of its inputs."""
+        """Return the results of the op that require a gradient, with the tensors ``changed`` in place of the inputs
+        that do.
+        """
         left = iter(changed)
         values = map_tensors(arguments, lambda t: next(left) if t.requires_grad else t)
         return tuple(t for t in tensors_in(call_op(op, values)) if t.requires_grad)
@@ -275,13 +288,14 @@ def check_gradient(op: Any, make: Make) -> str:
 
 
 def check_compile(op: Any, make: Make) -> str:
-    """Return the problem if a call compiled in one graph with dynamic sizes gives other results than an eager call.
-    Return an empty text if it does not. ``make()`` returns the arguments.
+    """Compile a call of the op into one graph with dynamic sizes. Return a message that says how its results differ
+    from those of an eager call, or an empty string. Raise ``MissingRegistration`` if there is no fake implementation.
+    ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
 
     def function(arguments: dict[str, Any]) -> Any:
-        """Return the result of the op on the values of ``arguments``, by position."""
+        """Return the result of the op on the values of ``arguments``, passed by position."""
         return op(*arguments.values())
 
     if any(a.kwarg_only for a in op._schema.arguments) or not tensors_in(expected):
@@ -301,7 +315,9 @@ def check_compile(op: Any, make: Make) -> str:
 
 
 def check_crash(op: Any, make: Make) -> str:
-    """Call the op once and return an empty text. A crash ends the process, and the parent process reports it."""
+    """Call the op once on the arguments that ``make()`` returns, and return an empty string. If the call ends the
+    process, the parent process reports that.
+    """
     call_op(op, make())
     return ""
 

@@ -41,8 +41,8 @@ _LIMITS = ChildLimits(busy_s=20.0, idle_s=10.0)
 
 @dataclass(frozen=True)
 class InstalledRequest:
-    """The options of an audit of a package. ``seconds`` limits the search for calls of one op. ``folder`` is that of
-    stored results, or None.
+    """The options of an audit of a package. ``seconds`` limits the search for calls of one op. ``folder`` is the folder
+    to which scripts of findings are written, or None for no scripts.
     """
 
     package: str
@@ -54,8 +54,8 @@ class InstalledRequest:
 
 @dataclass(frozen=True)
 class _Job:
-    """A check to run on one call, whose arguments are the Python texts ``texts``. ``origin`` says where the call comes
-    from. ``note`` says what was changed in the call.
+    """A check to run on one call of an op. ``texts`` are the Python expressions of the call's arguments. ``origin``
+    says where the call comes from. ``note`` says what was changed in it, and may be empty.
     """
 
     check: str
@@ -71,14 +71,14 @@ def audit_installed_ops(
     jobs: int = 1,
     done: Callable[[InstalledOp], None] = lambda op: None,
 ) -> list[InstalledOp]:
-    """Return the audit result of each torch op, in the order of ``ops``.
+    """Return the audit results of torch ops, in the order of ``ops``, which maps their names to overloads.
 
-    ``recorded`` has the calls that a program made, by op name. ``jobs`` threads work at once. ``done`` is called with
-    each result.
+    ``recorded`` has the calls that a program made, by name of the op. ``jobs`` ops are audited at a time, each in
+    processes of its own. ``done`` is called with each result, by a thread.
     """
 
     def audit_one(name: str) -> InstalledOp:
-        """Return the audit result of the op ``name`` after passing it to ``done``."""
+        """Return the audit result of the op ``name``, after calling ``done`` with it."""
         result = audit_installed_op(name, ops[name], recorded.get(name, ()), asked)
         done(result)
         return result
@@ -91,8 +91,8 @@ def audit_installed_ops(
 def audit_installed_op(
     name: str, op: Overload, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> InstalledOp:
-    """Return the findings of all checks on one torch op. The checks run on the ``recorded`` calls. If the op accepts
-    none of these, they run on calls that a search has found.
+    """Return the audit result of one torch op. The checks run on the ``recorded`` calls that the op accepts. If it
+    accepts none, they run on calls that a search has found.
     """
     try:
         form = parse_schema(op._schema)
@@ -111,9 +111,10 @@ def audit_installed_op(
 def _plan_jobs(
     op: Overload, form: SchemaForm, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> tuple[list[_Job], list[InstalledFinding], str]:
-    """Return ``(jobs, crashes, reason)``. The jobs are the checks to run, each on one call of the op. The crashes are
-    the findings of calls that ended the process during the search for valid calls. ``reason`` says why there are no
-    jobs, and is empty if there are some.
+    """Return ``(jobs, crashes, reason)``.
+
+    The jobs are the checks to run, each on one call of the op. The crashes are the findings of calls that ended the
+    process during the search for valid calls. ``reason`` says why there are no jobs, and is empty if there are some.
     """
     reason = "no call that was tried is taken"
     avoided: list[str] = []
@@ -125,8 +126,8 @@ def _plan_jobs(
             break
 
         def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
-            """Find calls that the op accepts, within ``left`` seconds in a child process. Send their jobs (checks of
-            single calls) to the parent.
+            """Find calls that the op accepts, in a child process and within ``left`` seconds. Send the parent process
+            one event with their jobs (checks of single calls).
             """
             with suppress_warnings():
                 calls = [recipe_of_call(call, seed + i) for i, call in enumerate(recorded)]
@@ -153,8 +154,8 @@ def _plan_jobs(
 
 
 def _is_crash(death: ChildDeath) -> bool:
-    """Return whether a child process ended by a crash or by an exit of its own. An end by a limit of time or memory
-    does not count.
+    """Return whether a child process ended by a crash or exited by itself. Return False if it exceeded a limit of time
+    or memory or raised an exception.
     """
     return death.how.startswith(("crashed", "the process exited"))
 
@@ -162,8 +163,8 @@ def _is_crash(death: ChildDeath) -> bool:
 def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
     """Yield the jobs of a call, each of which is one check of one call.
 
-    First come all checks of the call itself, then some checks of the call with other sizes. Checks for crashes follow,
-    in which the arguments do not fit each other.
+    All checks of the call itself come first. Some checks of the call with other sizes follow. Checks for crashes come
+    last, on calls whose arguments do not fit each other.
     """
     texts = call.texts()
     for check in CHECKS:
@@ -186,8 +187,9 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
 
 
 def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
-    """Return the result of all jobs (checks of single calls) on an op, with the first finding of each check. If a job
-    ends its process, a new process continues with the next job.
+    """Run all jobs (checks of single calls) on an op in child processes, and return the result with the first finding
+    of each check. If a job ends its process, a new process continues with the next job. After six deaths, the remaining
+    jobs are not run.
     """
     found: dict[str, InstalledFinding] = {}
     missing: dict[str, None] = {}
@@ -217,13 +219,14 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
 
 
 def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFinding:
-    """Return the finding that ``check`` has made on the call of ``job``. ``problem`` describes it in words."""
+    """Return the finding that ``check`` has made on the call of ``job``. ``problem`` is a message that describes it."""
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
 def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
-    """Run the jobs (checks of single calls) from number ``first`` on in a child process. Announce each job through
-    ``send``, so that the parent can attribute a crash to it.
+    """Run the jobs (checks of single calls) from index ``first`` on, in a child process. Send an event before and after
+    each job, so that the parent process knows which job a crash belongs to. A check that has found something is not run
+    again.
     """
     done: set[str] = set()  # checks that have found something: one finding of each is enough
     unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
@@ -242,8 +245,8 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
 
 
 def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
-    """Return the result of one check on one call as a dict for the parent process. It holds the problem (an empty text
-    if there is none), or the reason why the check was skipped.
+    """Run one check on one call, and return the result as a dict for the parent process. It holds the problem (an empty
+    string if there is none), or the reason why the check was skipped, or the registration that the op lacks.
     """
     check = checks.BY_NAME[job.check]
     try:
@@ -258,8 +261,8 @@ def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
 
 def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
     """Return ``result`` with only those findings that their generated script shows again in a new process. The names of
-    the checks of the other findings are put into ``unreproduced``. The scripts are written to ``asked.folder`` if it is
-    not None.
+    the checks of the other findings become ``unreproduced``. The scripts that show a finding are written to
+    ``asked.folder`` if it is not None.
     """
     kept, lost = [], []
     for finding in result.findings:
@@ -276,7 +279,9 @@ def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
 
 
 def _script_shows(text: str) -> bool:
-    """Return whether the script, run in a new process, shows its finding by a crash or an ``AssertionError``."""
+    """Run the script ``text`` in a new process. Return whether it shows its finding by a crash or an ``AssertionError``
+    within two minutes.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _RUN, *sys.path],
@@ -292,15 +297,18 @@ def _script_shows(text: str) -> bool:
 
 
 def prepare_process() -> None:
-    """Import torch's compiler, so that forked processes need not import it. The import takes seconds."""
+    """Import torch's compiler in this process, so that processes forked from it need not do so. The import takes
+    seconds.
+    """
     import torch
 
     torch.compile(torch.sin, backend="aot_eager")(torch.ones(1))
 
 
 def stored_results(file: Path, version: str | None = None) -> dict[str, InstalledOp]:
-    """Return the results of an interrupted run by op name, read from its file of JSON lines. A last line that was cut
-    off is left out. If ``version`` is given, results of other versions of the package are left out, too.
+    """Return the results of an interrupted run as a dict by name of the op, read from its file of JSON lines. A line
+    that was cut off is left out. If ``version`` is not None, results of other versions of the package are left out,
+    too. The dict is empty if there is no file.
     """
     results: dict[str, InstalledOp] = {}
     if file.is_file():

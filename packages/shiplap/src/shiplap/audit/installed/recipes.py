@@ -39,9 +39,10 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class TensorRecipe:
-    """The description of a tensor by dtype, shape, seed of its random values and their range (``low`` to ``high``). If
-    ``last`` is not None, the tensor holds ascending offsets up to ``last``. ``values`` are all values of a recorded
-    tensor, or empty.
+    """The description of a tensor by its dtype, its shape, the seed of its random values and their range (``low`` to
+    ``high``). If ``low`` and ``high`` are both 0, floating-point values are normally distributed. If ``last`` is not
+    None, the tensor holds ascending offsets up to ``last``. ``values`` has all values of a recorded tensor, or is
+    empty.
     """
 
     dtype: str
@@ -67,37 +68,37 @@ ArgumentRecipe = Any  # a TensorRecipe, a tuple of them or of scalars, or a scal
 
 @dataclass(frozen=True)
 class CallRecipe:
-    """The arguments of a call by name. ``origin`` says whether the call was recorded from a program or found by a
-    search.
+    """The descriptions of the arguments of a call, by name. ``origin`` says whether the call was recorded from a
+    program or found by a search.
     """
 
     arguments: Mapping[str, ArgumentRecipe]
     origin: str = "found by a search"
 
     def texts(self, wrap: str = "") -> dict[str, str]:
-        """Return the Python expression of each argument by name. If ``wrap`` is given, each tensor is wrapped in a call
-        of the function ``wrap``.
+        """Return a dict from the name of each argument to the Python expression that builds it. If ``wrap`` is not
+        empty, each tensor is wrapped in a call of the function with this name.
         """
         return {name: _text_of(value, wrap) for name, value in self.arguments.items()}
 
     def with_argument(self, name: str, value: ArgumentRecipe) -> CallRecipe:
-        """Return the call with ``value`` as the argument ``name``."""
+        """Return a copy of the call with ``value`` as the argument ``name``."""
         return replace(self, arguments={**self.arguments, name: value})
 
     def tensors(self) -> Iterator[tuple[str, TensorRecipe]]:
-        """Yield ``(argument name, recipe)`` for each tensor of the call, including those in lists. A recipe describes a
-        tensor by dtype, shape, seed and range of values.
-        """
+        """Yield ``(argument name, recipe)`` for each tensor of the call, including those in lists."""
         for name, value in self.arguments.items():
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, TensorRecipe):
                     yield name, one
 
     def with_size(self, size: int, other: int) -> CallRecipe:
-        """Return the call with ``other`` in place of ``size`` in the shapes of its tensors and in int arguments."""
+        """Return a copy of the call with ``other`` in place of ``size`` in the shapes of its tensors and in its int
+        arguments.
+        """
 
         def resized(value: ArgumentRecipe) -> ArgumentRecipe:
-            """Return an argument with ``other`` in place of ``size``."""
+            """Return the argument ``value`` with ``other`` in place of ``size`` in shapes and ints."""
             if isinstance(value, tuple):
                 return tuple(map(resized, value))
             if isinstance(value, TensorRecipe):
@@ -109,14 +110,14 @@ class CallRecipe:
 
 
 def evaluate(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return new arguments by name, built from their Python expressions."""
+    """Return a dict of new arguments by name. Each is the value of its Python expression in ``texts``."""
     names = {"torch": torch, "inf": float("inf"), "nan": float("nan"), **vars(tensors)}
     return {name: eval(text, names) for name, text in texts.items()}  # texts that this package has written
 
 
 def _text_of(value: ArgumentRecipe, wrap: str) -> str:
-    """Return the Python expression of an argument. If ``wrap`` is given, each tensor is wrapped in a call of the
-    function ``wrap``.
+    """Return the Python expression that builds an argument. If ``wrap`` is not empty, each tensor is wrapped in a call
+    of the function with this name.
     """
     if isinstance(value, tuple):
         return "[" + ", ".join(_text_of(v, wrap) for v in value) + "]"
@@ -126,14 +127,16 @@ def _text_of(value: ArgumentRecipe, wrap: str) -> str:
 
 
 def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
-    """Return a recipe with the sizes, dtypes and scalars of a recorded call. A recipe is a description from which
-    arguments can be made.
+    """Return a recipe of a recorded call, from which similar arguments can be made. It has the recorded sizes, dtypes
+    and scalars.
 
     The values are new, drawn from ``seed`` within the recorded ranges, but for small tensors of whole numbers.
     """
 
     def recipe(seen: SeenTensor) -> TensorRecipe:
-        """Return the recipe of one recorded tensor, with its dtype, shape and range and with the seed of new values."""
+        """Return the recipe of one recorded tensor, with its dtype, its shape and the range of its values, and with
+        ``seed``.
+        """
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
         high = high if high > low or whole else low + 1e-9
@@ -143,12 +146,12 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
 
 
 class CallDraws:
-    """A source of random calls of an op, drawn from the names and types in its schema. The text of a refusal gives
-    hints for the next draws.
+    """A source of random calls of an op. Names and types of arguments in its schema determine what is drawn. Messages
+    of exceptions of the op give hints for later draws.
     """
 
     def __init__(self, form: SchemaForm, seed: int) -> None:
-        """Prepare random draws of calls of an op with the schema ``form``. Equal seeds give equal calls."""
+        """Prepare to draw calls of an op with the schema ``form``. Equal seeds give equal calls."""
         # The op's name is part of the seed, so that its calls do not depend on which ops are audited.
         self.form, self.random = form, random.Random(f"{form.name} {seed}")
         # What refusals have named: texts in quotes, dtypes and numbers.
@@ -157,20 +160,22 @@ class CallDraws:
         self.numbers: list[int] = []
 
     def first(self) -> CallRecipe:
-        """Return a random call in which all tensors have one rank and size. Scalars have their defaults."""
+        """Return a random call in which tensors have one number of dims and one size. Scalars with defaults have these,
+        and optional arguments are None.
+        """
         rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8))
         return CallRecipe({a.name: self._argument(a, rank, size) for a in self.form.arguments})
 
     def changed(self, call: CallRecipe) -> CallRecipe:
-        """Return the call with one or two arguments changed at random."""
+        """Return a copy of the call with one or two arguments changed at random."""
         for _ in range(self.random.choice((1, 1, 2))):
             field = self.random.choice(self.form.arguments)
             call = call.with_argument(field.name, self._change(field, call))
         return call
 
     def hint(self, refusal: str) -> None:
-        """Keep the quoted words, the dtypes and the numbers in ``refusal`` as values to try. ``refusal`` is the text of
-        an exception of the op.
+        """Store the quoted words, the dtypes and the numbers in ``refusal``, the message of an exception of the op, as
+        values to try in later draws.
         """
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
         named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
@@ -179,7 +184,7 @@ class CallDraws:
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
         """Return another value for the argument ``field`` of ``call``. It is newly drawn, or is the present tensor or
-        list with one change.
+        list with a change.
         """
         value = call.arguments[field.name]
         if not field.tensor or value is None or (field.optional and self.random.random() < 0.2):
@@ -192,10 +197,10 @@ class CallDraws:
         return self._changed_tensor(field, value, call)
 
     def _changed_tensor(self, field: SchemaField, t: TensorRecipe, call: CallRecipe) -> TensorRecipe:
-        """Return the recipe of a tensor like ``t`` with one property changed. A recipe is a description from which the
-        tensor is made.
+        """Return a recipe like ``t``, the tensor of the argument ``field``, with one property changed at random.
 
-        The property is its dtype, rank, size or values. The shape may also be that of another tensor of the call.
+        The property is the dtype, the number of dims, a size or the values. The shape may also become that of another
+        tensor of ``call``.
         """
         kind = self.random.choice(("dtype", "rank", "size", "size", "like", "values"))
         if kind == "dtype":
@@ -215,8 +220,8 @@ class CallDraws:
         return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last)
 
     def _size(self, call: CallRecipe) -> int:
-        """Return a size to try. It occurs in the call, is a neighbour of such a size, is a small int argument, or is a
-        usual size.
+        """Return a random size to try. It occurs in the call, is larger or smaller by one than such a size, equals a
+        small int argument, or is one of some common sizes.
         """
         used = [n for _, t in call.tensors() for n in t.shape]
         ints = [v for v in call.arguments.values() if type(v) is int and 0 < v <= 64]
@@ -224,12 +229,12 @@ class CallDraws:
         return self.random.choice((*used, *used, *near, *ints, 1, 2, 3, 4, 5, 6, 8, 16))
 
     def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
-        """Return a random argument for the parameter ``field`` of the schema.
+        """Return a random value for the argument ``field`` of the schema, as a scalar, a recipe of a tensor, a tuple of
+        these, or None.
 
-        The argument is None, the default, one value, or a list of as many values as the schema demands. Tensors in it
-        have the rank ``rank`` and sizes of ``size``. If ``given`` is false, an optional argument is None, and an
-        argument with a default has this default. If it is true, an optional argument is seldom None, and no default is
-        used.
+        A tuple has as many members as the schema demands. Tensors have ``rank`` dims of size ``size``. If ``given`` is
+        false, an optional argument is None, and an argument with a default has this default. If ``given`` is true, an
+        optional argument is None in three of ten calls, and no default is used.
         """
         if field.optional and not (given and self.random.random() < 0.7):
             return None
@@ -242,8 +247,9 @@ class CallDraws:
         return tuple(made) if bracket else made[0]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
-        """Return one random value of the schema type ``element``. It is a tensor recipe of this rank and size, a usual
-        scalar, or a word or number that an exception of the op has named.
+        """Return one random value of the schema type ``element``. For ``Tensor`` it is a recipe with ``rank`` dims of
+        size ``size``. For another type it is a common scalar, or a word or number that an exception of the op has
+        named.
         """
         if element == "Tensor":
             return self._tensor(field, rank, size)
@@ -253,10 +259,10 @@ class CallDraws:
         return self.random.choice((*choices, *more))
 
     def _tensor(self, field: SchemaField, rank: int, size: int, dtype: str = "") -> TensorRecipe:
-        """Return the recipe of a tensor whose dtype, shape and range follow from the name of the argument.
+        """Return the recipe of a tensor whose dtype, shape and range of values follow from the name of the argument.
 
-        For ``offsets`` the tensor has ascending integers, for example. For other names it has floats of this rank and
-        size. ``dtype`` replaces the dtype if it is given.
+        A name such as ``offsets`` gives ascending integers, for example. Other names give floats in ``rank`` dims of
+        size ``size``. If ``dtype`` is not empty, it replaces the dtype.
         """
         seed, name = self.random.randrange(1000), field.name
         if _OFFSETS.search(name):
@@ -271,15 +277,15 @@ class CallDraws:
 
 
 def _range_of(dtype: str) -> tuple[float, float]:
-    """Return the range ``(low, high)`` from which values of this dtype are drawn. It is 0 to 2 for integers, since they
-    may be indices. It is ``(0, 0)`` for other dtypes, which stands for a normal distribution.
+    """Return the range ``(low, high)`` from which values of this dtype are drawn. It is ``(0, 2)`` for integers, since
+    they may be indices. It is ``(0, 0)`` for other dtypes, which stands for a normal distribution.
     """
     return (0.0, 2.0) if dtype.startswith(("int", "uint")) else (0.0, 0.0)
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
-    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each, a tensor holds integers
-    far out of range, or a tensor has only one row.
+    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each call, one integer tensor
+    holds a number far out of range, or one tensor has a single row.
     """
     fields: Sequence[SchemaField] = form.arguments
     for field in fields:

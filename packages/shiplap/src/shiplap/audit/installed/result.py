@@ -17,8 +17,9 @@ HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "
 class InstalledFinding:
     """A problem of one op, with the call that shows it.
 
-    ``arguments`` are the Python texts that build the call. ``origin`` says where the call comes from, and ``note`` what
-    was changed in it.
+    ``arguments`` maps names of arguments to the Python expressions that build them. ``origin`` says where the call
+    comes from, and ``note`` what was changed in it. ``script`` is the name of the file that shows the finding again, or
+    is empty.
     """
 
     op: str
@@ -31,16 +32,20 @@ class InstalledFinding:
 
     @property
     def key(self) -> str:
-        """The op and the check in one text. It identifies the finding in a baseline (a file of known findings)."""
+        """The names of the op and the check in one string. It identifies the finding in a baseline (a file of known
+        findings).
+        """
         return f"{self.op} {self.check}"
 
 
 @dataclass(frozen=True)
 class InstalledOp:
-    """The result of one op, with the number of calls that it accepted and the findings in them.
+    """The audit result of one op. ``calls`` is the number of calls that it accepted, and ``checks`` the number of
+    checks that were made on them.
 
-    ``unreached`` says why the op accepted no call, and is empty if it accepted one. ``missing`` are registrations that
-    torch needs and the op lacks. ``unreproduced`` are findings that a new process did not show again.
+    ``unreached`` says why the op accepted no call, and is empty if it accepted one. ``missing`` names registrations
+    that torch needs and the op lacks. ``unreproduced`` names the checks whose findings a new process did not show
+    again.
     """
 
     op: str
@@ -65,7 +70,7 @@ class InstalledReport:
 
     @property
     def findings(self) -> list[InstalledFinding]:
-        """The findings of all ops, the most harmful first."""
+        """The findings of all ops, the most harmful kind of check first."""
         found = [f for op in self.ops for f in op.findings]
         return sorted(found, key=lambda f: (HARM.index(f.check) if f.check in HARM else len(HARM), f.op))
 
@@ -75,7 +80,7 @@ class InstalledReport:
         return [f for f in self.findings if f.key not in self.known]
 
     def summary(self) -> dict[str, Any]:
-        """Return the report as plain values for ``--json``."""
+        """Return the report as a dict of values that JSON can represent, for ``--json``."""
         reached = [op for op in self.ops if op.calls]
         return {
             "package": self.package,
@@ -89,7 +94,7 @@ class InstalledReport:
         }
 
     def lines(self) -> Iterator[Line | TextTable]:
-        """Yield the report as lines and a table for a terminal."""
+        """Yield the report for a terminal, as lines and a table of the findings."""
         reached = [op for op in self.ops if op.calls]
         # Ops for other devices are no failure of the search.
         absent = [op for op in self.ops if op.unreached.startswith("no kernel")]

@@ -42,8 +42,8 @@ assert not problem
 
 
 def write_script(found: InstalledFinding, package: str, version: str) -> str:
-    """Return a Python script that shows a finding again. If the problem is still there, the script raises
-    ``AssertionError`` or crashes as the op did.
+    """Return a Python script that shows the finding ``found`` of a package again. While the problem exists, the script
+    raises ``AssertionError`` or crashes as the op did.
     """
     import torch
 
@@ -70,8 +70,8 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
 
 @cache
 def _helpers() -> str:
-    """Return the source of the modules that contain the checks as one text that a script can include. Their imports
-    from Shiplap are left out.
+    """Return the source code of the modules that contain the checks as one string, for the script of a finding. Their
+    imports from Shiplap are left out.
     """
     parts = []
     for module in (guarded_memory, tensors, checks):

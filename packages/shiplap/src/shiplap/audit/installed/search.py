@@ -19,8 +19,8 @@ _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 
 
 def refusal_form(text: str) -> str:
-    """Return the text of an exception with its numbers replaced by ``#``, cut after 200 characters. Exceptions that one
-    line of the op raises then have equal texts.
+    """Return the message ``text`` of an exception with its numbers replaced by ``#``, cut after 200 characters.
+    Messages that one line of the op raises then become equal.
     """
     return re.sub(r"[-\d.]+", "#", text)[:200]
 
@@ -28,11 +28,11 @@ def refusal_form(text: str) -> str:
 def search_calls(
     op: Any, form: SchemaForm, seed: int, seconds: float, avoided: Sequence[str], send: SendEvent
 ) -> list[CallRecipe]:
-    """Return calls that the op accepts, found by random changes within ``seconds``. Every tensor ends directly before a
-    guard page, so that a read beyond its end is a crash.
+    """Return up to six calls that the op accepts, found by random changes within ``seconds``. Every tensor ends
+    directly before memory that cannot be accessed, so that a read beyond its end is a crash.
 
-    Each call is sent by ``send`` before it is made. If a call ends the process, the parent starts the search again,
-    with the text of this call in ``avoided``. Such calls are not made again.
+    Each call is sent by ``send`` before it is made. If a call ends the process, the parent process starts the search
+    again, with the text of this call in ``avoided``. Such calls are not made again.
     """
     draws = CallDraws(form, seed)
     frontier, forms, found, kinds = list[CallRecipe](), set[str](), list[CallRecipe](), set[str]()
@@ -65,10 +65,10 @@ def search_calls(
 
 
 def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
-    """Return why the op or its fake implementation refuses a call, or why the result is empty. Return an empty text if
-    the call is accepted.
+    """Return why the op or its fake implementation refuses a call, or a message that says that the result is empty.
+    Return an empty string if the call is accepted.
 
-    ``wrap`` names the function that places each tensor in memory, by default beside a guard page.
+    ``wrap`` names the function that places each tensor in memory, by default next to memory that cannot be accessed.
     """
     try:
         arguments = evaluate(call.texts(wrap))
@@ -85,8 +85,8 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
 
 
 def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
-    """Return the error with which the fake implementation refuses a call that the kernel accepts, or an empty text.
-    Many kernels check nothing, so the fake implementation is called, too.
+    """Return the error with which the fake implementation refuses ``arguments``, which the kernel has accepted, or an
+    empty string. Many kernels do not check their arguments, so the fake implementation is called, too.
     """
     try:
         call_op(op, map_tensors(arguments, lambda t: t.to("meta")))

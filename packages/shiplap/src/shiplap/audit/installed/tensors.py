@@ -13,8 +13,8 @@ from shiplap.audit.guarded_memory import copy_beside_guard
 
 
 def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0.0, high: float = 0.0) -> torch.Tensor:
-    """Return a tensor of random values between ``low`` and ``high``. Equal seeds give equal values. Without a range,
-    floats are normally distributed.
+    """Return a tensor of random values between ``low`` and ``high``. Equal seeds give equal values. If ``high`` is not
+    larger than ``low``, floating-point values are normally distributed.
     """
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
@@ -29,15 +29,17 @@ def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0
 
 
 def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) -> torch.Tensor:
-    """Return a one-dimensional tensor of ascending random offsets from 0 to ``last``, as in the CSR format."""
+    """Return a one-dimensional tensor of ascending random integers from 0 to ``last``, like the row offsets of the CSR
+    format. ``shape`` must have one dim.
+    """
     generator = torch.Generator().manual_seed(seed)
     inner = torch.randint(0, last + 1, (max(shape[0] - 2, 0),), generator=generator).sort().values
     return torch.cat([torch.tensor([0]), inner, torch.tensor([last])])[: shape[0]].to(dtype)
 
 
 def strided(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` whose elements along the last dim are two apart in memory. Return ``t`` itself if it has
-    no dim.
+    """Return a copy of ``t`` whose elements along the last dim are two elements apart in memory. Return ``t`` itself if
+    it has no dims.
     """
     if not t.dim():
         return t
@@ -47,27 +49,27 @@ def strided(t: torch.Tensor) -> torch.Tensor:
 
 
 def transposed(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` with the first and the last dim exchanged in memory. A vector is treated as by
-    ``strided``.
+    """Return a copy of ``t`` with equal values, in which the first and the last dim are exchanged in memory. If ``t``
+    has fewer than two dims, return what ``strided`` returns.
     """
     return t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else strided(t)
 
 
 def shifted(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` that begins one element behind the start of its memory."""
+    """Return a copy of ``t`` that begins one element behind the start of its storage."""
     return torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape).copy_(t)
 
 
 def guarded(t: torch.Tensor) -> torch.Tensor:
-    """Return a copy of ``t`` directly before a page that cannot be read, so that an access behind it crashes. Return
-    ``t`` itself if it is not contiguous.
+    """Return a copy of ``t`` directly before memory that cannot be accessed, so that an access behind its end crashes.
+    Return ``t`` itself if it is not contiguous.
     """
     return copy_beside_guard(t, after=True) if t.is_contiguous() else t
 
 
 def map_tensors(value: Any, function: Any) -> Any:
-    """Return an argument or result with ``function`` applied to each tensor, also inside nested dicts, lists and
-    tuples. Tuples become lists.
+    """Return an argument or result with each tensor in it replaced by ``function(tensor)``, also inside nested dicts,
+    lists and tuples. Tuples become lists.
     """
     if isinstance(value, dict):
         return {name: map_tensors(v, function) for name, v in value.items()}
@@ -77,7 +79,7 @@ def map_tensors(value: Any, function: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested arguments or results, in order."""
+    """Return a list of the tensors in nested arguments or results, in order."""
     found: list[torch.Tensor] = []
     map_tensors(value, found.append)
     return found

@@ -31,8 +31,9 @@ _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backe
 
 @dataclass(frozen=True)
 class _FrameLayout:
-    """The layout of a :class:`CallFrame` for tensors of given ranks. ``pack`` writes the whole frame. ``tensors`` holds
-    the offset of each tensor's descriptor in bytes, and ``size`` is the size of the frame in bytes.
+    """The layout of a :class:`CallFrame` for tensors of given ranks. ``pack`` is the format of the whole frame but for
+    the error message, which follows at the end. ``tensors`` holds the offset of each tensor's descriptor in bytes.
+    ``size`` is the length of the frame in bytes, with the message.
     """
 
     pack: Struct
@@ -42,8 +43,10 @@ class _FrameLayout:
 
 @cache
 def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
-    """Return the layout of the memory that a C function gets in a call with tensors of these ``ranks``, where -1 stands
-    for None. It holds a context, then a descriptor, sizes and strides of each tensor, then space for an error message.
+    """Return the layout of the memory that describes a call of a C function with tensors of these ``ranks``.
+
+    The memory holds a context, then a descriptor, the sizes and the strides of each tensor, then space for an error
+    message. The rank -1 stands for an argument that is None, for which nothing is stored.
     """
     text, places = CONTEXT, []
     for rank in ranks:
@@ -54,8 +57,9 @@ def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
 
 
 class CallFrame:
-    """The memory that describes one call to a C function, with a context and a descriptor of each tensor. Its addresses
-    are valid as long as the object lives.
+    """The memory that describes one call to a C function, with a context and a descriptor of each tensor. ``context``
+    is the address of the context. ``tensors`` holds the addresses of the descriptors, with None for a tensor that is
+    None. The addresses are valid as long as the object lives.
     """
 
     def __init__(
@@ -151,8 +155,8 @@ _TENSOR_BYTES = Struct(TENSOR).size
 
 @cache
 def _dlpack_element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
-    """Return DLPack's type code, bits and lanes of a dtype. Raise ``SL214``, with ``where``, if DLPack has no code for
-    the dtype.
+    """Return the DLPack type code, the number of bits and the number of lanes of ``dtype``. Raise ``SL214``, with the
+    place ``where`` in its message, if DLPack has no code for the dtype.
     """
     return dtypes.of(dtype, where).dlpack
 

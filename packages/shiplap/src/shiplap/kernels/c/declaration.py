@@ -107,14 +107,15 @@ class CAbiImplementation(Implementation):
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs of a text and None, from which the key of the kernel in caches is computed. They hold the
-        arguments of its declaration and the digest of the library's content.
+        """Yield pairs of a string and None, from which the key of the kernel in caches is computed. The string of the
+        first pair holds the library's file name, the symbol, the strided arguments and the alignment. That of the
+        second is the digest of the library's content.
         """
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield library_digest(self.library), None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
-        """Return the kernel for the op declared as ``spec``. Raise an error if a name in ``strided`` is no tensor
+        """Return the kernel for the op declared as ``spec``. Raise ``SL122`` if a name in ``strided`` is no tensor
         argument. The library is opened at the first call.
         """
         read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
@@ -167,8 +168,8 @@ def cabi(
 
 
 class CFunctionKernel(PackedKernel):
-    """The base of kernels that can be a C function. One :class:`CallFrame` holds the descriptors and the context with
-    whose addresses the function is called.
+    """The base class of kernels that call a C function. For a call, a :class:`CallFrame` holds the context and a C
+    descriptor of each tensor. The function gets their addresses and the scalar arguments.
     """
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
@@ -178,15 +179,15 @@ class CFunctionKernel(PackedKernel):
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
 
     def configure(self, values: Values) -> None:
-        """Store the values of a config, which are integers, in order as an array. The C function reads it through its
-        context.
+        """Store ``values``, the integers of a config by name, in their order as a C array. The C function reads the
+        array through its context.
         """
         self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
         self.values = ctypes.addressof(self._array), len(values)
 
     def typed(self, function: Any) -> Callable[..., int]:
-        """Return a C function with the ctypes of its parameters set. Addresses are passed as integers, and the GIL is
-        released during a call.
+        """Return ``function``, a C function of a library, with the ctypes of its parameters set. Addresses are passed
+        as integers, and the GIL is released during a call. The return value is the status as an int.
         """
         types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
         # By address: types set on the library's own function object would be shared by all its users.
@@ -238,8 +239,9 @@ class CKernel(CFunctionKernel):
         self.can_repeat = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
-        """Return ``clock(function)``, where ``function`` is the C function with its arguments fixed. The clock runs
-        inside a call of the op, so that the arguments are alive.
+        """Return ``clock(function)``, where ``function`` runs the C function on the fixed arguments of ``call`` and
+        returns its status. ``clock`` returns a time. It is called inside a call of the op, so that the arguments are
+        alive.
         """
         function, times = self._loaded(), [0.0]
 
@@ -259,7 +261,9 @@ class CKernel(CFunctionKernel):
         return times[0]
 
     def _loaded(self) -> Callable[..., int]:
-        """Return the kernel's C function with its types, from the library that is loaded at the first call."""
+        """Return the kernel's C function with its types. Its library is loaded at the first call. Raise the errors of
+        :func:`load_symbol`.
+        """
         if self._function is None:
             form = self.native
             self._function = self.typed(load_symbol(form))
@@ -267,21 +271,22 @@ class CKernel(CFunctionKernel):
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``. Return its outputs and a function that repeats the call for tensors that differ only in their
-        addresses. The function is None if a stream, a data-dependent size or a number of threads may change, too.
+        addresses. The function is None if something else may change between calls, which is a stream, a data-dependent
+        size or a number of threads.
         """
         outs = self.run_call(call)
         return outs, self._rerun(call, outs) if self.can_repeat else None
 
     def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
         """Return a function of a call's arguments that allocates outputs like ``outs``, lets the C function fill them,
-        and returns them.
+        and returns them. It returns a tensor if there is one output, and otherwise a tuple.
         """
         made = [(tuple(o.shape), o.stride(), o.dtype) for o in outs]
         refill, single, device = self._refill(call, outs), len(made) == 1, call.device
 
         def rerun(args: Args) -> Result:
             """Return new outputs of the C function for ``args``, the arguments of a call that differs from the first
-            one only in addresses.
+            one only in addresses. A single output is returned as a tensor, and several are returned as a tuple.
             """
             results = tuple([empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in made])
             refill(args, results)
@@ -293,15 +298,15 @@ class CKernel(CFunctionKernel):
         """Run ``call`` into ``outs``. Return a function that repeats the call for tensors that differ only in their
         addresses.
 
-        Return None if a stream, a data-dependent size or a number of threads may change, too.
+        Return None if something else may change between calls, which is a stream, a data-dependent size or a number of
+        threads.
         """
         self.run_into(call, outs, None)
         return self._refill(call, outs) if self.can_repeat else None
 
     def _refill(self, call: Binding, outs: Outputs) -> Refill:
-        """Return a function ``refill(args, outs)`` that calls the C function for a call like ``call`` with other
-        addresses. It writes these addresses into a frame, the C descriptors of the tensors, that no other thread is
-        using.
+        """Return a function ``refill(args, outs)`` that calls the C function for a call that differs from ``call`` only
+        in the addresses of tensors. The addresses are written into a :class:`CallFrame` that no other thread is using.
         """
         pack, function, where = self._pack, self._loaded(), self.where
         count = len(self.spec.tensors)
@@ -336,9 +341,9 @@ class CKernel(CFunctionKernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Call the C function on ``tensors``, which are the inputs and then the outputs. Inputs are copies if the
-        kernel needs that. The function writes data-dependent sizes into ``extents`` and may use the workspace
-        ``scratch``.
+        """Call the C function on ``tensors``, the inputs followed by the outputs. The inputs already have the layout
+        that the kernel needs. The function writes data-dependent sizes into ``extents``, by name of the dim.
+        ``scratch`` is its workspace, or None if it has none.
         """
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
@@ -353,8 +358,9 @@ def c_status_error(status: int, where: str, frame: CallFrame) -> ShiplapError:
 
 
 def _ctypes_argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
-    """Return the ctypes value of a parameter behind the tensors. It is a scalar, a list, the length of a list, or the
-    address of an extent (a data-dependent size).
+    """Return the value that ctypes passes for ``p``, a parameter of the C function after the tensors. It is a scalar,
+    an array of a list's elements, the length of a list, or the address of a data-dependent size in ``extents``. ``env``
+    holds the values of the op's arguments by name.
     """
     if p.role == "extent":
         return ctypes.byref(extents[p.source])

@@ -14,16 +14,17 @@ from shiplap.errors import error
 
 
 def prototype_signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
-    """Return a digest of the C prototype that an op's kernel must have, including ``parameters``, the names of its
-    config. A library contains the digest of the declaration for which it was built.
+    """Return a digest, 16 hexadecimal digits, of the C prototype that a kernel of the op ``spec`` must have. It covers
+    ``parameters``, the names of the kernel's config. A library contains the digest of the declaration for which it was
+    built.
     """
     text = ", ".join([*(str(p) for p in c_prototype(spec)), *(f"config {name}" for name in parameters)])
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
 
 
 def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
-    """Return the declaration of each C ABI kernel bound to ``ops``, by C symbol. Raise ``SL403`` if kernels of two ops
-    have the same symbol.
+    """Return a mapping from C symbol to declaration for all C ABI kernels of ``ops``. Kernels whose C++ Shiplap
+    generates are left out. Raise ``SL403`` if kernels of two ops have the same symbol.
     """
     specs: dict[str, OpSpec] = {}
     for op in ops:
@@ -43,14 +44,16 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
 
 
 def config_names_by_symbol(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the config of each C ABI kernel of ``ops`` that has a config, by C symbol."""
+    """Return a mapping from C symbol to the names of the config, for each C ABI kernel of ``ops`` that has a config.
+    Kernels whose C++ Shiplap generates are left out.
+    """
     kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
     bound = [(k.native, k.space) for k in kernels if k.native is not None and k.space is not None]
     return {form.symbol: space.names for form, space in bound if not form.generated}
 
 
 def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return the text of the C header with one prototype per symbol.
+    """Return the source code of the C header with one prototype per symbol.
 
     ``target`` is the argument of ``shiplap header``. ``configs`` holds, by symbol, the names of the compile-time values
     of a kernel. The header defines their indices into ``ctx->config``. If ``configs`` is None, no kernel has such
@@ -80,8 +83,8 @@ def _comment_block(text: str) -> str:
 
 
 def _declaration_lines(spec: OpSpec) -> list[str]:
-    """Return the lines of the comment above a prototype. They hold the schema, the tensor types, the relations of sizes
-    and the preconditions of the op.
+    """Return the lines of the comment above a prototype, without comment signs. They hold the schema, the tensor types,
+    the relations of sizes and the preconditions of the op.
     """
     lines = [f"{spec.namespace}::{schema_text(spec)}"]
     lines += [f"{a.name}: {a.tensor}{' or NULL' if a.optional else ''}" for a in spec.tensors]

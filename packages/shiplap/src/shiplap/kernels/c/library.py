@@ -15,15 +15,17 @@ from shiplap.settings import settings
 
 
 class CompiledLibrary(Protocol):
-    """The interface of a kernel library that Shiplap compiles from sources, as the code that builds and opens libraries
-    uses it.
+    """The interface of a kernel library that Shiplap compiles from sources. Code that builds or opens libraries calls
+    only these methods.
     """
 
     def locate(self) -> Path:
         """Return the library's file. Raise ``SL420`` if it is not compiled."""
 
     def compile(self) -> Path:
-        """Compile the library unless it is compiled already. Return its file."""
+        """Compile the library unless it is compiled already. Return its file. Raise ``SL421`` to ``SL423`` if it cannot
+        be compiled.
+        """
 
 
 source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kernel form names
@@ -32,8 +34,10 @@ source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kerne
 def locate_library(path: str | os.PathLike[str]) -> Path:
     """Return the file of the library ``path``.
 
-    It is the compiled one of ``sl.source``, the file of that name in the folder that the environment variable
-    ``SHIPLAP_LIBRARY_PATH`` names, or ``path`` itself. Raise ``SL401`` if none of them exists.
+    If ``path`` stands for a library of ``sl.source``, return the compiled library. Otherwise look for the name of
+    ``path`` in the folder that the environment variable ``SHIPLAP_LIBRARY_PATH`` names, and then for ``path``. Return
+    the first file that exists, with symbolic links resolved. Raise ``SL401`` if there is none, or ``SL420`` if a
+    library of ``sl.source`` is not compiled.
     """
     wanted = Path(path)
     if (compiled := source_libraries.get(wanted)) is not None:
@@ -58,7 +62,7 @@ def library_digest(path: str | os.PathLike[str]) -> str:
 
 @cache
 def _open_library(path: Path) -> ctypes.CDLL:
-    """Return the loaded library, opened once per path. Raise ``SL401`` if the loader refuses it."""
+    """Return the library ``path``, opened with ctypes once per process. Raise ``SL401`` if the loader refuses it."""
     try:
         # RTLD_LOCAL: two libraries may define one name. RTLD_NOW: a missing symbol shows at once.
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)

@@ -64,8 +64,9 @@ class SourceImplementation(Implementation):
         return self.function.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs of a text and None, from which the key of the kernel in caches is computed. They hold the
-        function's name, the compiler's options, and the content of each source.
+        """Yield pairs of a string and None, from which the key of the kernel in caches is computed. The strings hold
+        the function's name, strided arguments and alignment, the compiler's options, and the content of each source and
+        header.
         """
         yield from self.function.code_parts()
         yield f"source {self.request}", None
@@ -74,7 +75,8 @@ class SourceImplementation(Implementation):
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
         """Return the kernel for the op declared as ``spec``. Its library is identified by a digest of sources and
-        options. Nothing is compiled, and no library is opened.
+        options. Nothing is compiled, and no library is opened. Raise ``SL122`` if a name in ``strided`` is no tensor
+        argument.
         """
         symbol = self.function.symbol
         read_strided(spec, f"sl.source(..., {symbol!r})", self.function.strided)
@@ -173,8 +175,8 @@ def source(
 
 
 def _read_source(path: Path, where: str) -> SourceText:
-    """Return the text and the language of a source file, which its suffix determines. Raise ``SL404`` for an unknown
-    suffix, or ``SL401`` if the file cannot be read.
+    """Return the content of the source file ``path``, with its language, which follows from the file's suffix. Raise
+    ``SL404`` for an unknown suffix, or ``SL401`` if the file cannot be read. ``where`` is the place in errors.
     """
     language = SUFFIX_LANGUAGES.get(path.suffix)
     if language is None:
@@ -200,8 +202,8 @@ def _read_source(path: Path, where: str) -> SourceText:
 
 
 def _read_architecture(value: str | int, where: str) -> str:
-    """Return the compute capability ``value`` as text without the prefix ``sm_``, such as ``90a``. Raise ``SL422`` if
-    ``value`` is none.
+    """Return the compute capability ``value`` as a string without the prefix ``sm_`` or ``compute_``, such as
+    ``"90a"``. Raise ``SL422`` if ``value`` is no compute capability.
     """
     match = ARCHITECTURE.fullmatch(str(value))
     if match is None:

@@ -31,8 +31,8 @@ _native_entrances: dict[tuple[str, int], OpEntrance] = {}  # by the name and the
 class OpEntrance(NativeEntrance):
     """The torch registration of one op's native code. It is made when the first library is attached, and kept.
 
-    Torch's table keeps pointers to functions of the first library. When a later library is attached, these functions
-    call the code of that library.
+    Torch's dispatcher keeps pointers to functions of the first library. When a later library is attached, these
+    functions call the code of that library.
 
     Attributes:
         bindings: the libraries that have run calls of the op.
@@ -48,8 +48,8 @@ class OpEntrance(NativeEntrance):
         self._define(op)
 
     def _define(self, op: Op) -> None:
-        """Define the torch op ``<op>__python``, which runs the op in Python, and an op like it for the variant with
-        given outputs. Native code calls them for arguments that it does not support.
+        """Define the torch op ``<op>__python``, which runs the op in Python. If the op has an out-variant, define such
+        a torch op for the out-variant, too. Native code calls them for arguments that it does not support.
         """
         python = Registrations(op.spec.namespace, op.edition)
         name = f"{op.spec.stem}__python"
@@ -64,15 +64,16 @@ class OpEntrance(NativeEntrance):
             python.skip_autograd(name)
 
     def _with_error_text(self, execute: Callable[..., Result]) -> Callable[..., Result]:
-        """Return a function that calls ``execute`` and passes the text of its error to the native code. The caller of
-        the native code then raises the error itself.
+        """Return a function that calls ``execute`` and returns its result. If ``execute`` raises an error, the function
+        stores the error and sends its message to the native code before it raises the error again.
 
-        Torch 2.11 drops the text of an exception on the way from Python to native code.
+        Torch 2.11 drops the message of an exception on the way from Python to native code. The caller of the native
+        code finds the stored error by :meth:`refusal`.
         """
 
         def run(*args: Value, **kwargs: Value) -> Result:
-            """Return the result of the wrapped Python implementation. Store an error for this thread, pass it as text
-            to every attached library, and raise it again.
+            """Return the result of ``execute``. If it raises an error, store the error for this thread, send its
+            message to every attached library, and raise it again.
             """
             try:
                 return execute(*args, **kwargs)
@@ -103,13 +104,13 @@ class OpEntrance(NativeEntrance):
         return refused.decode(errors="replace")
 
     def release(self, device: str) -> None:
-        """Make calls of the op on ``device`` run in Python again."""
+        """Make calls of the op on the device type ``device`` run in Python again."""
         binding, index = self.first[device]
         binding.shiplap_lead(index, None)
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that native code or Python raised. ``cause`` is the exception in which torch
-        passed on only the text of that error. Return None if its text is that of no such error.
+        """Return the ``ShiplapError`` behind ``cause``, an exception in which torch passed on only the message of that
+        error. Native code or Python raised the error. Return None if ``cause`` contains no such message.
         """
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
@@ -127,7 +128,12 @@ class OpEntrance(NativeEntrance):
 
 @dataclass
 class AttachedBinding(NativeBinding):
-    """The native code that runs the calls of an op."""
+    """The native code that runs the calls of ``op``.
+
+    ``binding`` is the library that was opened from the file ``library``. ``parts`` maps numbers in that library to the
+    op's kernels on one device type each. ``entrance`` is the registration with torch. ``recorder`` is the library that
+    records calls for autograd and the address of the op's data in it, or None if Python records.
+    """
 
     op: Op
     library: Path
@@ -160,8 +166,8 @@ class AttachedBinding(NativeBinding):
             library.shiplap_record(route, None)
 
     def start_recording(self) -> None:
-        """Let C++ record the op's calls for autograd from now on. Do nothing if the op's gradient cannot be recorded
-        there, or if the ops that compute the gradient have no native code.
+        """Let C++ record the op's calls for autograd from now on. Do nothing if C++ cannot record the op's gradient, or
+        if the ops that compute the gradient have no native code.
         """
         gradient = self.op.gradient
         if self.recorder is not None or gradient is None:
@@ -182,7 +188,7 @@ class AttachedBinding(NativeBinding):
 
 
 def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tuple[list[list[int]], bool]]:
-    """Return a pair of a table and a flag for each device type of ``entries``, the kernels of ``op``.
+    """Return a mapping from each device type of ``entries``, the kernels of ``op``, to a pair of a table and a flag.
 
     The table holds the tuned choices of ``op`` as rows of integers, as ``choice_rows`` returns them. The flag is true
     if calls that fit no row must go to Python because the choices are frozen.
@@ -199,10 +205,11 @@ def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tu
 
 def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
     """Copy ``table``, the tuned choices as rows of integers, into the native code of op number ``index`` in the library
-    ``binding``. If ``defer`` is true, calls that fit no row go to Python.
+    ``binding``. If ``defer`` is true, calls that fit no row go to Python. If it is false, native code runs them by its
+    default.
 
-    Python handles choices with values that are no numbers, and choices for tensors that are not contiguous. As long as
-    there are choices, native code passes calls with such layouts to Python.
+    The table has no choices for tensors that are not contiguous. If it has rows, native code passes calls with such
+    tensors to Python.
     """
     flat = [number for row in table for number in row]
     array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
@@ -210,8 +217,8 @@ def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defe
 
 
 def attach_plan(plan: LibraryPlan) -> None:
-    """Load the library of ``plan`` and let its native code run each op in it that has none yet. Then let C++ record
-    calls for autograd where it can.
+    """Load the library of ``plan`` and let its native code run each op of the plan that has no native code yet. Then
+    let C++ record the calls of all ops for autograd whose gradients it supports.
     """
     binding = _load_plan_library(plan)
     for op in dict.fromkeys(e.op for e in plan.entries.values()):
@@ -235,8 +242,8 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
     """Let the native code in the library ``binding``, at ``path``, run ``op`` on the devices of ``entries``.
     ``entries`` maps numbers in the library to the kernels of the op on a device.
 
-    Issue a notice for a device that torch refuses. Python continues to run the op there. Raise ``SL405`` if all are
-    refused.
+    Issue a notice for a device that torch refuses. Python continues to run the op there. Raise ``SL405`` if torch
+    refuses all devices.
     """
     known = _native_entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)
@@ -264,7 +271,7 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
 
 
 def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
-    """Return the library of a plan, opened once in this process. Raise ``SL405`` if it lacks Shiplap's functions."""
+    """Return the library of ``plan``, opened once in this process. Raise ``SL405`` if it lacks functions of Shiplap."""
     path = plan.place / LIBRARY
     if path not in _opened_libraries:
         binding = load_library(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
@@ -283,8 +290,8 @@ def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
 
 
 def _exception_text(e: Exception) -> str:
-    """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it. If it is no error of
-    Shiplap, the text begins with its type.
+    """Return the message of the exception ``e`` in valid UTF-8 without NUL characters, as C++ needs it. If ``e`` is no
+    ``ShiplapError``, its type precedes the message.
     """
     text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     return text.replace("\0", "").encode(errors="replace").decode()

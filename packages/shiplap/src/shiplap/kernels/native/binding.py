@@ -39,8 +39,8 @@ _running_builds: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _reset_builds_after_fork() -> None:
-    """Replace the lock and forget the builders in a forked child. The child has neither the threads nor the child
-    processes of its parent.
+    """Replace the lock of builds by a new one, and forget the builds that run in the background. This is done in a
+    forked child, which has neither the threads nor the child processes of its parent.
     """
     global _lock
     _lock = threading.RLock()
@@ -54,10 +54,12 @@ os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 def count_python_call(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call of an op that Python has run. ``form`` is the C function of the kernel.
+    """Count a call of the op ``spec`` that Python has run. ``form`` is the C function of the kernel.
 
-    At the first call and from the 32nd on, attach the native binding if it is built, start its build, or issue a
-    notice. The native binding is generated C++ that runs calls without Python.
+    At the first call and from the 32nd on, attach the op's native binding if it is built. The native binding is
+    generated C++ that runs calls without Python. If it is not built, the 32nd call starts its build if the environment
+    variable ``SHIPLAP_BACKGROUND_BUILD`` is 1, and otherwise issues a notice. Nothing is done while torch traces a
+    graph.
     """
     # Nothing is built or attached while a graph is traced: the trace would record it.
     if torch.compiler.is_compiling():
@@ -83,8 +85,8 @@ def count_python_call(spec: OpSpec, form: NativeForm) -> None:
 
 
 def how_to_build(name: str) -> str:
-    """Return the text of the notice for the op ``name`` that calls would be faster with a native binding, with the
-    commands that build it.
+    """Return the notice for the op ``name`` which says that calls would be faster with a native binding. It contains
+    the commands that build the binding.
     """
     op = registry.find_declared_op(name)
     module = op.reference.__module__ if op is not None else "TARGET"
@@ -97,8 +99,9 @@ def how_to_build(name: str) -> str:
 
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the op's native binding if its library is built. Otherwise start its build if ``form``, the C function of
-    the kernel, has been called often. Return the reason if there will be no binding, else an empty string.
+    """Attach the op's native binding if its library is built. Otherwise start its build if the calls of ``form``, the C
+    function of the kernel, have reached 32 and background builds are allowed. Return the reason if there will be no
+    binding, else an empty string.
     """
     if not settings().native:
         return BINDING_OFF
@@ -147,7 +150,8 @@ def _attach_installed(op: Op) -> bool:
 
 def attach_installed_library(op: Op) -> bool:
     """Attach the prebuilt native library that came with the package of ``op``, before the first call of the op. Return
-    whether the op has native code now.
+    whether the op has native code now. Return False if the environment variable ``SHIPLAP_NATIVE`` is 0 or torch is
+    tracing a graph.
     """
     if not settings().native or torch.compiler.is_compiling():
         return False
@@ -159,8 +163,8 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
     """Attach the library that a background build for the op ``spec`` has made. ``form`` is the kernel whose calls
     started the build.
 
-    Return the problem if the build failed. Return an empty string if the library is attached, or if the build still
-    runs.
+    Return the problem if the build failed. Return an empty string if the library is attached, if the build still runs,
+    or if the op no longer uses the kernel.
     """
     child = _running_builds[form.place]
     if child.poll() is None:
@@ -184,7 +188,7 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
 
 
 def build(op: Op) -> Path:
-    """Build or find the native binding of ``op`` now, attach it, and return the library.
+    """Build or find the native binding of ``op`` now, attach it, and return the path of its library.
 
     If C++ can record the op's gradients, the library for that is built as well. Raise ``SL404`` if only Python can run
     calls of the declaration. Raise ``SL405`` or ``SL406`` if the binding cannot be built.
@@ -215,10 +219,11 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """Return which binding runs the C ABI kernel of ``op`` on ``device``, ``"native"`` or ``"python"``. Return with it
-    the library of the native binding, or the reason why there is none. ``shiplap env`` prints these texts.
+    """Return which binding runs the C ABI kernel of ``op`` on ``device``, as a pair of strings. The first is
+    ``"native"`` or ``"python"``. The second names the library of the native binding, or the reason why there is none.
 
-    A library in the package of the op or in the cache counts as native, because the first call attaches it.
+    A library in the package of the op or in the cache counts as native, because the first call attaches it. ``shiplap
+    env`` prints both strings.
     """
     form = next((k.native for k in op.kernels.get(device, ()) if k.native is not None), None)
     if op.native is not None and device in op.native.devices:
@@ -262,7 +267,7 @@ def _build_failed(output: str) -> str:
 
 
 def _failure_reason(e: Exception) -> str:
-    """Return an exception as one line for a notice. For a catalogue error, the line holds its number, title and
-    observation. For other exceptions, it holds the type and the text.
+    """Return an exception as one line for a notice. For a catalogue error, the line holds its id, such as ``SL405``,
+    its title and its observation. For any other exception, it holds the type and the message.
     """
     return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"

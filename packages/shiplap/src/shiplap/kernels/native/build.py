@@ -45,8 +45,8 @@ LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same 
 
 
 def is_sealed_folder(folder: Path) -> bool:
-    """Return whether ``folder`` holds a complete library with two valid seals. One is a checksum, which proves that the
-    library is undamaged. The other is keyed, which proves that this user built it.
+    """Return whether ``folder`` holds a complete library with two valid seals. One seal is a checksum, which proves
+    that the library is undamaged. The other seal is an HMAC, which proves that this user built the library.
     """
     try:
         with os.fdopen(_open_regular_file(folder / LIBRARY, os.O_RDONLY), "rb") as library:
@@ -59,8 +59,8 @@ def is_sealed_folder(folder: Path) -> bool:
 
 
 def seal_text(digest: str, library: IO[bytes]) -> str:
-    """Return the checksum (seal) of a library, a sha256 of its name ``digest`` and its content. Raise ``OSError`` if
-    the library is larger than 256 MiB.
+    """Return the seal of ``library``, a sha256 as hexadecimal digits. It covers the library's name ``digest`` and its
+    content. Raise ``OSError`` if the library is larger than 256 MiB.
     """
     hashed, length = hashlib.sha256(digest.encode()), 0
     while piece := library.read(1 << 20):
@@ -73,14 +73,15 @@ def seal_text(digest: str, library: IO[bytes]) -> str:
 
 def keyed_seal(seal: str) -> str:
     """Return a seal that only this user can make for ``seal``, the checksum of a library. It is an HMAC of ``seal``
-    with the user's secret.
+    with the user's secret, as hexadecimal digits.
     """
     return hmac.new(user_key()[0], seal.encode(), "sha256").hexdigest()
 
 
 def user_key() -> tuple[bytes, str]:
     """Return the secret with which this user's seals of compiled libraries are made, and an empty string. The secret is
-    created if it is missing. If it cannot be stored on disk, return a secret of this process alone, and the reason.
+    created if it is missing. If it cannot be stored on disk, return a secret that only this process has, and the
+    reason.
     """
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     if home not in _keys:
@@ -99,7 +100,7 @@ _keys: dict[str, tuple[bytes, str]] = {}  # the folder of the user's data -> the
 
 def _kept_key(folder: Path) -> bytes:
     """Return the secret in the file ``seal.key`` of ``folder``. The file is created if it is missing. Raise ``OSError``
-    if others can read it or if its content is no secret.
+    if it belongs to another user, if others can access it, or if it has a wrong length.
     """
     path = folder / "seal.key"
     if not os.path.lexists(path):
@@ -122,8 +123,8 @@ def _kept_key(folder: Path) -> bytes:
 
 
 def _read_seal(path: Path) -> bytes:
-    """Return the first 4096 bytes of a regular file. Raise ``OSError`` for any other file, such as a FIFO, whose
-    reading would block.
+    """Return the first 4096 bytes of the regular file ``path``. Raise ``OSError`` for any other file, such as a FIFO,
+    whose reading would block.
     """
     with os.fdopen(_open_regular_file(path, os.O_RDONLY), "rb") as file:
         return file.read(4096)
@@ -149,12 +150,12 @@ def build_once(
     files: Mapping[str, str] | None = None,
     wait: float = LOCK_WAIT_S,
 ) -> str:
-    """Compile ``source`` to the folder ``<root>/<digest>``, unless it is there and sealed. Return the problem, or an
-    empty string if there is none.
+    """Compile the C++ code ``source`` to a library in the folder ``<root>/<digest>``, unless the folder exists with
+    valid seals. Return the problem, or an empty string if there is none.
 
-    ``command`` is the compiler call without source and output. ``files`` are written beside the source.
-    ``SOURCE_FOLDER`` in the command stands for that folder. If another process is building the digest, wait at most
-    ``wait`` seconds for its lock.
+    ``command`` is the compiler call without source and output. ``files`` maps names of further files to their contents,
+    which are written beside the source. ``SOURCE_FOLDER`` in the command stands for the folder of these files. If
+    another process is building the digest, wait at most ``wait`` seconds for its lock.
     """
     try:
         with _hold_build_lock(root, digest, wait):
@@ -175,8 +176,8 @@ def build_once(
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build_once`` with these arguments in a separate process, and return the process. It may outlive this one.
-    If there is a problem, it prints the problem to its standard output.
+    """Start ``build_once`` with these arguments in a separate process, and return the process. The build may outlive
+    this process. If there is a problem, the builder prints it to its standard output.
     """
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command, user_key()[0].hex()]).encode())
@@ -195,8 +196,8 @@ def build_detached(root: Path, digest: str, source: str, command: list[str]) -> 
 
 @contextlib.contextmanager
 def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
-    """Hold the lock file of ``digest`` in ``root`` inside the ``with`` block, and write this process's id into it.
-    Raise ``OSError`` if another process still holds it after ``wait`` seconds.
+    """Hold the lock file of ``digest`` in ``root`` inside the ``with`` block, and write this process's id into the
+    file. Raise ``OSError`` if another process still holds the lock after ``wait`` seconds.
     """
     path = root / f"{digest}.lock"
     with _fork_lock:  # no fork between the two
@@ -258,9 +259,9 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
-    """Compile ``source`` by ``command`` to a library in the folder ``scratch``. Write its two seals beside it, which
-    are checksums of the library and its name ``digest``, one of them keyed. Return the problem as text, or an empty
-    string.
+    """Compile the C++ code ``source`` by ``command`` to a library in the folder ``scratch``, and write its two seals
+    beside it. The first seal is a checksum of the library and its name ``digest``. The second is an HMAC of that
+    checksum. Return the problem, or an empty string if there is none.
     """
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
@@ -320,8 +321,8 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
 
 
 def _publish_folder(scratch: Path, folder: Path) -> str:
-    """Rename ``scratch`` to ``folder``, and remove a broken folder that is in its place. Return the problem, or an
-    empty string. If another builder's sealed folder is in its place, return an empty string, too.
+    """Rename the folder ``scratch`` to ``folder``. If ``folder`` exists and its seals are not valid, remove it first.
+    Return the problem, or an empty string if ``folder`` is now a sealed folder, of this builder or of another one.
     """
     # A broken folder in the place is removed once, then the rename is tried again.
     for _ in range(2):
@@ -346,8 +347,8 @@ def _remove_path(path: Path) -> None:
 
 
 def _builder_main(pipe: IO[bytes]) -> None:
-    """Read the JSON arguments that :func:`build_detached` sent from ``pipe``, and build that library. Write the
-    problem, if there is one, to standard output. This is the main function of a builder process.
+    """Read the JSON arguments from ``pipe`` that :func:`build_detached` has sent, and build the library that they
+    describe. Write the problem, if there is one, to standard output. This is the main function of a builder process.
     """
     root, digest, source, command, key = json.load(pipe)
     # The key comes with the order, since under a process of this one it may not be kept on disk.

@@ -30,16 +30,16 @@ FLAGS = (
 
 def library_name_digest(source: str, flags: Iterable[str], runtime: str = "") -> str:
     """Return the digest that names a library in the cache, as 32 hexadecimal digits. It covers the source, Shiplap's
-    headers, the compiler's flags, the machine type and ``runtime``, further text such as the version of the runtime
-    that the library needs.
+    headers, the compiler's flags, the machine type and ``runtime``. The latter is any further string, such as the
+    version of the runtime that the library needs.
     """
     parts = [source, *_headers_digest(), *flags, machine_type(), runtime]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def op_build_digest(native: NativeOp) -> str:
-    """Return the digest of one op's generated code, independent of the other ops in its library. It identifies the op's
-    code in a packaged library.
+    """Return the digest of one op's generated code, 32 hexadecimal digits that do not depend on other ops in its
+    library. It identifies the op's code in a packaged library.
     """
     # As if the op was alone in a library, so that a program may import a part of a package.
     return library_name_digest(native_source([native]), FLAGS)
@@ -51,12 +51,14 @@ def machine_type() -> str:
 
 
 def takes_torch(version: str = torch.__version__) -> bool:
-    """Return whether the torch release ``version`` has the stable ABI that the generated code uses."""
+    """Return whether the torch release ``version`` has the stable ABI that the generated code uses. Releases from 2.11
+    on and below 3.0 have it.
+    """
     major, minor = (int(part) for part in version.split(".")[:2])
     return TORCH[0] <= (major, minor) < TORCH[1]
 
 
 @cache
 def _headers_digest() -> tuple[str, ...]:
-    """Return the texts of Shiplap's C headers, in the order of their names."""
+    """Return the contents of Shiplap's C headers, sorted by file name."""
     return tuple([path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))])

@@ -32,8 +32,11 @@ DEVICES = ("cpu", "cuda")  # device types for which there is native code
 
 @dataclass(frozen=True)
 class NativeKernelEntry:
-    """The C ABI kernels of an op on a device type, and the library that holds them. ``form`` has the C function and the
-    layout demands of the kernel that is tried first. ``forms`` has those of all kernels.
+    """The C ABI kernels of an op on a device type, as native code calls them.
+
+    ``form`` has the C function of the kernel that is tried first, and the strides and alignment that it needs.
+    ``forms`` has those of all kernels. ``native`` holds the data from which the C++ of the calls is generated.
+    ``kernels`` is the file of the library with the C functions.
     """
 
     op: Op
@@ -46,7 +49,7 @@ class NativeKernelEntry:
 
 @dataclass(frozen=True)
 class LibraryPlan:
-    """A library that binds ops, and its folder.
+    """The plan of a library with the native code of ops.
 
     Attributes:
         entries: the ops of this process that the library binds, by number in the library.
@@ -63,8 +66,8 @@ class LibraryPlan:
 
 
 def make_plan(op: Op) -> LibraryPlan:
-    """Return the plan of the native library for ``op``, which it shares with other ops of its kernel libraries. Nothing
-    is compiled. Raise ``SL404`` if C++ cannot bind the op.
+    """Return the plan of the native library for ``op``. The library also serves the ops that share a kernel library
+    with it. Nothing is compiled. Raise ``SL404`` if C++ cannot bind the op.
     """
     # A kernel that this machine cannot run is not looked at: its module may need Triton, which is not here either.
     forms = {device: form for device, form in _first_native_forms(op).items() if form.wanted}
@@ -105,15 +108,16 @@ def make_plan(op: Op) -> LibraryPlan:
 
 
 def library_cache_folder(op: Op) -> Path:
-    """Return the cache folder of compiled libraries, which is created if missing. Raise ``SL406``, with the name of
-    ``op``, if other users could write to it.
+    """Return the cache folder of compiled libraries, which is created if it is missing. Raise ``SL406``, with the name
+    of ``op``, if other users could write to it.
     """
     return cache_folder(op.spec.name)
 
 
 def compiler_command(where: str) -> tuple[str, ...]:
-    """Return the C++ compiler as a command. The environment variable ``CXX`` may name it, with a tool such as
-    ``ccache`` in front and flags behind. Raise ``SL405`` if it is not on the ``PATH``.
+    """Return the C++ compiler as the words of a command. They are the program's path and its flags. The environment
+    variable ``CXX`` may state them, with a tool such as ``ccache`` in front. Raise ``SL405``, with ``where``, if a
+    program is not on the ``PATH``.
     """
     programs, flags = requested_compiler()
     paths = [shutil.which(program) for program in programs]
@@ -132,8 +136,8 @@ def extra_compiler_flags() -> list[str]:
 
 
 def requested_compiler() -> tuple[list[str], list[str]]:
-    """Return the programs in the environment variable ``CXX``, at most two (``ccache g++``), and the flags behind them.
-    The default is ``c++``.
+    """Return the programs in the environment variable ``CXX``, at most two (``ccache g++``), and the flags after them.
+    If ``CXX`` is empty, the program is ``c++``. If its quotes do not match, both lists are empty.
     """
     wanted = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(wanted) is not None:  # a path may have blanks
@@ -148,8 +152,8 @@ def requested_compiler() -> tuple[list[str], list[str]]:
 
 
 def compile_command(op: Op) -> list[str]:
-    """Return the command that compiles a native binding against torch, without source and output. Raise ``SL405``, with
-    the name of ``op``, if there is no compiler.
+    """Return the words of the command that compiles a native binding against torch, without source and output. Raise
+    ``SL405``, with the name of ``op``, if there is no compiler.
     """
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
@@ -158,7 +162,8 @@ def compile_command(op: Op) -> list[str]:
 
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
     """Return the data for generating C++, and the C function, of the only C ABI kernel of ``op`` on ``device``. The C
-    function comes with its library and layout demands. Raise ``SL404`` if there is no such kernel or there are several.
+    function comes with its library and the strides and alignment that it needs. Raise ``SL404`` if there is no such
+    kernel or there are several.
     """
     form = _first_native_forms(op).get(device)
     if form is None:
@@ -178,14 +183,15 @@ def _no_native_form_error(op: Op, device: str) -> ShiplapError:
 
 def _forms_on(op: Op, device: str) -> list[NativeForm]:
     """Return the C functions of the kernels of ``op`` on ``device`` that generated C++ can call, in the order in which
-    it tries them. Each comes with its library and layout demands.
+    it tries them. Each comes with its library and the strides and alignment that it needs.
     """
     return [kernel.native for kernel in op.native_choices(device) if kernel.native is not None]
 
 
 def _first_native_forms(op: Op) -> dict[str, NativeForm]:
-    """Return, by device type, the C function of the first kernel of ``op`` that generated C++ can call, with its
-    library and layout demands.
+    """Return a mapping from device type to the C function of the first kernel of ``op`` that generated C++ can call.
+    The C function comes with its library and the strides and alignment that it needs. Device types without such a
+    kernel are left out.
     """
     return {device: forms[0] for device in DEVICES if (forms := _forms_on(op, device))}
 
@@ -201,7 +207,7 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
     """Return the data from which the C++ that runs ``op`` on ``device`` is generated. ``form`` is the C function of the
     kernel that is tried first there.
 
-    As long as the data do not change, one object is returned, because it caches the generated text.
+    As long as the data do not change, the same object is returned, because it caches the generated code.
     """
     made = _source_facts(op, device, form)
     kept = _made_plans.get(form)
@@ -213,7 +219,8 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
     """Return a new object with the data from which the C++ that runs ``op`` on ``device`` is generated. They are the
-    declaration, the names of overloads, and the kernels. ``form`` is the C function of the kernel that is tried first.
+    declaration, the names of the op's torch overloads, and the kernels. ``form`` is the C function of the kernel that
+    is tried first.
     """
     names = kernel_overload_names(op.spec, op.needs_autograd)
     kernel, *others = op.native_choices(device)
@@ -239,16 +246,17 @@ def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _native_choice(kernel: Kernel) -> NativeChoice:
-    """Return the data with which generated C++ can call ``kernel`` as one of several kernels of an op. It holds the
-    symbol, dtypes, workspace and the names of the config.
+    """Return the data with which generated C++ can call ``kernel`` as one of several kernels of an op. They are its
+    symbol, dtypes, workspace and config space.
     """
     assert kernel.native is not None
     return NativeChoice(kernel.native.symbol, kernel.dtypes, kernel.workspace, kernel.space)
 
 
 def bindable_entries(op: Op) -> list[NativeKernelEntry]:
-    """Return the kernels of ``op`` that native code can bind, as one ``NativeKernelEntry`` for each device. The
-    libraries of the kernels must have been built for this declaration.
+    """Return the kernels of ``op`` that native code can bind, as one ``NativeKernelEntry`` for each device type. A
+    device type is left out if C++ cannot check its calls. It is also left out if a library of its kernels is missing or
+    was built for another declaration.
     """
     entries = []
     for device, form in _first_native_forms(op).items():
@@ -275,8 +283,8 @@ def _form_library_file(form: NativeForm) -> Path:
 
 
 def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
-    """Return those of ``entries`` that must be compiled together with ``op``. ``entries`` are the kernels of all ops by
-    device.
+    """Return those of ``entries`` whose ops must be compiled together with ``op``. ``entries`` are the kernels of all
+    ops by device type.
 
     The result has the kernels of ``op`` and of all ops that share a kernel library with it. It also has those of the
     ops that share one with these ops, and so on.

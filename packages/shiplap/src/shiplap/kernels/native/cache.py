@@ -28,8 +28,8 @@ _loaded_libraries: dict[Path, ctypes.CDLL] = {}
 
 
 def cache_folder(op: str) -> Path:
-    """Return the folder of compiled bindings, which is created if missing. Raise ``SL406``, with the op's name, if
-    other users could write there.
+    """Return the folder of compiled bindings, which is created if it is missing. Raise ``SL406``, with the op's name,
+    if other users could write to it or if it cannot be created.
     """
     root = cache_root()
     try:
@@ -93,8 +93,8 @@ def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.COD
 
 
 def find_library(place: Path, op: str) -> ctypes.CDLL | None:
-    """Return the loaded library in the folder ``place``, or None if there is none. Raise the errors of
-    :func:`load_library`.
+    """Return the library in the folder ``place``, loaded once in a process. Return None if the folder has no library
+    with valid seals. Raise the errors of :func:`load_library`.
     """
     there = place / LIBRARY in _loaded_libraries or is_library_present(place, op)
     return load_library(place, op) if there else None
@@ -102,7 +102,8 @@ def find_library(place: Path, op: str) -> ctypes.CDLL | None:
 
 def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.CODE) -> int:
     """Return a descriptor of the library in ``place`` after checking the owners of its files and its seals (checksums).
-    ``rule`` states which owners are accepted. Raise ``OSError`` if a check fails.
+    ``rule`` states which owners are accepted. Raise ``OSError`` if a check fails. It is ``safe_io.Distrusted`` if a
+    user whom ``rule`` excludes could have written a file.
     """
     handle = safe_io.open_file(place / LIBRARY, rule)
     try:
@@ -120,8 +121,9 @@ def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.COD
 
 
 def _check_keyed_seal(place: Path, seal: str) -> None:
-    """Issue a notice and raise ``OSError`` unless the keyed seal of the library in ``place`` proves that this user
-    built the library on this machine. ``seal`` is the checksum of the library.
+    """Check the keyed seal (an HMAC) of the library in ``place``, which proves that this user built the library.
+    ``seal`` is the checksum of the library. If the keyed seal is missing or wrong, issue a notice and raise
+    ``OSError``.
     """
     _, unkept = user_key()
     if unkept:
@@ -145,8 +147,8 @@ def _check_keyed_seal(place: Path, seal: str) -> None:
 
 
 def _untrusted_cache_error(op: str, e: OSError) -> Exception:
-    """Return the error ``SL406`` for a cache that could not be opened safely. If others could have written files, the
-    error names those that must be removed.
+    """Return the error ``SL406`` for a cache that could not be opened because of ``e``. If others could have written a
+    file or folder of the cache, the error says that it must be removed.
     """
     got, expected = safe_io.unsafe_reason(e), "a directory of mode 700 that you own"
     fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
@@ -164,7 +166,7 @@ def _untrusted_cache_error(op: str, e: OSError) -> Exception:
 
 @dataclass(frozen=True)
 class Artefact:
-    """A compiled binding in the cache.
+    """A compiled library in the cache.
 
     Attributes:
         path: its folder.
@@ -178,14 +180,18 @@ class Artefact:
 
 
 def cached_artefacts(root: Path) -> list[Artefact]:
-    """Return all compiled bindings in the cache folder ``root``. The one that was used last is the last one."""
+    """Return all compiled libraries in the cache folder ``root``, sorted by the time of their last use. The one that
+    was used last comes last.
+    """
     kept = [path for path in _listed_folders(root) if not path.name.startswith(".") and path.suffix != ".lock"]
     listed = [Artefact(path, _folder_size(path), _last_use_time(path)) for path in kept]
     return sorted(listed, key=lambda a: (a.used, a.path.name))
 
 
 def artefact_problem(artefact: Artefact) -> str:
-    """Return the reason why a compiled binding will not be loaded, or an empty string if it can be."""
+    """Return the reason why the library ``artefact`` in the cache will not be loaded, or an empty string if it can be
+    loaded.
+    """
     try:
         os.close(_open_checked_library(artefact.path))
     except OSError as e:
@@ -194,8 +200,8 @@ def artefact_problem(artefact: Artefact) -> str:
 
 
 def stale_build_files(root: Path) -> Iterator[Path]:
-    """Yield the paths in ``root`` that killed builders left more than a day ago. They are unfinished folders, and locks
-    without a library.
+    """Yield the paths in ``root`` that killed builders left more than a day ago. They are folders of unfinished builds,
+    and lock files without a library.
     """
     for path in _listed_folders(root):
         left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
@@ -217,8 +223,8 @@ def stale_work_folders() -> Iterator[Path]:
 
 
 def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
-    """Remove the least recently used bindings in ``root`` until all others take at most ``cap`` bytes. Return the
-    removed paths.
+    """Remove the least recently used libraries in ``root`` until those that are left take at most ``cap`` bytes. Return
+    the removed paths.
     """
     listed, gone = cached_artefacts(root), []
     total = sum(a.size for a in listed)
@@ -232,8 +238,8 @@ def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
 
 
 def remove_artefact(path: Path) -> bool:
-    """Remove a compiled binding, or any other file at its path. Return whether the path is gone. Loaded libraries keep
-    working.
+    """Remove the folder ``path`` of a compiled library. A file or symbolic link at that path is removed, too. Return
+    whether the path is gone. Loaded libraries keep working.
     """
     try:
         # A symbolic link is removed itself, and not the directory behind it.
@@ -256,7 +262,7 @@ def _listed_folders(root: Path) -> list[Path]:
 
 
 def _folder_size(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder. Return 0 if the path cannot be read."""
+    """Return the size in bytes of a file, or of all files directly in a folder. Return 0 if the path cannot be read."""
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             return path.lstat().st_size
@@ -266,7 +272,9 @@ def _folder_size(path: Path) -> int:
 
 
 def _last_use_time(path: Path) -> float:
-    """Return the time of the last change of a path in seconds since the epoch, or 0 if the path does not exist."""
+    """Return the time of the last change of ``path`` in seconds since the epoch, or 0 if the path does not exist. The
+    path of a symbolic link is that of the link itself.
+    """
     try:
         return path.lstat().st_mtime
     except OSError:

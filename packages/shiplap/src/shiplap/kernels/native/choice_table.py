@@ -10,11 +10,12 @@ from shiplap.dtypes import number
 
 
 def choice_rows(op: Op, device: str) -> list[list[int]]:
-    """Return the choices that tuning has made for ``op`` on ``device`` as rows of integers for native code.
+    """Return the choices that tuning has made for ``op`` on ``device`` as rows of integers for native code. The list is
+    empty if choices of the op do not depend on the call.
 
-    A row begins with the key, numbers that stand for the sizes, dtypes and layout of a call. It continues with 1 if
-    Python must run such calls, and otherwise 0. It ends with the config. If there are several kernels, the config
-    begins with the number of the kernel.
+    A row begins with the key, integers that stand for the sizes, dtypes and layout of a call. The next integer is 1 if
+    Python must run calls with this key, and otherwise 0. The row ends with the config. If there are several kernels,
+    the number of the kernel precedes the config.
     """
     native = op.native_choices(device)
     kernels, width = [k.name for k in native], max(len(config_values(k.space)) for k in native)
@@ -38,8 +39,8 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
 
 
 def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of tuned choices whose kernel native code can run, for a library that is used without Python.
-    :func:`choice_rows` describes the rows.
+    """Return the rows of tuned choices whose kernel native code can run, as a tuple of tuples. They are for a library
+    that is used without Python. :func:`choice_rows` describes the rows.
     """
     count = len(lookup_key(op.spec, op.rule))
     # The number behind the key is 1 where Python runs the choice.
@@ -47,16 +48,17 @@ def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _takes_key(kernel: Kernel, key: Key) -> bool:
-    """Return whether ``kernel`` accepts the dtypes in ``key``, the key of a tuned choice. A table of choices may be
-    written by hand, so they may not fit.
+    """Return whether ``kernel`` accepts the dtypes in ``key``, the key of a tuned choice. The dtypes may be wrong,
+    since a file of choices may have been written by hand.
     """
     pairs = [pair.partition("=")[2] for pair in str(key[-2]).split(", ") if pair]
     return not kernel.dtypes or all(dtype.removeprefix("torch.") in kernel.dtypes for dtype in pairs)
 
 
 def _native_choice_key(op: Op, key: Key) -> list[int] | None:
-    """Return the key of a tuned choice as the integers that C++ computes for a call. Return None if a layout is not
-    contiguous, or if the choice is among templates in compiled code.
+    """Return the key of a tuned choice as the integers that C++ computes for a call. Return None if C++ computes no
+    such key. The reasons are a tensor that is not contiguous, a value that is not a 64-bit integer, and a choice
+    between Inductor's templates.
     """
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):

@@ -82,19 +82,22 @@ class DeployedLibrary:
 
 
 def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
-    """Return a library of ``ops`` for ``where``, a package with a compiled model. It defines its ops only on request,
-    so that a process which has an op already does not get it twice.
+    """Return a library of ``ops`` for ``where``, the path of a package with a compiled model. It defines its ops only
+    on request, so that a process which has an op already does not get it twice.
 
-    The name of the library contains a digest of its content. No file's name ends in ``.so``, since a package has that
-    ending for models. Raise the errors of :func:`deploy`.
+    The name of the library contains a digest of its content. No file name ends in ``.so``, because files of that ending
+    in the package are compiled models. Raise the errors of :func:`deploy`.
     """
     # On demand: a process that has the declarations must not get a second definition.
     return _make_deployed(list(dict.fromkeys(ops)), where, on_demand=True)
 
 
 def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> DeployedLibrary:
-    """Return the compiled library of ``wanted`` for programs without Shiplap, with the kernel libraries that it opens.
-    If ``on_demand`` is true, the library defines its ops only on request.
+    """Return the compiled library of the ops ``wanted`` for programs without Shiplap, with the kernel libraries that it
+    opens.
+
+    If ``on_demand`` is true, the library defines its ops only on request, and otherwise when it is loaded. ``where`` is
+    the target folder or package, for errors. Raise the errors of :func:`deploy`.
     """
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
     each, asked = {(e.op.spec.name, e.device): e for e in listed}, {op.spec.name for op in wanted}
@@ -130,8 +133,9 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
 
 
 def _packed_native(entry: NativeKernelEntry) -> NativeOp:
-    """Return the data for generating the C++ of ``entry``, an op on one device. It includes all compiled GPU kernels
-    (cubins) and tuned choices that this process has for the op.
+    """Return the data for generating the C++ of ``entry``, an op on one device type. They include all compiled GPU
+    kernels (cubins) that this process has for the op. They also include the tuned choices, without those that need a
+    cubin which does not exist.
     """
     # Choices are read lazily, and a deployed library cannot read them later.
     tuned_choices.ensure_choices_loaded()
@@ -143,8 +147,8 @@ def _packed_native(entry: NativeKernelEntry) -> NativeOp:
 
 
 def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the kernel libraries by their file names in the deployed folder. Raise ``SL308`` if two have the same
-    name.
+    """Return a mapping from file name in the deployed folder ``folder`` to the kernel library that is copied there.
+    Raise ``SL308`` if two libraries have the same name, or if one has the name of the deployed library.
     """
     names: dict[str, Path] = {}
     for entry in entries:
@@ -164,5 +168,7 @@ def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathL
 
 
 def _replace_file(path: Path, target: Path) -> None:
-    """Copy ``path`` over ``target`` by a rename. A process that has loaded the target keeps the old content."""
+    """Copy ``path`` to a new file and rename that file to ``target``. A process that has loaded the old ``target``
+    keeps its content.
+    """
     safe_io.copy_whole(path, target)

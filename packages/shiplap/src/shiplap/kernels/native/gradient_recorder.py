@@ -63,8 +63,9 @@ _started_builds: dict[Path, subprocess.Popen[bytes]] = {}  # in the background: 
 
 
 def can_record(op: Op) -> bool:
-    """Return whether C++ can record calls of ``op`` for autograd. Its gradient must be declared as calls of other ops,
-    of a kind that C++ can make.
+    """Return whether C++ can record calls of ``op`` for autograd. Its gradient must be declared as calls of other ops.
+    Its arguments must be tensors, numbers, strings or lists of these, and it must neither write to an argument nor
+    return one.
     """
     spec, gradient = op.spec, op.gradient
     if gradient is None or not gradient.ops or not op.can_skip_dispatcher or not available("gradients in C++"):
@@ -75,8 +76,8 @@ def can_record(op: Op) -> bool:
 
 
 def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
-    """Let the C++ library record calls of ``op`` for autograd. Return the library and the address in it of the data for
-    this op. Return None if Python must record, because C++ cannot record the gradient or the library is missing.
+    """Let the C++ library record calls of ``op`` for autograd. Return the library and the address of the op's data in
+    it. Return None if Python must record, because C++ cannot record the gradient or the library is missing.
     """
     if not can_record(op) or (library := _open_recorder(op)) is None:
         return None
@@ -102,7 +103,7 @@ def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
 
 def _define_recording_op(op: Op, python: Registrations) -> str:
     """Define the torch op that C++ calls if Python must record a call of ``op`` for autograd, unless it is defined
-    already. Return its name. ``python`` registers implementations.
+    already. Return the name of its overload. ``python`` registers the implementations of the op in Python.
     """
     name = f"{op.spec.stem}__record"
     if (known := find_overload(op.spec.namespace, name_of_edition(name, op.edition))) is not None:
@@ -113,8 +114,11 @@ def _define_recording_op(op: Op, python: Registrations) -> str:
 
 
 def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str]]:
-    """Return the declared gradient of an op as a list of integers and a list of names, in the form that the C++ library
-    reads. They state which arguments and results a call saves, and which ops compute which gradients from them.
+    """Return the declared gradient of an op as a list of integers and a list of names, in the encoding that the C++
+    library reads.
+
+    The integers state which arguments and results a call saves, and which gradients each op computes from them. The
+    names are those of the torch overloads of these ops.
     """
     places = {a.name: (ARGUMENT, i) for i, a in enumerate(spec.args)}
     places |= {name: (RESULT, i) for i, name in enumerate(spec.results)}
@@ -132,9 +136,9 @@ def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str
 
 
 def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[str]) -> Iterator[int]:
-    """Yield two integers for each argument of ``part``, an op that computes a part of a gradient. The first states
-    whether the value is a gradient, a saved tensor of ``saves`` or a scalar of ``values``. The second is its position
-    among these.
+    """Yield two integers for each argument of ``part``, an op that computes some of the gradients. The first states
+    whether the value is an incoming gradient, a saved tensor of ``saves`` or a scalar of ``values``. The second is its
+    position among the incoming gradients, in ``saves`` or in ``values``.
     """
     for name, at in part.takes(spec):
         if at >= 0:
@@ -146,13 +150,15 @@ def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[
 
 
 def _below_autograd_name(part: GradientOp) -> str:
-    """Return the torch name of the overload below autograd of ``part``, one op of a gradient."""
+    """Return the name of the torch overload of ``part``, one op of a gradient, that is called below autograd."""
     assert isinstance(part.op, Op)
     return str(part.op.below_autograd.name())
 
 
 def _is_detached(spec: OpSpec, name: str) -> bool:
-    """Return whether the argument ``name`` gets no gradient, because it or all results are declared as detached."""
+    """Return whether the argument ``name`` gets no gradient. That is so if it, or every result of the op, is declared
+    as detached.
+    """
     return name in spec.detached or {*spec.results} <= {*spec.detached}
 
 
@@ -176,10 +182,10 @@ def build_recorder(op: Op) -> None:
 
 
 def _open_recorder(op: Op) -> ctypes.CDLL | None:
-    """Return the loaded library that records gradients, or None if it is not in the cache.
+    """Return the loaded library that records gradients, or None if it is not in the cache or cannot be loaded.
 
-    If it is not, start its build if the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1. Otherwise prepare a
-    notice.
+    If it is not in the cache, start its build if the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1. Otherwise
+    prepare a notice for the 32nd recorded call. If it cannot be loaded, issue a notice.
     """
     try:
         place = _recorder_folder(op)
@@ -201,8 +207,8 @@ def _open_recorder(op: Op) -> ctypes.CDLL | None:
 
 
 def _announce_hot_recording(op: Op) -> None:
-    """Replace the function by which Python records calls of ``op`` by one that issues a notice at the 32nd call. The
-    notice says how to build the library that records in C++.
+    """Replace the function by which Python records calls of ``op`` by a function that issues a notice at the 32nd call.
+    The notice says how to build the library that records in C++.
     """
     recorded, calls = op._record_plain_call, count(1)
     # Wrapped already.
@@ -210,7 +216,9 @@ def _announce_hot_recording(op: Op) -> None:
         return
 
     def counted(*args: Any) -> Any:
-        """Record one call in Python, and issue the notice at the 32nd call."""
+        """Record one call in Python by ``recorded`` and return its result. At the 32nd call, issue the notice and put
+        ``recorded`` back in place of this function.
+        """
         if next(calls) == HOT_RECORDINGS and op._record_plain_call is counted:
             op._record_plain_call = recorded
             name = op.spec.name
@@ -223,7 +231,7 @@ def _announce_hot_recording(op: Op) -> None:
 
 
 def _report_python_recording(op: Op, why: str) -> None:
-    """Issue a notice, with the reason, that Python records the gradients of ``op`` and of other ops."""
+    """Issue a notice that Python records the gradients of ``op`` and of other ops, with the reason ``why``."""
     notice(f"recorder {why}", f"Python records the gradients of {op.spec.name} and of other ops: {why}")
 
 
@@ -237,8 +245,8 @@ def _recorder_folder(op: Op) -> Path:
 
 
 def _recorder_command(op: Op) -> list[str]:
-    """Return the command that compiles the library that records gradients against the headers and libraries of
-    torch.
+    """Return the words of the command that compiles the library that records gradients against torch's headers and
+    libraries. Raise ``SL405``, with the name of ``op``, if there is no compiler.
     """
     home = Path(torch.__file__).parent
     folders = (home / "include", home / "include" / "torch" / "csrc" / "api" / "include")

@@ -31,8 +31,8 @@ Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the ke
 
 
 class PackedKernel(Kernel):
-    """The Python binding of a function that native code can call. What does not depend on the call is computed once and
-    used for all configs.
+    """The Python binding of a kernel that native code can call, too. The packing of its arguments does not depend on
+    the call, so it is generated once and used for all configs.
     """
 
     by_python = False  # native code can take over, and goes along in a package
@@ -47,8 +47,9 @@ class PackedKernel(Kernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Run the kernel on ``tensors``, which are the inputs and then the outputs. Inputs are copies if the kernel
-        needs that. The kernel stores data-dependent sizes in ``extents`` and may use the workspace ``scratch``.
+        """Run the kernel on ``tensors``, the inputs followed by the outputs. The inputs already have the layout that
+        the kernel needs. The kernel stores data-dependent sizes in ``extents``, by name of the dim. ``scratch`` is its
+        workspace, or None if it has none.
         """
 
     @property
@@ -60,7 +61,7 @@ class PackedKernel(Kernel):
 
     def run_call(self, call: Binding) -> Outputs:
         """Return the outputs of a call, filled by the kernel. An output whose size depends on data is allocated at its
-        upper bound, then cut to the size that the kernel reports.
+        upper bound, then cut to the size that the kernel reports. Raise ``SL302`` if that size is above the bound.
         """
         spec = self.spec
         if not spec.bounds:
@@ -74,8 +75,9 @@ class PackedKernel(Kernel):
         return self._narrow(call, outs, extents)
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``, outputs of fixed sizes. If ``scratch`` is given, use it as the workspace. Raise ``SL212`` if
-        an output is not aligned as the kernel needs.
+        """Run the kernel on the inputs of ``call`` and fill ``outs``, outputs of fixed sizes. ``scratch`` is the
+        workspace. If it is None, a workspace is allocated if the kernel needs one. Raise ``SL212`` if an output is not
+        aligned as the kernel needs.
         """
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
@@ -110,9 +112,10 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        """Run the kernel into ``outs`` on the inputs of ``call``, with the workspace ``scratch`` if it is given. An
-        input is copied first if the kernel does not accept its layout or alignment. If the op changes such an input,
-        the copy is written back.
+        """Run the kernel into ``outs`` on the inputs of ``call``. ``scratch`` is the workspace. If it is None, a
+        workspace is allocated if the kernel needs one. ``extents`` receives the data-dependent sizes. An input is
+        copied first if the kernel does not accept its layout or alignment. If the op changes such an input, the copy is
+        written back.
         """
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:
@@ -126,14 +129,15 @@ class PackedKernel(Kernel):
 
     @cached_property
     def _pack(self) -> Callable[[Args], Packed]:
-        """The generated function that prepares the tensor arguments for the kernel. It returns them in order, and the
-        copies that must be written back. Tensors that are not contiguous or not aligned as needed are copied.
+        """The generated function that prepares the tensor arguments for the kernel. It returns them in order, and pairs
+        of a tensor and the copy that must be written back to it. Tensors that are not contiguous or not aligned as
+        needed are copied.
         """
         return compile_packing(self.spec, self.native.strided, self.native.align)
 
     def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
-        """Return outputs cut from their upper bound to the sizes that the kernel reported. An output that is at most
-        half full is copied, which frees its memory.
+        """Return outputs cut from their upper bounds to the sizes that the kernel reported in ``extents``. An output of
+        which at most half is left is copied, which frees its memory. Raise ``SL302`` if a size is above its bound.
         """
         env = dict(call.env)
         for dim, extent in extents.items():

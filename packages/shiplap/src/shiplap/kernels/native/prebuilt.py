@@ -32,7 +32,7 @@ _unusable_libraries: dict[Path, str] = {}  # libraries that this process cannot 
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """One op of a library.
+    """The native code of one op on one device type, as a row of a library's manifest.
 
     Attributes:
         op: the name of the op.
@@ -46,9 +46,9 @@ class ManifestRow:
 
 
 def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
-    """Return the JSON text of the manifest that is packaged beside a native library. It holds the format, the machine
-    type and the releases of torch. For each of ``entries``, in the order of the library, it holds the op and its
-    device.
+    """Return the manifest that is packaged beside a native library, as JSON in UTF-8. It holds the format, the machine
+    type and the releases of torch. For each of ``entries``, in the order of the library, it holds the op, its device
+    type and the digest of its generated code.
     """
     rows = [asdict(ManifestRow(e.op.spec.name, e.device, op_build_digest(e.native))) for e in entries]
     least, below = (".".join(map(str, version)) for version in TORCH)
@@ -58,7 +58,7 @@ def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
 
 def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
     """Return the plan of the prebuilt library for ``op`` in its package, and an empty string. If there is none, return
-    None and the reason. The reason is empty if the package has no libraries.
+    None and the reason. The reason is empty if the package has no libraries or if C++ can bind no kernel of the op.
     """
     folders = list(prebuilt_folders(op))
     if not folders:
@@ -82,14 +82,14 @@ def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
 
 
 def give_up_library(place: Path, why: str) -> None:
-    """Exclude the library in the folder ``place`` from use in this process, with the reason ``why`` it cannot be
+    """Exclude the library in the folder ``place`` from use in this process. ``why`` is the reason why it cannot be
     loaded.
     """
     _unusable_libraries[place] = why
 
 
 def prebuilt_folders(op: Op) -> Iterator[Path]:
-    """Yield the folders of prebuilt native libraries in the package that declares ``op``."""
+    """Yield the folders of prebuilt native libraries in the package that declares ``op``, each with a manifest."""
     for folder in package_folders(op):
         yield from _listed_libraries(folder)
 
@@ -104,10 +104,10 @@ def _listed_libraries(folder: Path) -> tuple[Path, ...]:
 
 
 def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[int, NativeKernelEntry] | None:
-    """Return a dict from numbers in the prebuilt library at ``place`` to ``entries``. These hold the kernels of one op,
-    one entry for each device.
+    """Return a mapping from numbers in the prebuilt library at ``place`` to ``entries``, the kernels of one op for each
+    device type.
 
-    Return None if the library has other ops only. Raise ``ValueError`` if it was built for another declaration,
+    Return None if the library does not contain the op. Raise ``ValueError`` if it was built for another declaration,
     platform or release of torch.
     """
     if place in _unusable_libraries:
@@ -127,8 +127,8 @@ def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[in
 
 @cache
 def _read_manifest_rows(place: Path) -> tuple[ManifestRow, ...]:
-    """Return the rows of the manifest in the folder ``place``, one per op and device. Raise ``ValueError`` if the
-    library is for another platform or release of torch.
+    """Return the rows of the manifest in the folder ``place``, one per op and device type. Raise ``ValueError`` if the
+    manifest is not valid, or if the library is for another platform or release of torch.
     """
     about = safe_io.parse_json(safe_io.read_file(place / MANIFEST, LIMIT, safe_io.NAMED))
     if not isinstance(about, dict) or about.get("format") != FORMAT:

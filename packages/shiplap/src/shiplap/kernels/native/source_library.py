@@ -31,12 +31,12 @@ SUFFIX = {"c": ".c", "c++": ".cpp", "cuda": ".cu"}
 
 @dataclass(frozen=True)
 class SourceText:
-    """One source or header.
+    """One source file or header of a kernel.
 
     Attributes:
         name: its name in messages.
         language: its language, or an empty string for a header.
-        content: its text.
+        content: its content as a string.
         path: its file, or None for a source that was given as a string.
     """
 
@@ -47,11 +47,12 @@ class SourceText:
 
 
 def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) -> list[SourceText]:
-    """Return the sources and every header of the author's that they include, transitively and without duplicates.
+    """Return ``sources``, followed by every header that they include from the author's folders, transitively and
+    without duplicates.
 
-    Headers of the compiler and of the system are left out, since they are neither in the folders of the sources nor in
-    ``include_dirs``. Conditions are not evaluated, so a header that is included only on another platform is returned,
-    too.
+    A header is searched for beside the file that includes it and in ``include_dirs``. Headers of the compiler and of
+    the system are therefore left out. Preprocessor conditions are not evaluated, so a header that is included only on
+    another platform is returned, too.
     """
     found, queue = list(sources), list(sources)
     seen = {text.path for text in found}
@@ -70,8 +71,8 @@ def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) ->
 
 
 def link_named(path: Path) -> None:
-    """Give the library ``binding.so`` in the folder of ``path``, which was checked, the second name ``path`` by a hard
-    link. Do nothing if ``path`` has the same content.
+    """Make ``path`` a hard link to the library ``binding.so`` in the same folder, whose seals were checked before.
+    Replace a file of other content at ``path``. Do nothing if ``path`` already has the library's content.
     """
     built = path.with_name(LIBRARY)
     for _ in range(2):
@@ -116,15 +117,15 @@ class SourceLibrary:
 
     @property
     def file_name(self) -> str:
-        """The library's file name. It differs from that of any other kernel library, since a deployed folder holds
-        several libraries.
+        """The library's file name. It contains the symbol and a digest, because a deployed folder holds several
+        libraries.
         """
         return f"lib{self.symbol}-{self.digest[:12]}.so"
 
     @cached_property
     def digest(self) -> str:
-        """A digest that names the library. It covers all texts, the header, the compiler's flags and the
-        machine type.
+        """A digest that names the library, as 32 hexadecimal digits. It covers the sources and headers, the generated
+        header, the compiler's options and the machine type.
         """
         # By name and content, not by path: the same sources elsewhere are the same library.
         texts = [f"{t.language} {t.name}\n{t.content}" for t in self.texts]
@@ -137,8 +138,8 @@ class SourceLibrary:
         return any(text.language == "cuda" for text in self.texts)
 
     def locate(self) -> Path:
-        """Return the compiled library in the package of the op, or else in the cache. Raise ``SL420`` if neither
-        exists.
+        """Return the compiled library in the package of the op, or else in the cache. Raise ``SL420`` if neither has
+        it, or ``SL406`` if another user could have written it.
         """
         op = registry.find_declared_op(self.op)
         rules = dict.fromkeys(package_folders(op) if op is not None else (), safe_io.NAMED)
@@ -176,15 +177,16 @@ class SourceLibrary:
         return self.locate()
 
     def _unit(self) -> str:
-        """Return the C source that is compiled into the library in addition to the author's. It has functions that
-        return the signature of the declaration. The library is accepted by that signature when it is loaded.
+        """Return the C source that is compiled into the library in addition to the author's sources. It has functions
+        that return the signature of the declaration. When the library is loaded, Shiplap compares that signature with
+        the declaration's.
         """
         # C linkage: the loader looks the function up by its plain name.
         return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
 
     def _files(self) -> dict[str, str]:
-        """Return the files, by name, that the compiler finds in the folder of the build. They are the header, and
-        sources given as strings.
+        """Return a mapping from file name to content of the files in the folder of the build. They are the generated
+        header, and sources given as strings.
         """
         files = {HEADER: self.header}
         for text in self.texts:
@@ -194,8 +196,8 @@ class SourceLibrary:
         return files
 
     def _compile_command(self) -> list[str]:
-        """Return the compiler's command without output. In its paths, ``SOURCE_FOLDER`` stands for the folder of the
-        build.
+        """Return the words of the compiler's command without output. In its paths, ``SOURCE_FOLDER`` stands for the
+        folder of the build.
         """
         include = [f"-I{INCLUDE}", *(f"-I{folder}" for folder in self.include_dirs)]
         link = [f"-l{name}" for name in self.libraries]
@@ -216,8 +218,8 @@ class SourceLibrary:
         return [*command, "-include", f"{SOURCE_FOLDER}/{HEADER}", *include, *self.flags, *sources, *link]
 
     def _architecture_flags(self) -> list[str]:
-        """Return nvcc's flags for the requested architectures. If none were requested, they are for the GPUs of this
-        machine, or for all major architectures if there is no GPU.
+        """Return nvcc's flags for the requested architectures. If none were requested, the flags are for the GPUs of
+        this machine, or for all major architectures if there is no GPU.
         """
         # A wheel is built for GPUs that the building machine need not have.
         names = list(self.architectures)
@@ -227,8 +229,8 @@ class SourceLibrary:
         return [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names] or ["-arch=all-major"]
 
     def _host_compiler(self) -> list[str]:
-        """Return the command of the host's C++ compiler, with the flags in the environment variable ``CXX``. Raise
-        ``SL423`` if it is not on the ``PATH``.
+        """Return the words of the command of the host's C++ compiler, with the flags in the environment variable
+        ``CXX``. Raise ``SL423`` if the compiler is not on the ``PATH``.
         """
         programs, flags = requested_compiler()
         paths = [shutil.which(program) for program in programs]
@@ -238,8 +240,9 @@ class SourceLibrary:
         return [*map(str, paths), *flags]
 
     def _find_nvcc(self) -> Path:
-        """Return the path of nvcc. The environment variable ``CUDACXX``, the ``PATH`` and the CUDA folders are
-        searched. Raise ``SL423`` if there is none.
+        """Return the path of the first nvcc that is found. The environment variable ``CUDACXX`` is tried first, then
+        the ``PATH``, the folders that ``CUDA_HOME`` and ``CUDA_PATH`` name, and ``/usr/local/cuda``. Raise ``SL423`` if
+        there is none.
         """
         named = os.environ.get("CUDACXX", "")
         folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
@@ -258,7 +261,8 @@ class SourceLibrary:
 
     def _compiler_error(self, problem: str) -> ShiplapError:
         """Return the catalogue error for a compiler's output ``problem``. It is ``SL422`` for an unknown GPU
-        architecture, and otherwise ``SL421``. For a missing header, it has a fix.
+        architecture, and otherwise ``SL421``. For a missing header, the error's fix is to name its folder in
+        ``include_dirs``.
         """
         where, names = f"{self.op}, kernel {self.symbol}", ", ".join(t.name for t in self.texts if t.language)
         unsupported = re.search(r"nsupported gpu architecture '?([\w-]+)'?", problem)

@@ -29,8 +29,8 @@ FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidde
 
 @dataclass(frozen=True)
 class _TvmFfiFiles:
-    """The installed apache-tvm-ffi, as a compiler needs it. ``version`` is its version. ``include`` holds the
-    compiler's options for its headers, and ``library`` is the file of its shared library.
+    """The installed package apache-tvm-ffi. ``version`` is its version. ``include`` holds the compiler's options for
+    its headers, and ``library`` is the file of its shared library.
     """
 
     version: str
@@ -66,7 +66,7 @@ def export(op: Op) -> Any:
 
 def build_tvm_library(op: Op) -> Path:
     """Return the library of ``export(op)``, which is built if it is not in the cache. It is a module in tvm-ffi's own
-    format, which all languages of tvm-ffi load.
+    format, so that every language with a binding of tvm-ffi can load it. Raise the errors of :func:`export`.
     """
     package = _find_tvm_ffi(op)
     described, form = build_plan.bound_native_kernel(op, "cpu")
@@ -96,7 +96,9 @@ def _load_tvm_module(op: Op) -> Any:
 
 
 def _find_tvm_ffi(op: Op) -> _TvmFfiFiles:
-    """Return the version, the include flags and the library file of the installed tvm-ffi."""
+    """Return the version, the include flags and the library file of the installed tvm-ffi. Raise ``SL407``, with the
+    name of ``op``, if it is not installed.
+    """
     info = _load_tvm_module(op).libinfo
     include = [f for p in (info.find_include_path(), info.find_dlpack_include_path()) for f in ("-isystem", p)]
     return _TvmFfiFiles(metadata.version(TVM_FFI_PACKAGE), tuple(include), Path(info.find_libtvm_ffi()))

@@ -21,7 +21,8 @@ ROW_BITS = 40  # of the word: the number of what is wrong. The code of the messa
 
 
 class LateErrors:
-    """The messages of errors that a package's kernels report after their launch, and an error word for each device.
+    """The messages of errors that kernels report after their launch, and an error word for each device. An error word
+    is an integer in pinned host memory, which is 0 until a kernel reports an error.
 
     Every launcher calls :meth:`word` first, which raises an error that an earlier kernel wrote. A kernel gets the
     address of the word and the codes of its messages as integers. To report an error, it stores ``code << 40 | row`` in
@@ -40,15 +41,17 @@ class LateErrors:
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
 
     def code(self, op: str, message: str) -> int:
-        """Return the number by which a kernel of ``op`` reports the error ``message``. ``{row}`` in the message stands
-        for the row that the kernel stores together with the number. The number comes from a hash, so it is the same in
-        every process.
+        """Return the integer by which a kernel of ``op`` reports the error ``message``. ``{row}`` in the message stands
+        for the row that the kernel stores together with the integer. The integer comes from a hash, so it is the same
+        in every process unless two messages have the same hash.
         """
         known = self._codes.get((op, message))
         return known if known is not None else self._register(op, message)
 
     def _register(self, op: str, message: str) -> int:
-        """Return a number for a new message, which is its hash or the next free number."""
+        """Register a new message of ``op`` and return its number. The number is a hash of both, or the next free one if
+        another message has that hash.
+        """
         digest = hashlib.sha256(f"{op}\0{message}".encode()).digest()
         code = int.from_bytes(digest[:3], "little") & 0x7FFFFF or 1
         # Two messages with one hash: the next free number is taken.
@@ -65,7 +68,7 @@ class LateErrors:
 
     def word(self, device: torch.device) -> int:
         """Return the address of the error word of ``device``, for a launch. The word is an integer in host memory to
-        which kernels write errors. If an earlier kernel has written an error there, raise it as ``SL211``.
+        which kernels write errors. If an earlier kernel has written an error there, raise ``SL211`` with its message.
         """
         memory, value = self._words.get(device) or self._allocate_word(device)
         # A plain read of host memory: the device is not waited for.
@@ -74,8 +77,8 @@ class LateErrors:
         return memory.data_ptr()
 
     def address(self, device: torch.device) -> int:
-        """Return the address of the error word of ``device`` without reading the word. It is an integer in host memory
-        to which kernels write errors.
+        """Return the address of the error word of ``device`` without reading the word. The word is an integer in host
+        memory to which kernels write errors.
         """
         memory, _ = self._words.get(device) or self._allocate_word(device)
         return memory.data_ptr()

@@ -60,15 +60,15 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The integers that the author has named for use in expressions of the steps. They are dim expressions
-        by name.
+        """The integers that the author has named for use in expressions of the steps, as a mapping from name to dim
+        expression.
         """
         return self._values
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None. Kernels report late errors on the device after their
-        launch has returned.
+        """The holder of the messages of late errors, or None if the kernels report none. Kernels report late errors on
+        the device after their launch has returned.
         """
         return self._errors
 
@@ -82,19 +82,19 @@ class TritonLaunches(Implementation, ProgramSource):
         return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
-        """Return a new program with these steps, followed by one that sets ``size`` bytes of the workspace, from
-        ``offset`` on, to ``byte`` (0 to 255).
+        """Return a new program with the steps of this one, followed by a step that fills bytes of the workspace.
 
-        ``when`` is a condition as for :meth:`then`. If it is empty, each call runs the step.
+        The step sets ``size`` bytes, from the offset ``offset`` in bytes on, to ``byte`` (0 to 255). ``when`` is a
+        condition as for :meth:`then`. If it is empty, each call runs the step.
         """
         return self.also(DeclaredFill(offset, size, byte, when))
 
     def sort(self, *, bits: str, count: str, keys: str, values: str, rows: str, when: str = "") -> TritonLaunches:
-        """Return a new program with these steps, followed by a stable ascending sort of integers in the workspace.
-        torch sorts them.
+        """Return a new program with the steps of this one, followed by a stable ascending sort of integers in the
+        workspace by torch.
 
-        The step reads ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` and writes them to the
-        offset ``values`` in order. It writes the position that each of them had to the offset ``rows``, as int64.
+        The step reads ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` and writes them, sorted, to
+        the offset ``values``. It writes the earlier position of each sorted integer to the offset ``rows``, as int64.
         Offsets are in bytes. ``when`` is a condition as for :meth:`then`. If it is empty, each call runs the step.
         """
         return self.also(DeclaredSort(bits, count, keys, values, rows, when))
@@ -111,7 +111,7 @@ class TritonLaunches(Implementation, ProgramSource):
         word: str = "",
         codes: Mapping[str, str] | None = None,
     ) -> TritonLaunches:
-        """Return a new program with these steps, followed by a launch of ``kernel`` on the same stream.
+        """Return a new program with the steps of this one, followed by a launch of ``kernel`` on the same stream.
 
         Args:
             kernel: the function, as for :func:`triton`.
@@ -137,8 +137,9 @@ class TritonLaunches(Implementation, ProgramSource):
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs of a text and a value, from which the key of this series of launches in caches is computed. They
-        hold the steps in order, each with its arguments, and the named integers.
+        """Yield pairs of a string and a value, from which the key of this series of launches in caches is computed.
+        They hold the named integers and the steps in order, each with its arguments. The value is a kernel, the
+        constants of a launch, or None.
         """
         yield f"program {self._values}", None
         for step in self._steps:
@@ -168,7 +169,9 @@ class TritonLaunches(Implementation, ProgramSource):
         return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> LaunchedKernel:
-        """Return the kernel for the op declared as ``spec``. Nothing is compiled before the first call."""
+        """Return the kernel for the op declared as ``spec``. Raise ``SL105``, ``SL618`` or ``SL619`` if a step cannot
+        be run as declared. Nothing is compiled before the first call.
+        """
         return LaunchedKernel(spec, terms, self)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
@@ -210,21 +213,21 @@ class LateLaunches(Implementation, ProgramSource):
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
         """The steps as their author wrote them, in order. They are launches of Triton kernels, and fills and sorts of
-        the workspace. The module is imported for them.
+        the workspace. Reading them imports the module.
         """
         return self.made.steps
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The integers that the author has named for use in expressions of the steps. They are dim expressions by name.
-        The module is imported for them.
+        """The integers that the author has named for use in expressions of the steps, as a mapping from name to dim
+        expression. Reading them imports the module.
         """
         return self.made.values
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None. Kernels report late errors on the device after their
-        launch has returned. The module is imported for it.
+        """The holder of the messages of late errors, or None if the kernels report none. Kernels report late errors on
+        the device after their launch has returned. Reading the holder imports the module.
         """
         return self.made.errors
 
@@ -236,8 +239,9 @@ class LateLaunches(Implementation, ProgramSource):
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield one pair of a text and None, from which the key of this series of launches in caches is computed. It
-        holds a digest of the files in the module's folder, which needs no import.
+        """Yield one pair of a string and None, from which the key of this series of launches in caches is computed. The
+        string holds the names of module and variable, and a digest of the Python files in the module's folder. The
+        module is not imported.
         """
         yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 
@@ -248,7 +252,9 @@ class LateLaunches(Implementation, ProgramSource):
 
 @cache
 def _files_beside(module: str) -> str:
-    """Return a digest of the Python files in the folder of ``module``. The module is not imported."""
+    """Return a digest, 16 hexadecimal digits, of the contents of the Python files in the folder of ``module``. The
+    module is not imported.
+    """
     # The package is looked up, since a look-up of the module itself would import the package around it.
     about = find_spec(module.rpartition(".")[0])
     folders = about.submodule_search_locations if about is not None else None

@@ -15,7 +15,8 @@ LIMIT = 256  # tables kept: a model has a few sizes
 
 
 class DeviceTable:
-    """A cache of the tables that ``build(sizes)`` makes.
+    """A cache of lookup tables, which are tensors on a device. ``build`` makes a table from the sizes and scalars of a
+    call.
 
     The key of a table consists of the sizes and scalars that ``build`` reads. For example, all batch sizes then use one
     table of filter taps.
@@ -52,8 +53,8 @@ class DeviceTable:
         return table
 
     def _build_table(self, env: Env, device: torch.device) -> Tensor:
-        """Build the table of these sizes, store it and return it. Earlier tables are dropped if ``build`` now reads
-        further sizes, or if there are too many tables.
+        """Build the table of the sizes ``env``, store it and return it. Drop all earlier tables if ``build`` has read a
+        size that it did not read before, or if 256 tables are stored.
         """
         seen = _TrackedSizes(env)
         # Kept beyond this call, so it must be no inference tensor and no fake.
@@ -68,8 +69,8 @@ class DeviceTable:
         return table
 
     def _key(self, env: Env, device: torch.device) -> Hashable:
-        """Return the key of a table. It consists of the device, the sizes that ``build`` reads, and the default dtype,
-        on which tables without a dtype depend.
+        """Return the key of the table for ``env`` on ``device``. It consists of the device, the default dtype, and the
+        sizes and scalars that ``build`` reads. A table made without a dtype depends on the default dtype.
         """
         return (device, torch.get_default_dtype(), *[_plain_table_key(env[name]) for name in self.looked_at])
 
@@ -99,5 +100,5 @@ class _TrackedSizes(Mapping[str, EnvValue]):
 
 
 def _plain_table_key(value: EnvValue) -> EnvValue:
-    """Return a size or scalar as a part of a key. A list becomes a tuple, which can be hashed."""
+    """Return a size or scalar in the form that a key can hold. A list becomes a tuple, which can be hashed."""
     return tuple(value) if isinstance(value, list) else value

@@ -26,8 +26,9 @@ class LaunchTooLong(BaseException):
 
 @contextmanager
 def limit_launch_time(seconds: float) -> Iterator[None]:
-    """Refuse, inside the ``with`` block, launches of Triton's interpreter that would take longer than ``seconds``. The
-    time is estimated from earlier launches of the same kernel.
+    """Raise ``LaunchTooLong``, inside the ``with`` block, at a launch of Triton's interpreter that would take longer
+    than ``seconds`` of processor time. The time is estimated from earlier launches of the same kernel. The first three
+    launches of a kernel are never refused.
     """
     _second_limits.append(seconds)
     try:
@@ -38,8 +39,9 @@ def limit_launch_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def measure_launch_time(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
-    """Measure the launch of ``kernel`` with ``grid`` inside the ``with`` block. Raise ``LaunchTooLong`` first if it
-    would take longer than :func:`limit_launch_time` allows.
+    """Measure the processor time of the launch of ``kernel`` with ``grid`` inside the ``with`` block, for estimates of
+    later launches. Raise ``LaunchTooLong`` before the block runs if the launch would take longer than
+    :func:`limit_launch_time` allows.
     """
     programs = prod(grid)
     paces = _seconds_per_program.setdefault(kernel, [])

@@ -128,9 +128,11 @@ class LaunchedKernel(CFunctionKernel):
             self._launch(numbers, scratch)
 
     def _attach_prebuilt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Attach the generated C++ that came with the package of the op. Do nothing unless every compiled kernel that
-        this call needs is in the package or can be compiled by Triton here. ``tensors`` and the workspace ``scratch``
-        are those of the call.
+        """Attach the generated C++ that came with the package of the op. Do nothing if there is none.
+
+        Every compiled kernel that this call needs is loaded from the package, or compiled by Triton. If one of them
+        cannot be compiled, issue a notice, and calls stay with launches from Python. ``tensors`` and the workspace
+        ``scratch`` are those of the call.
         """
         op = registry.find_declared_op(self.spec.name)
         if op is None or prebuilt.find_prebuilt_library(op)[0] is None:
@@ -151,16 +153,14 @@ class LaunchedKernel(CFunctionKernel):
             native.attach_installed_library(op)
 
     def _generated_function(self, binding: ctypes.CDLL) -> Callable[..., int]:
-        """Return the generated C++ function of the kernel in the library ``binding``, with the ctypes of its parameters
-        set.
-        """
+        """Return the C++ function of the kernel in the library ``binding``, with the ctypes of its parameters set."""
         if self._function is None or self._function[0] is not binding:
             self._function = binding, self.typed(binding[self.native.symbol])
         return self._function[1]
 
     def compile(self, call: Binding) -> None:
         """Compile the Triton kernels that ``call`` launches from Python, without launching them. Meta tensors take the
-        place of outputs and workspace.
+        place of outputs and workspace. Do nothing if Triton's interpreter runs the kernels.
         """
         if self.interpreted:
             return
@@ -174,7 +174,8 @@ class LaunchedKernel(CFunctionKernel):
 
     def plain_launch(self, call: Binding) -> PlainLaunch | None:
         """Return the launch of ``call`` as data for Inductor. Return None unless the kernel is a single launch with one
-        output that needs nothing else, such as a workspace.
+        output, all tensors present and none written to. Configs, a workspace, a condition and late errors also make it
+        None.
         """
         form = self.native
         if (
@@ -221,7 +222,8 @@ class LaunchedKernel(CFunctionKernel):
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
         """Run ``launch``, number ``number`` among the launches, unless its grid is empty. ``scratch`` is the workspace,
-        if there is one. If generated C++ cannot provide everything that the compiled kernel needs, record the reason.
+        or None if there is none. If the compiled kernel needs something that generated C++ cannot provide, store the
+        reason, and Python makes all launches.
         """
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
@@ -240,7 +242,8 @@ class LaunchedKernel(CFunctionKernel):
         self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None
     ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
         """Return the grid of a launch, its arguments in the order of the kernel's parameters, and Triton's options such
-        as ``num_warps``. ``scratch`` is the workspace, if there is one.
+        as ``num_warps``. If the grid is empty, the list of arguments is empty. ``scratch`` is the workspace, or None if
+        there is none.
         """
         own = with_constants(launch, numbers, self.config_values)
         grid = tuple([int(expr(own)) for expr in launch.grid])
@@ -249,8 +252,8 @@ class LaunchedKernel(CFunctionKernel):
         return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
     def _value(self, p: KernelParameter, own: LaunchNumbers, scratch: Tensor | None) -> object:
-        """Return the value of the kernel's parameter ``p`` for a launch. It is a tensor, the part of the workspace
-        ``scratch`` from an offset on, a number from ``own``, or a compile-time value.
+        """Return the value of the kernel's parameter ``p`` for a launch. It is a tensor, the workspace ``scratch`` from
+        an offset on, a number from ``own``, or a compile-time value.
         """
         match p.kind:
             case "constant":
@@ -270,9 +273,9 @@ class LaunchedKernel(CFunctionKernel):
         return value
 
     def _numbers(self, call: Binding, *tensors: Tensor | None) -> LaunchNumbers:
-        """Return the numbers, by name, that expressions of the declared steps read. They are the sizes and scalars of
-        ``call``, properties of ``tensors`` such as strides, and the integers that the author named. ``tensors`` are the
-        inputs and then the outputs.
+        """Return a mapping from name to value for the expressions of the declared steps. The values are the sizes and
+        scalars of ``call``, properties of ``tensors`` such as strides, and the integers that the author named.
+        ``tensors`` are the inputs followed by the outputs.
         """
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
         numbers = LaunchNumbers(call.env, dict(zip(names, tensors, strict=True)))
@@ -284,7 +287,8 @@ class LaunchedKernel(CFunctionKernel):
 
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
         """Return tensors from which a launch can be compiled without running it. They are the inputs of ``call``,
-        copied if the kernel needs that, and meta tensors in place of its outputs.
+        copied if the kernel needs that, and meta tensors in place of its outputs. An optional input that was not passed
+        is None.
         """
         inputs, _ = self._pack(call.args)
         return [*inputs, *(_stand_in_tensor(output, call) for output in self.spec.outputs)]
@@ -330,8 +334,9 @@ def launched_kernels(op: Op) -> list[LaunchedKernel]:
 
 
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
-    """Compile the Triton kernels that ``call``, a checked call of ``op``, launches, for each of ``architectures``. They
-    are compiled with the tuning parameters that the op would use now, and with those of the kernels ``others``.
+    """Compile, for each of ``architectures``, the Triton kernels that ``call``, a checked call of ``op``, launches.
+    They are compiled with the default config, with the config that tuning has chosen for the call, and with those of
+    the kernels ``others``.
     """
     targets, more = tuple(architectures), set(others)
     # The config that a call runs with now is packed as well as the default.
@@ -345,8 +350,8 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _make_launcher(kernel: Any) -> Any:
-    """Return the launcher of a Triton kernel, one object for each kernel. For an interpreted function, return the
-    function.
+    """Return the launcher of a Triton kernel, one object for each kernel. If Triton's interpreter runs the kernel,
+    return the kernel itself.
     """
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
@@ -365,8 +370,8 @@ def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor
 
 
 def _workspace_part(scratch: Tensor | None, p: KernelParameter, own: LaunchNumbers) -> Tensor:
-    """Return the part of the workspace ``scratch`` from the parameter's offset to the end, as elements of the
-    parameter's dtype.
+    """Return the bytes of the workspace ``scratch`` from the offset of the parameter ``p`` to the end, as a tensor of
+    the parameter's dtype. ``own`` has the numbers from which the offset is computed.
     """
     assert scratch is not None
     assert p.expr is not None

@@ -107,8 +107,9 @@ class Launcher:
             self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _prepare(self) -> Callable[..., Any]:
-        """Return the function ``launch(grid, *args)`` of ``self[grid](*args)``, and store it. It is generated for the
-        kernel's parameters. If that is not possible, it is Triton's own launch, and a notice is issued.
+        """Return the function ``launch(grid, *args)`` that runs ``self[grid](*args)``, and store it for later calls. It
+        is generated for the kernel's parameters. If that is not possible, issue a notice and return Triton's own
+        launch.
         """
         # Before the first compilation, so that Triton uses the assembler that Inductor uses.
         use_torch_assembler()
@@ -159,8 +160,8 @@ _PARAMETER_ATTRIBUTES = ("is_constexpr", "do_not_specialize", "annotation_type")
 
 
 def _unsupported_reason(kernel: Any) -> str:
-    """Return the reason why only Triton itself can launch ``kernel``, or an empty string if the generated
-    function can.
+    """Return the reason why only Triton itself can launch ``kernel``. Return an empty string if a generated function
+    can launch it.
     """
     missing = [name for name in _KERNEL_ATTRIBUTES if not hasattr(kernel, name)]
     if missing:
@@ -217,7 +218,9 @@ def _triton_runtime() -> TritonRuntime:
 
 
 def _parameter_defaults(kernel: Any) -> dict[str, Any]:
-    """Return the default values of the kernel's parameters, under the names that the generated code uses."""
+    """Return a mapping to the default values of the kernel's parameters. Its keys are the names that the generated code
+    uses, such as ``_default_x``.
+    """
     empty = inspect.Parameter.empty
     return {f"_default_{n}": p.default for n, p in kernel.signature.parameters.items() if p.default is not empty}
 
@@ -226,9 +229,9 @@ def _launcher_lines(kernel: Any) -> list[str]:
     """Return the source lines of ``launch(grid, <the kernel's parameters>, **options)``. This function looks up the
     compiled kernel by a key and launches it.
 
-    Each parameter has two values in the key. The first is its kind, so that values of different kinds never compare
-    equal. All parameters that are not specialised share one value. Names of the generated code start with an
-    underscore.
+    The key has two values for each parameter on which Triton specialises. The first is the type or dtype, so that
+    values of different types never compare equal. All other parameters have one value together. Names of the generated
+    code start with an underscore.
     """
     parameters = kernel.signature.parameters
     names = list(parameters)
@@ -269,8 +272,9 @@ def _launcher_lines(kernel: Any) -> list[str]:
 
 
 def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
-    """Return the source lines that compute the value of each parameter of a Triton kernel and its part of the key of a
-    launch. Return also the source text of the key. ``ordinary`` is the source of a call of Triton's own launch.
+    """Return source lines and an expression for the key of a launch of a Triton kernel with these ``parameters``. The
+    lines compute the value of each parameter and the values that the key has for it. The expression lists the latter.
+    ``ordinary`` is the source of a call of Triton's own launch.
     """
     free = [n for n, p in parameters.items() if _is_unspecialised(p)]
     # Their value is passed on and is no part of the key.
@@ -286,20 +290,21 @@ def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[
 
 
 def _is_integer_annotation(about: Any) -> bool:
-    """Return whether a parameter is annotated as an integer of fixed width. Its value then does not change the compiled
-    code.
-    """
+    """Return whether the parameter that Triton describes by ``about`` is annotated as an integer of fixed width."""
     return about.annotation_type in ("i32", "i64")
 
 
 def _is_unspecialised(about: Any) -> bool:
-    """Return whether a parameter is declared as not specialised, and is neither a compile-time value nor annotated."""
+    """Return whether the parameter that Triton describes by ``about`` is declared as not specialised. Return False for
+    a compile-time value and for an annotated parameter.
+    """
     return about.do_not_specialize and not about.is_constexpr and not about.annotation_type
 
 
 def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
-    """Return the source lines that compute the values and the parts of the key for the parameters ``names``, on which
-    Triton does not specialise. ``ordinary`` is the source of a call of Triton's own launch, for values of other types.
+    """Return the source lines that compute the values of the parameters ``names``, on which Triton does not specialise,
+    and their value in the key. If a value is not a 32-bit int, the key holds its type and width. ``ordinary`` is the
+    source of a call of Triton's own launch, for other types.
     """
     if not names:
         return ["    _free = None"]
@@ -340,8 +345,9 @@ def _argument_key_source(a: str, ordinary: str) -> list[str]:
 
 
 def _constant_key_source(a: str, ordinary: str) -> list[str]:
-    """Return the lines that compute the value of the compile-time parameter ``a`` and its part of the key, type and
-    value. A float is represented as text, since -0.0 and 0.0 compare equal.
+    """Return the source lines that compute the value of the compile-time parameter ``a`` and what the key has for it,
+    its type and value. A float is a string in the key, since -0.0 and 0.0 compare equal. ``ordinary`` is the source of
+    a call of Triton's own launch, for other types.
     """
     return [
         f"    _v_{a}, _k_{a}, _l_{a} = {a}, type({a}), {a}",

@@ -44,7 +44,7 @@ class PrebuiltRow:
     """A row of the index of prebuilt kernels.
 
     Attributes:
-        identity: the digest of the types, constants and options for which the kernel is compiled.
+        identity: the digest of the input of Triton's compiler, which is also the name of the file.
         kernel: the name of the Python function.
         architecture: the GPU architecture.
         name: the name of the kernel in the cubin.
@@ -63,8 +63,9 @@ class PrebuiltRow:
 
 
 def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
-    """Return a digest of the input of Triton's compiler for ``form`` of ``kernel`` on ``architecture``. A form holds
-    types, constants and options of the arguments. Return an empty string if the kernel's source is unknown.
+    """Return a digest, 32 hexadecimal digits, of the input of Triton's compiler for ``form`` of ``kernel`` on
+    ``architecture``. A form holds types, constants and options of the arguments. Return an empty string if the kernel's
+    source is unknown.
     """
     try:
         lines = list(_kernel_source_parts(kernel, set()))
@@ -79,8 +80,9 @@ def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) 
 
 
 def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the texts on which a kernel depends. They are its source, its globals and captured values, and the
-    functions of its package that it uses, without duplicates.
+    """Yield the strings on which a kernel depends. They are its source code, its globals and captured values, and the
+    source code of the functions of its package that it uses. A function whose id is in ``seen`` is left out, and each
+    further one is added there.
     """
     compiled = isinstance(kernel, _jit_function_type())
     function = kernel.fn if compiled else kernel
@@ -119,7 +121,9 @@ def _is_jit_function(value: object) -> bool:
 
 
 def _source_tokens(text: str) -> Iterator[str]:
-    """Yield the tokens of a Python text without comments, empty lines and widths of indentation."""
+    """Yield the tokens of the Python source code ``text`` as strings, without comments and empty lines. The end of a
+    line is ``;``, and indentation of any width becomes a brace.
+    """
     for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline):
         if token.type not in _BLANK:
             yield _SHAPE.get(token.type, token.string)
@@ -128,8 +132,8 @@ def _source_tokens(text: str) -> Iterator[str]:
 
 
 def _stable_value_text(value: object) -> str:
-    """Return a value as text without addresses. The text is the same for every version of Python and in every
-    process.
+    """Return ``value`` as a string without addresses. The string is the same for every version of Python and in every
+    process. A function, class or other object is represented by its qualified name or that of its class.
     """
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_stable_value_text, value))}]"

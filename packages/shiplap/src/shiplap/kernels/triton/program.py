@@ -32,7 +32,7 @@ _TYPES = {"int32": "i32", "int64": "i64", "float32": "fp32", "float64": "fp64"} 
 
 @dataclass(frozen=True)
 class DeclaredLaunch:
-    """One launch as its author wrote it. :func:`shiplap.triton` describes the fields."""
+    """A launch of a Triton kernel as its author declared it. ``TritonLaunches.then`` describes the fields."""
 
     kernel: Any
     grid: Grid
@@ -103,8 +103,8 @@ def read_program(
     errors: LateErrors | None = None,
 ) -> LaunchProgram:
     """Return the declared steps of an op as a program that can be run. Its expressions are parsed, and every kernel
-    parameter has a source of its value. ``values`` are integers by name that expressions may use. If ``errors`` is
-    given, the program includes the messages of late errors.
+    parameter has a source of its value. ``configs`` are the names of the config's values. ``values`` are integers by
+    name that expressions may use. If ``errors`` is given, the program includes the messages of late errors.
 
     Raises:
         ShiplapError: ``SL105`` for an invalid expression. ``SL618`` for a parameter without a value, or an unknown
@@ -135,7 +135,7 @@ def _read_step(
         return _LaunchReader(spec, declared, configs, known, errors).launch()
 
     def expr(what: str, text: str) -> Expr:
-        """Return the dim expression in ``text``. ``what`` names its place in the step for errors."""
+        """Return the parsed dim expression ``text`` of the declared step. ``what`` names the step's field in errors."""
         return _known_expr(spec.name, what, text, known, _tensor_arguments(spec))
 
     when = expr("when", declared.when) if declared.when else None
@@ -165,7 +165,7 @@ def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors:
 
 
 def _tensor_arguments(spec: OpSpec) -> set[str]:
-    """Return the names of the tensor arguments, without lists of tensors, and of the outputs."""
+    """Return the names of the outputs and of the tensor arguments. Arguments that are lists of tensors are left out."""
     return {a.name for a in spec.tensors if not a.many} | {o.name for o in spec.outputs}
 
 
@@ -187,8 +187,8 @@ def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> fr
 
 
 class _LaunchReader:
-    """A converter of one launch as its author declared it into the form from which C++ is generated. It parses the
-    expressions, and finds a source of the value for each kernel parameter.
+    """The parser of one declared launch of a Triton kernel. It parses the expressions, and finds the source of the
+    value of each kernel parameter, from which Python and generated C++ make the launch.
     """
 
     def __init__(
@@ -210,8 +210,8 @@ class _LaunchReader:
         self.about = {p.name: p for p in (declared.kernel.params if compiled else ())}
 
     def launch(self) -> KernelLaunch:
-        """Return the launch with its grid and with a source of the value for each parameter. Raise ``SL618`` or
-        ``SL619`` if it cannot be launched natively.
+        """Return the launch with its grid and the source of the value of each parameter. Raise ``SL618`` or ``SL619``
+        if it cannot be launched as declared.
         """
         self._refuse_strangers()
         # A launch has a fixed list of addresses, and outputs must exist before it.
@@ -230,7 +230,8 @@ class _LaunchReader:
 
     def _refuse_strangers(self) -> None:
         """Raise ``SL618`` if a name in ``arguments``, ``constants``, ``scratch`` or ``codes`` is no parameter of the
-        kernel.
+        kernel. In ``constants``, options such as ``num_warps`` are accepted, too. Raise ``SL618`` also if the launch
+        reports late errors and the program has no holder of them.
         """
         options = (*self.signature, *OPTIONS)
         declared = self.declared
@@ -249,8 +250,9 @@ class _LaunchReader:
                     self._refuse(f"{what}={{{name!r}: ...}}", f"a parameter of the kernel: {', '.join(self.signature)}")
 
     def _parameter(self, name: str) -> KernelParameter:
-        """Return one parameter of the kernel with the source of its value. The source is a tensor, the workspace, a
-        scalar, an expression or a compile-time value.
+        """Return the kernel's parameter ``name`` with the source of its value. The source is a tensor, the workspace, a
+        scalar, an expression or a compile-time value. Raise ``SL618`` if there is no value, or ``SL619`` if its type
+        cannot be passed.
         """
         annotation, about = self._annotation(name), self.about.get(name)
         specialises = not (about is not None and about.do_not_specialize)
@@ -303,8 +305,8 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
 
     def _constant(self, name: str) -> KernelParameter:
-        """Return a ``tl.constexpr`` parameter with the source of its value. The value is fixed, comes from the config,
-        is computed from sizes, or is the kernel's default.
+        """Return the ``tl.constexpr`` parameter ``name`` with the source of its value. The value is fixed, comes from
+        the config, is computed from sizes, or is the kernel's default. Raise ``SL618`` if there is none.
         """
         if name in self.declared.constants:
             return KernelParameter(name, "constant", value=self.declared.constants[name])
@@ -324,9 +326,9 @@ class _LaunchReader:
         return KernelParameter(name, "constant", value=default)
 
     def _namesake(self, name: str) -> str | float | None:
-        """Return the value that a parameter gets by its name alone, or None if there is none. It is the tensor ``x``
-        for ``x`` or ``x_ptr``, or a scalar, a size or a property such as ``stride_x_0``. Otherwise it is the
-        parameter's default.
+        """Return the value that a parameter gets if the author passes none for it, or None if there is none. It is the
+        tensor ``x`` for ``x`` or ``x_ptr``, or the scalar, size or property of that name, such as ``stride_x_0``.
+        Otherwise it is the parameter's default, if that is a number.
         """
         short = name.removesuffix("_ptr")
         for tensor in (name, short):
@@ -340,13 +342,14 @@ class _LaunchReader:
 
     def _expr(self, what: str, text: str, constants: set[str]) -> Expr:
         """Return the parsed expression ``text``. It may use the names of integers, ``constants`` and properties of
-        tensors such as ``stride_x_0``. ``what`` names its place in errors. Raise ``SL618`` for any other name.
+        tensors such as ``stride_x_0``. ``what`` names the expression in errors. Raise ``SL105`` if it is no expression,
+        or ``SL618`` for any other name.
         """
         known = self.numbers | constants | {n for n, p in self.declared.constants.items() if isinstance(p, int)}
         return _known_expr(self.where, what, text, known, self.tensors)
 
     def _annotation(self, name: str) -> str:
-        """Return the annotation of the kernel's parameter ``name`` as text."""
+        """Return the annotation of the kernel's parameter ``name`` as a string."""
         about = self.about.get(name)
         if about is not None:
             return str(about.annotation)
@@ -354,7 +357,7 @@ class _LaunchReader:
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
     def _refuse(self, got: str, expected: str) -> NoReturn:
-        """Raise ``SL618``, which says that the kernel's launch declares ``got`` where ``expected`` is possible."""
+        """Raise ``SL618`` for a launch whose declaration has ``got`` in place of ``expected``."""
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
@@ -373,8 +376,8 @@ def _is_real_type(type: str) -> Kind:
 
 
 def _integer_names(spec: OpSpec) -> Iterator[str]:
-    """Yield the names that stand for integers of a call. They are sizes of tensors that are always present, computed
-    dims, and scalars.
+    """Yield the names that stand for integers of a call. They are the sizes of tensors that are always present,
+    computed dims, and scalars of type int, bool or list of int. A name may occur more than once.
     """
     kinds = [*(a.tensor for a in spec.tensors if not a.optional), *(o.tensor for o in spec.outputs)]
     for kind in kinds:

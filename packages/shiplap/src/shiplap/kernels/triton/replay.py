@@ -46,7 +46,7 @@ NUMBER, TENSOR, SCRATCH = range(3)
 
 
 def _replay_function_source(size: int) -> str:
-    """Return the C++ text of the replay function for ``size`` tensors."""
+    """Return the C++ source code of the replay function for ``size`` tensors."""
     names = [f"t{i}" for i in range(size)]
     parameters, given = ", ".join(f"Address {name}" for name in names), ", ".join(names)
     return (
@@ -73,7 +73,7 @@ extern "C" SL_EXPORT void shiplap_forget(void* recording) { delete static_cast<R
 
 
 class _ReplaySource(Protocol):
-    """The source of a compiled Triton kernel, as far as it is read here."""
+    """The interface of the source of a compiled Triton kernel. Only the signature is read."""
 
     @property
     def signature(self) -> dict[str, str]:
@@ -81,7 +81,9 @@ class _ReplaySource(Protocol):
 
 
 class CompiledTritonKernel(Protocol):
-    """The part of Triton's compiled kernel that is used here. ``metadata`` is a named tuple of properties."""
+    """The interface of Triton's compiled kernel, of which three attributes are read. ``metadata`` is a named tuple of
+    properties.
+    """
 
     metadata: Any
 
@@ -154,8 +156,9 @@ class LaunchRecording:
             self.unfit = str(e)
 
     def _launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> list[int]:
-        """Return the launch of ``compiled`` with the arguments ``given`` as integers for C++. They are function, grid,
-        threads, shared memory and parameters. Raise ``ValueError`` if C++ cannot make the launch.
+        """Return the launch of ``compiled`` with the arguments ``given`` as integers for C++. They are the function's
+        address, the grid, the threads, the shared memory in bytes, the number of parameters, and two integers for each
+        parameter. Raise ``ValueError`` or ``TypeError`` if C++ cannot make the launch.
         """
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
@@ -170,8 +173,9 @@ class LaunchRecording:
         return [*head, *(number for pair in parameters for number in pair)]
 
     def _parameter(self, type: str, value: object) -> tuple[int, int]:
-        """Return one parameter as its kind and number. It is a tensor that the call passes, an offset in the scratch
-        memory, or an integer. Raise ``ValueError`` or ``TypeError`` for any other value.
+        """Return a parameter of Triton type ``type`` as its kind and a number. For the kind ``TENSOR`` the number is
+        that of a tensor that each call passes. For ``SCRATCH`` it is an offset in the scratch memory, and for
+        ``NUMBER`` the integer itself. Raise ``ValueError`` or ``TypeError`` for any other value.
         """
         if isinstance(value, BroughtTensor) and value.number < self.tensors:
             return TENSOR, value.number
@@ -186,8 +190,8 @@ class LaunchRecording:
         raise TypeError(f"{value!r} as {type}")
 
     def _take_scratch(self, size: int) -> int:
-        """Return the offset of ``size`` more bytes in the scratch memory, which grows by ``size`` rounded up to the
-        alignment.
+        """Return the offset, in bytes, of ``size`` more bytes in the scratch memory. The memory grows by ``size``,
+        rounded up to a multiple of 256.
         """
         at, self.scratch = self.scratch, self.scratch + -(-size // ALIGNMENT) * ALIGNMENT
         return at
@@ -195,7 +199,8 @@ class LaunchRecording:
 
 def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
     """Return a function of a call's arguments that repeats the launches in ``recording`` by C++ and returns a new
-    output like ``out``. ``places`` are the positions, among the arguments, of the tensors that the launches read.
+    output like ``out``. ``places`` are the positions, among the arguments, of the tensors that the launches read. Raise
+    ``SL405`` if C++ refuses the recording.
     """
     words = [recording.device, recording.scratch, recording.launches, *recording.words]
     made = binding.shiplap_record((ctypes.c_int64 * len(words))(*words), ctypes.c_uint64(len(words)))
@@ -255,8 +260,9 @@ def _binding_message(binding: ctypes.CDLL) -> str:
 
 @dataclass
 class _ReplayState:
-    """The state of the replay library in this process. It holds the loaded library, the reason why there is none, the
-    running builder, and a counter of calls.
+    """The state of the replay library in this process. ``binding`` is the loaded library, or None. ``why`` is the
+    reason why there will be none, or empty. ``builder`` is the running build, or None. ``calls`` counts the calls that
+    Python launched.
     """
 
     binding: ctypes.CDLL | None = None
@@ -270,8 +276,8 @@ _lock = threading.RLock()
 
 
 def _reset_replay_after_fork() -> None:
-    """Replace the lock and forget the builder in a forked child. It has neither the threads nor the child processes of
-    its parent.
+    """Replace the lock by a new one and forget the builder. This is done in a forked child, which has neither the
+    threads nor the child processes of its parent.
     """
     global _lock
     _lock, _replay_state.builder = threading.RLock(), None
@@ -281,7 +287,9 @@ os.register_at_fork(after_in_child=_reset_replay_after_fork)
 
 
 def replay_state_text() -> str:
-    """Return ``"native"`` if C++ repeats launches of templates. Otherwise return ``python:`` and the reason."""
+    """Return ``"native"`` if C++ repeats launches of templates. Otherwise return a string that begins with ``python:``
+    and has the reason.
+    """
     if _replay_state.binding is not None:
         return "native"
     background = (
@@ -318,8 +326,9 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
         return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
-        """Return the result of the call ``args``, launched from Python. From the 32nd call on, check at intervals
-        whether the library is compiled. If it is, make the next call of each kind be recorded again.
+        """Return the result of the call ``args``, launched by ``plain``. After 32 such calls, look at every 64th call
+        whether the library is compiled, and start its build if it is not. If it is, the next call of each kind is
+        recorded again.
         """
         number = next(_replay_state.calls)
         if (
@@ -335,8 +344,8 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
 
 
 def replay_library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
-    """Return the loaded replay library, or None if it is not in the cache. If ``start`` is true and no build is
-    running, start its build.
+    """Return the loaded replay library, or None if it is not in the cache or Python is to launch in this process. If
+    ``start`` is true and no build is running, start its build or issue a notice of how to build it.
     """
     # No thread waits: another one that holds the lock will find the library.
     if _replay_state.binding is not None or _replay_state.why or not _lock.acquire(blocking=False):
@@ -392,7 +401,7 @@ def _advance_replay_build(op: Op, start: bool) -> None:
 
 
 def _give_up_replay(why: str) -> None:
-    """Let Python launch templates for the rest of this process, and issue a notice with the reason."""
+    """Let Python launch templates for the rest of this process, and issue a notice with the reason ``why``."""
     _replay_state.why = why
     notice(f"replay {why}", f"templates stay with launches from Python: {why}")
 
@@ -403,14 +412,16 @@ def _replay_folder(op: Op) -> Path:
 
 
 def _replay_build_order(op: Op, place: Path) -> tuple[Path, str, str, list[str]]:
-    """Return the arguments of a builder for the replay library, namely cache folder, digest, source and compiler
-    command.
+    """Return the arguments of a builder for the replay library. They are the cache folder, the digest, the source code
+    and the words of the compiler command.
     """
     return place.parent, place.name, REPLAY_SOURCE, compile_command(op)
 
 
 def _open_replay_library(place: Path, op: Op) -> ctypes.CDLL:
-    """Return the loaded replay library in the folder ``place``, with the types of its functions set."""
+    """Return the loaded replay library in the folder ``place``, with the types of its functions set. Raise ``SL405`` or
+    ``SL406``, with the name of ``op``, if it cannot be loaded.
+    """
     binding = load_library(place, op.spec.name)
     binding.shiplap_message.restype = ctypes.c_char_p
     binding.shiplap_record.restype = ctypes.c_void_p
@@ -421,7 +432,7 @@ def _open_replay_library(place: Path, op: Op) -> ctypes.CDLL:
 
 
 def _replay_functions(binding: ctypes.CDLL) -> dict[int, ctypes._NamedFuncPointer]:
-    """Return the C functions of the replay library by the number of tensors that they take."""
+    """Return a mapping from the number of tensors that a C function of the replay library takes to that function."""
     return dict(
         zip(
             REPLAY_TENSOR_COUNTS,

@@ -24,7 +24,8 @@ from shiplap.kernels.triton.specialize import Key, SpecializedForm, compile_form
 
 
 class ProgramSource(ABC):
-    """The source of the steps of a program.
+    """A Triton program as its author declared it. It has steps, which are launches, fills and sorts, and named
+    integers.
 
     Attributes:
         late: whether the steps are in a module that is imported only when a call needs them. Such a module is imported
@@ -35,12 +36,12 @@ class ProgramSource(ABC):
 
     @property
     def function(self) -> Callable[..., object] | None:
-        """The Python function of a kernel, or None. It determines the module of the program."""
+        """The Python function of a kernel, which determines the module of the program. This base class has None."""
         return None
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the kernels instead of the GPU."""
+        """Whether Triton's interpreter runs the kernels instead of the GPU. This base class has False."""
         return False
 
     @property
@@ -51,16 +52,16 @@ class ProgramSource(ABC):
     @property
     @abstractmethod
     def values(self) -> Mapping[str, str]:
-        """The named integers of the program, by name, as dim expressions."""
+        """The named integers of the program, as a mapping from name to dim expression."""
 
     @property
     @abstractmethod
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None."""
+        """The holder of the messages of late errors, or None if the kernels report none."""
 
 
 class LaunchedForm(NativeForm):
-    """The generated function of a program, and the kernels that this process has compiled for it.
+    """The generated C++ function of a Triton program, and the kernels that this process has compiled for it.
 
     Attributes:
         cubins: the compiled kernels by number of launch, architecture and key.
@@ -97,15 +98,15 @@ class LaunchedForm(NativeForm):
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
-        """Return the launches whose condition holds for ``numbers``, the sizes and integers of a call, as pairs of a
-        number and a launch.
+        """Return those launches whose condition holds for ``numbers``, the sizes and integers of a call. Each is a pair
+        of its number among all launches and the launch.
         """
         return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
 
     @property
     def wanted(self) -> bool:
-        """Whether this machine can run the kernel, so that native code is worth building. It can if there is CUDA, or
-        if the module of the program is loaded in any case.
+        """Whether this machine can run the kernel, so that native code is worth building. It can if there is a CUDA
+        device, or if the program is not in a module that is imported late.
         """
         return not self.given.late or torch.cuda.is_available()
 
@@ -117,8 +118,8 @@ class LaunchedForm(NativeForm):
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
 
     def missing(self) -> str:
-        """Return which launches that every call makes have no compiled kernel, as text. Return an empty string if none
-        is missing.
+        """Return a message that names the launches which every call makes and for which no kernel is compiled. Return
+        an empty string if there are none.
         """
         always = {number for number, launch in enumerate(self.launches) if launch.when is None}
         lacking = (always or {0}) - {number for number, _, _ in self.cubins}
@@ -155,8 +156,8 @@ class LaunchedForm(NativeForm):
         return form_of_key(self.launches[number], key, self.configs, options)
 
     def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
-        """Return a tuple (Triton kernel, form, cubin) for each kernel that this process has compiled. The form holds
-        the types, constants and options for which the kernel was compiled.
+        """Return a list with a tuple (Triton kernel, form, cubin) for each kernel that this process has compiled. The
+        form holds the types, constants and options for which the kernel was compiled.
         """
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
@@ -175,7 +176,7 @@ class LaunchedForm(NativeForm):
             on success.
 
             The ``keys`` integers at the address ``key`` describe the arguments of the launch. If the kernel cannot be
-            compiled, write the problem as text to ``message``, which has ``size`` bytes, and return 1.
+            compiled, write the error's message to the address ``message``, which has ``size`` bytes, and return 1.
             """
             try:
                 values = tuple(key[:keys])
@@ -201,13 +202,14 @@ class LaunchedForm(NativeForm):
 
 
 def _make_error_teller(errors: LateErrors) -> Any:
-    """Return a C function that returns the address of a device's error word, and writes the error in that word
-    as text.
+    """Return a C function that returns the address of a device's error word. If the word holds an error, the function
+    clears the word and writes the error's message to a buffer of its caller.
     """
 
     def tell(device: int, message: Any, size: int) -> int:
-        """Return the address of the error word of CUDA device ``device``. If it holds an error, write the error to
-        ``message``, which has ``size`` bytes.
+        """Return the address of the error word of CUDA device ``device``, or 0 if it has none because of an unexpected
+        error. If the word holds an error, write its message to the address ``message``, which has ``size`` bytes.
+        Otherwise write an empty string.
         """
         place, text = torch.device("cuda", device), ""
         try:

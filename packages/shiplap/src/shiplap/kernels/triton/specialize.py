@@ -129,7 +129,9 @@ def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> It
 
 
 def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
-    """Return a tensor's dtype and alignment to 16 bytes as one integer, or -1 for an absent tensor."""
+    """Return the dtype of ``tensor`` and whether its address is a multiple of 16, packed into one integer. Return -1 if
+    the tensor is None. Raise ``SL214`` if DLPack has no code for the dtype.
+    """
     if tensor is None:
         return -1
     code, bits, lanes = dtypes.of(tensor.dtype, p.name).dlpack
@@ -139,8 +141,8 @@ def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
 
 
 def _integer_key_entry(p: KernelParameter, value: int) -> int:
-    """Return the properties of an integer on which Triton specialises as one number. They are its width, whether it is
-    1, and whether it is divisible by 16.
+    """Return the properties of the integer ``value`` on which Triton specialises, packed into one integer. It is 1 if
+    the value is 1, 16 if it is a multiple of 16, and otherwise 0. A value that needs 64 bits adds 32.
     """
     # An annotated type fixes the width.
     width = 0 if p.type or -(2**31) <= value < 2**31 else 32
@@ -150,7 +152,7 @@ def _integer_key_entry(p: KernelParameter, value: int) -> int:
 
 
 def _whole_number(expr: Expr | None, numbers: LaunchNumbers) -> int:
-    """Return the value of ``expr`` for ``numbers`` as an int."""
+    """Return the value of ``expr`` for the values ``numbers`` of its names, as an int."""
     assert expr is not None
     return int(expr(numbers))
 
@@ -165,7 +167,7 @@ class SpecializedForm:
     Attributes:
         signature: the type of each parameter by name.
         constants: the constant parameters by position.
-        attributes: the attributes of parameters by position.
+        attributes: the attributes of parameters, such as divisibility by 16, by position.
         options: the options of the compiler.
     """
 
@@ -201,8 +203,9 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 def _read_key_entry(
     p: KernelParameter, entries: Iterator[int], config: Mapping[str, int]
 ) -> tuple[str, object, bool | None]:
-    """Return the Triton type of the parameter ``p``, its constant value, and whether it is a multiple of 16. The last
-    is None if Triton does not specialise on it. ``entries`` iterates over the integers of a key and advances.
+    """Return the Triton type of the parameter ``p``, its value, and whether it is a multiple of 16. The value is None
+    unless the parameter is compiled as a constant. The last item is None if Triton does not specialise on it.
+    ``entries`` iterates over the integers of a key and advances.
     """
     match p.kind:
         case "constant":
@@ -274,8 +277,8 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
 
 
 def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
-    """Return the options for Triton's compiler. They are those in ``form``, the types, constants and options of a
-    launch's arguments. An option for assertions on the device is added.
+    """Return the options for Triton's compiler, which are ``form.options`` and ``debug``. The latter is true if the
+    kernel or Triton's settings ask for assertions on the device.
     """
     import triton
 

@@ -101,7 +101,8 @@ class TemplateKernel(Kernel):
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``. Return its outputs and a function that repeats the call for tensors that differ only in their
-        addresses and have the same alignment. The function is None if that is not possible.
+        addresses and have the same alignment. The function is None if the launch depends on more than the call's
+        tensors.
         """
         outs, kept = empty_outputs(self.spec, call), KeptLaunch()
         self._fill(call, outs[0], kept)
@@ -111,7 +112,8 @@ class TemplateKernel(Kernel):
         """Return a function that repeats the recorded launch ``kept`` for tensors at other addresses, by C++ or Python.
         Return None if the launch depends on more than the call's tensors.
 
-        Such dependencies are tables, copies of strided tensors, and the precision of float32 products.
+        Such a launch reads a lookup table or a copy of a strided tensor, or multiplies float32 with the precision that
+        a setting of torch states.
         """
         if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
@@ -158,7 +160,7 @@ class TemplateKernel(Kernel):
         self._fill(call, outs[0], None)
 
     def _fill(self, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Launch the template into ``out`` on the device of the call. If ``kept`` is given, it records the launch."""
+        """Launch the template into ``out`` on the device of ``call``. If ``kept`` is given, record the launch in it."""
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
         if is_current_device(call.device):
@@ -195,8 +197,8 @@ class TemplateKernel(Kernel):
         )
 
     def _launch(self, run: RunTemplate, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Run the template into ``out``. With split-K, run it into partial sums and add these into ``out``. If ``kept``
-        is given, it records the launches.
+        """Run the template into ``out``. With split-K, run it into partial sums and write their sum into ``out``. If
+        ``kept`` is not None, record the launches in it.
         """
         if (split_k := self._split_k(call, self.values)) == 1:
             run(call, out, 1, kept)
@@ -275,8 +277,9 @@ class TemplateKernel(Kernel):
         return reason
 
     def _indescribable(self, call: Binding, values: Values) -> str:
-        """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it, or an empty
-        string. A tensor descriptor needs rows that start at multiples of 16 bytes.
+        """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it. Return an empty
+        string if all tensors can. A tensor descriptor needs a dim of stride 1 and rows that start at multiples of 16
+        bytes.
         """
         present = self._tensors_read(call)
         for name in self.render(call, present, values).described:
@@ -289,12 +292,14 @@ class TemplateKernel(Kernel):
         return ""
 
     def _tensor_arguments(self, call: Binding) -> dict[str, Tensor]:
-        """Return the tensor arguments of a call that are not None, by name."""
+        """Return a mapping from name to value of the arguments of a call that are tensors. Lists of tensors and None
+        are left out.
+        """
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
     def _tensors_read(self, call: Binding) -> dict[str, Tensor]:
-        """Return the tensors that the template reads, by name. They are arguments, then tables. An argument is copied
-        if a dim that must have stride 1 has another stride.
+        """Return a mapping from name to value of the tensors that the template reads, arguments followed by lookup
+        tables. An argument is copied if a dim that must have stride 1 has another stride.
         """
         given = {name: t for name, t in self._tensor_arguments(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
@@ -307,8 +312,9 @@ class TemplateKernel(Kernel):
     def render(
         self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
     ) -> RenderedKernel:
-        """Return the rendered kernel text for ``call`` with the config ``values``, for tensors laid out like those of
-        ``present``. If ``wide`` is true, offsets have 64 bits, and otherwise 32 bits.
+        """Return the template rendered for ``call`` with the config ``values``, as source code of a Triton kernel and
+        its list of arguments. ``present`` holds the tensors by name, of which the numbers of dims and the dims of
+        stride 1 are read. If ``wide`` is true, offsets have 64 bits, and otherwise 32 bits.
         """
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
@@ -341,11 +347,12 @@ class TemplateKernel(Kernel):
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Launch:
-        """Return a function that launches the rendered kernel for calls like ``call``, and store it under ``key``. If
-        ``verb`` is ``compile``, the function compiles the kernel instead of launching it, and is not stored.
+        """Return a function that launches the rendered kernel for ``call`` and for all calls with the same ``key``, and
+        store it under ``key``. If ``verb`` is ``"compile"``, the function compiles the kernel instead of launching it,
+        and is not stored.
 
         The arguments of the function are ``grid, out, out.shape, out.stride()``, then each of ``tensors`` with its
-        shape and strides. If ``wide`` is true, the kernel uses 64-bit offsets.
+        shape and strides. If ``wide`` is true, the kernel uses 64-bit offsets, and otherwise 32-bit offsets.
         """
         names = [*(a.name for a in self.reads), *self.tables]
         places = {name: i for i, (name, t) in enumerate(zip(names, tensors, strict=True)) if t is not None}
@@ -383,8 +390,8 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
     def rerun(args: Args) -> Tensor:
-        """Return a new output of the template for ``args``, the arguments of a call that differs from the recorded one
-        only in addresses.
+        """Return a new output of the template for ``args``. They are the arguments of a call that differs from the
+        recorded one only in the addresses of tensors.
         """
         # The current device may have changed since the launch was recorded.
         if not is_current_device(device):
@@ -409,9 +416,9 @@ def _is_triton_installed() -> bool:
 
 
 def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
-    """Return the launcher of a rendered text as a Triton function.
+    """Return the launcher of the Triton kernel whose source code is ``rendered.text``.
 
-    The lines of the text are stored in ``linecache``, from which Triton, debuggers and tracebacks read them.
+    The lines of the source are stored in ``linecache``, from which Triton, debuggers and tracebacks read them.
     """
     import triton
     import triton.language as tl
@@ -430,9 +437,11 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
 
 def _with_descriptor_memory(launch: Launch) -> Launch:
-    """Return a function that calls ``launch`` with PyTorch's allocator for the memory of tensor descriptors.
+    """Return a function that calls ``launch`` with its arguments while PyTorch's allocator provides the memory of
+    tensor descriptors.
 
-    It runs in a separate context, because the user may have set another allocator outside.
+    The call runs in a copy of the current context (``contextvars``), because the user may have set another allocator in
+    the current one.
     """
     import triton
 
@@ -443,7 +452,7 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:
-        """Call ``launch`` with ``args`` in a context in which Triton allocates memory for tensor descriptors by
+        """Return ``launch(*args)``, called in a context in which Triton allocates memory for tensor descriptors by
         PyTorch's allocator.
         """
         triton.set_allocator(memory)
@@ -454,8 +463,8 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
 
 
 def _innermost_axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
-    """Return, by argument name, the axis of the dim that must have stride 1. The axis is negative if the type has a
-    variadic dim.
+    """Return a mapping from argument name to the axis of the dim that must have stride 1. The axis counts from the end,
+    as a negative number, if the type has a variadic dim.
     """
     axes = {}
     for name, dim in innermost.items():
@@ -472,12 +481,12 @@ def _size_alignment(size: int) -> int:
 
 
 def _env_for_template(env: Env) -> dict[str, EnvValue]:
-    """Return the sizes and scalars of a call by name, as a template receives them. Lists become tuples."""
+    """Return the sizes and scalars of a call by name, as a new mapping for a template. Lists become tuples."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 
 def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
-    """Return the dict ``memory``, emptied if it has 4096 items."""
+    """Return the same dict ``memory``, emptied first if it has 4096 items."""
     if len(memory) >= MOST_REMEMBERED_RENDERINGS:
         # All at once: what is still used is rendered again.
         memory.clear()

@@ -29,7 +29,8 @@ Launch: TypeAlias = Callable[
 
 @dataclass
 class KeptLaunch:
-    """The record of a launch from which the launch can be repeated. It is empty if there was nothing to launch.
+    """The record of a launch from which the launch can be repeated. Its fields keep their defaults if there was nothing
+    to launch.
 
     ``tensors`` holds each tensor with its shape and strides. ``key`` identifies the compiled form, and ``compiled`` is
     the compiled kernel. ``sums`` holds the partial sums and the kernel that added them, or is None if the kernel makes
@@ -52,8 +53,8 @@ class KeptLaunch:
 
 
 class RunTemplate(Protocol):
-    """A function that launches a template for a call into an output, or into ``split_k`` partial sums, and records the
-    launch.
+    """A function that launches a template for a call into an output, or into ``split_k`` partial sums. It records the
+    launch if it is given a ``KeptLaunch``.
     """
 
     def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None:
@@ -63,8 +64,8 @@ class RunTemplate(Protocol):
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
-    """Return a function from a bound call to a hashable key. The key holds sizes, scalars, dtypes and which arguments
-    are absent. For the arguments named in ``layouts``, it also holds strides and alignment.
+    """Return a function from a checked call to a hashable key. The key holds sizes, scalars, dtypes and which optional
+    tensors are None. For the arguments named in ``layouts``, it also holds strides and alignment to 16 bytes.
     """
     # A list has no hash, so that the key has a tuple in its place.
     lists = any("list" in str(a.scalar) for a in spec.scalars)
@@ -89,10 +90,10 @@ def compile_template_run(
 ) -> RunTemplate:
     """Return a generated function ``run(call, out, split_k, kept)`` that launches a kernel template.
 
-    ``words`` are the names in the template's text, on which the key of a launch depends. ``reads`` are the tensor
-    arguments that it reads. ``axes`` are the axes along which arguments must have stride 1. ``tables`` are called with
-    sizes and a device. ``scope`` holds ``grid``, ``config``, the dict ``launches`` by key, and ``launch_for``, which
-    makes a missing launch.
+    ``words`` are the names in the template's source code, on which the key of a launch depends. ``reads`` are the
+    tensor arguments that the template reads. ``axes`` maps an argument to the axis along which it must have stride 1.
+    ``tables`` are called with sizes and a device. ``scope`` holds ``grid``, ``config``, the dict ``launches`` by key,
+    and ``launch_for``, which makes a missing launch.
     """
     scope |= {
         "cdiv": lambda a, b: -(-a // b),
@@ -113,8 +114,9 @@ def _template_run_lines(
     """Return the source lines of the function that :func:`compile_template_run` generates. It collects tensors, shapes
     and strides of the call, computes a key, and runs the launch stored for that key.
 
-    The key holds the properties that ``words``, the template's names, mention. ``t0, s0, d0`` are the first tensor that
-    is read, its shape and its strides. Tables come last.
+    The key holds the properties that ``words``, the template's names, mention. ``t0, s0, d0`` are the first tensor of
+    ``reads``, its shape and its strides. ``axes`` maps an argument's name to the dim along which it must have stride 1.
+    The device tables, ``tables`` in number, come after the arguments.
     """
     lines = [
         "def run(call, out, split_k, kept=None):",
@@ -154,7 +156,7 @@ def _template_run_lines(
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Return Python expressions for the properties of a call on which the template's rendered text may depend, such as
+    """Return Python expressions for the properties of a call on which the template's source code depends, such as
     sizes. Only properties that ``words``, the names in the template, mention are included. Offset widths and the
     split-K factor are added elsewhere.
     """
@@ -181,7 +183,7 @@ def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -
 
 def _reach_source(arg: Arg, i: int) -> str:
     """Return a Python expression for the largest offset, in elements, within the tensor ``arg``. Its shape and strides
-    are the variables ``s<i>`` and ``d<i>`` of the generated code.
+    are the variables ``s<i>`` and ``d<i>`` of the generated code. For a tensor that is None, the expression yields 0.
     """
     assert arg.tensor is not None
     if arg.tensor.variadic:

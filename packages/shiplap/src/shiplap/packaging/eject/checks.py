@@ -27,13 +27,13 @@ TORCH_NAMES = ("Tensor", "strided", "is_grad_enabled", "empty", "contiguous_form
 
 
 class PlainWriter(PythonWriter):
-    """A writer of the Python lines that check the arguments of a call. Each check carries the texts of its error, so
+    """A writer of the Python lines that check the arguments of a call. Each check contains the strings of its error, so
     that no table of rules is needed.
     """
 
     def check(self, rule: ArgumentRule) -> list[str]:
         """Return the Python lines that check one rule for arguments. They call ``support.expect`` of the ejected
-        package with the texts of the error.
+        package with the condition and with a function that returns the strings of the error.
         """
         # The constants of a check are written into the new module as literals.
         self.constants |= rule.constants
@@ -49,7 +49,7 @@ class PlainWriter(PythonWriter):
 
     def step(self, step: Step) -> list[str]:
         """Return the Python lines of one step of a call's checks. If the step evaluates an expression that can fail,
-        the lines raise ``ValueError`` in that case, with the texts of the step's rule.
+        the lines raise ``ValueError`` in that case, with the strings of the step's rule.
         """
         match step:
             case EvaluateStep(variable, _, _, term, rule):
@@ -63,8 +63,8 @@ class PlainWriter(PythonWriter):
         return super().step(step)
 
     def _texts(self, rule: ArgumentRule) -> list[str]:
-        """Return the five texts of a rule's error as Python expressions, which are title, place, observed, expected and
-        fix. Advice about the declaration is left out.
+        """Return the five strings of a rule's error as Python expressions. They are the title, place, observation,
+        expectation and fix. Advice about the declaration is left out.
         """
         fix = rule.error_fix
         if "declaration" in fix:  # which the plain source does not have
@@ -75,8 +75,7 @@ class PlainWriter(PythonWriter):
 
 
 class CallPrinter:
-    """A printer of the Python functions that check the calls of one op. ``sizes`` holds the names of the variables that
-    ``_check_<op>`` returns, in order.
+    """A printer of the Python functions that check the calls of one op.
 
     Attributes:
         sizes: the variables that ``_check_<op>`` returns, in order.
@@ -148,13 +147,11 @@ class CallPrinter:
         return [*checks, *body]
 
     def bounds(self) -> list[str]:
-        """Return the Python lines that set the variable of each data-dependent size to the upper bound that the
-        declaration states for it.
-        """
+        """Return the Python lines that set the variable of each data-dependent size to its declared upper bound."""
         return [f"{self.plan.names(dim)} = {self.expression(expr)}" for dim, expr in self.spec.bounds]
 
     def allocated(self) -> list[str]:
-        """Return the lines that compute the outputs' sizes and allocate the outputs as ``t_<output>``."""
+        """Return the Python lines that compute the outputs' sizes and allocate the outputs as ``t_<output>``."""
         outputs = self.plan.outputs
         lines = [line.removeprefix(INDENT) for line in self.lines((*outputs.measured, *outputs.allocated))]
         return [_replace_words(line, self._parameters) for line in lines]
@@ -168,7 +165,7 @@ class CallPrinter:
 
     @property
     def _parameters(self) -> dict[str, str]:
-        """The names of the op's scalar parameters, keyed by the names that they have in generated checks."""
+        """A mapping from the names that the op's scalar parameters have in generated checks to their own names."""
         return {self.plan.names(a.name): a.name for a in self.spec.scalars}
 
     def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:
@@ -237,8 +234,8 @@ class _Renamed(ast.NodeTransformer):
 
 
 def _constant_text(value: Any) -> str:
-    """Return ``value``, a constant that a rule for arguments compares with, as Python source. It is a dtype or a set of
-    dtypes. Raise ``CannotCopy`` for any other value.
+    """Return ``value``, a constant that a rule for arguments compares with, as Python source. It is a dtype, or a set
+    of dtypes, which becomes a tuple. Raise ``CannotCopy`` for any other value.
     """
     if isinstance(value, torch.dtype):
         return str(value)

@@ -27,12 +27,12 @@ MARKER = "--8<--"  # of documentation that quotes the source
 
 
 class CannotCopy(Exception):
-    """The error which says that a function cannot be written as plain source. Its text is the reason."""
+    """The error which says that a function cannot be written without Shiplap. Its message is the reason."""
 
 
 @dataclass
 class _ModuleSource:
-    """The text of a module, and the statements at its top that bind names.
+    """The source code of a module, and the statements at its top that bind names.
 
     Attributes:
         bound: for each name, the last statement that binds it.
@@ -62,8 +62,8 @@ class _ModuleSource:
         return made
 
     def text(self, node: ast.stmt) -> str:
-        """Return the text of a statement with its decorators and comments. Lines that mark quotations for the
-        documentation are left out.
+        """Return the source code of the statement ``node`` with its decorators and comments, without indentation. Lines
+        that mark quotations for the documentation are left out.
         """
         # The line of a ``def`` is behind its decorators.
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
@@ -72,7 +72,9 @@ class _ModuleSource:
 
 
 def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements at the top of a module, including those under ``if`` and ``try``, in order."""
+    """Yield the statements at the top of a module in order. For ``if`` and ``try``, yield the statements inside them
+    instead.
+    """
     for node in body:
         if isinstance(node, (ast.If, ast.Try)):
             inner = [*node.body, *node.orelse, *(s for h in getattr(node, "handlers", []) for s in h.body)]
@@ -82,7 +84,9 @@ def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
-    """Return the names to which a statement gives a value, by a definition, an import or an assignment."""
+    """Return the names to which the statement ``node`` gives a value by a definition, an import or an assignment. The
+    list is empty for other statements.
+    """
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
@@ -97,8 +101,9 @@ def _bound_names(node: ast.stmt) -> list[str]:
 
 
 def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names whose value is not made by one statement. The module sets them several times or in a loop, or it
-    sets items of them.
+    """Yield the names whose value is not made by one statement. Such a name is set several times or in a loop, or an
+    item of it is set. It may also be a list, dict or set of which a method is called. A name may be yielded several
+    times.
     """
     seen: set[str] = set()
     for statement in _top_statements(body):
@@ -123,7 +128,7 @@ def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
 
 
 class SourceCopy:
-    """The text of one new module, collected function by function.
+    """The source code of one new module, collected function by function.
 
     Attributes:
         imports: the import statements, each once.
@@ -171,12 +176,14 @@ class SourceCopy:
 
     def helper(self, function: Callable[..., Any]) -> str:
         """Copy a function of Shiplap that generated checks call, and return its name. A function that is already copied
-        is not copied again.
+        is not copied again. Raise ``CannotCopy`` if it cannot be copied.
         """
         return self.function(function, function.__name__)
 
     def triton_function(self, kernel: Any) -> str:
-        """Copy a ``@triton.jit`` function as it is written, with everything that it uses, and return its name."""
+        """Copy a ``@triton.jit`` function as it is written, with everything that it uses, and return its name. Raise
+        ``CannotCopy`` if that is not possible.
+        """
         plain = kernel.fn
         return self._bind(plain.__name__, self._source_of(plain), plain.__globals__)
 
@@ -212,7 +219,9 @@ class SourceCopy:
         return self._source(module)
 
     def _source(self, module: ModuleType) -> _ModuleSource:
-        """Return the source of a module. Each module is read once per copy."""
+        """Return the source of a module. Each module is read once for this ``SourceCopy``. Raise ``CannotCopy`` if the
+        module is not a file.
+        """
         if module.__name__ not in self._sources:
             self._sources[module.__name__] = _ModuleSource.read(module)
         return self._sources[module.__name__]
@@ -231,7 +240,7 @@ class SourceCopy:
 
     def _bind_globals(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
         """Make ``names`` available in the new module, by copies or imports from ``source``. Only names in ``world``,
-        the globals of the copied code, are considered.
+        the globals of the copied code, are considered. Raise ``CannotCopy`` if a name cannot be made available.
         """
         for name in names:
             # A module has names of its own for some that it does not define, such as __name__.
@@ -239,10 +248,10 @@ class SourceCopy:
                 self._bind(name, source, world)
 
     def _bind(self, name: str, source: _ModuleSource, world: Mapping[str, Any]) -> str:
-        """Give ``name`` in the new module the meaning that it has in the module ``source``, and return it.
+        """Give ``name`` in the new module the meaning that it has in the module ``source``, and return the name.
 
         The name is bound to an op, an import, a literal or a copied statement. ``world`` holds the globals of the
-        module.
+        module. Raise ``CannotCopy`` if the name has another meaning already, or if its value cannot be copied.
         """
         value = world[name]
         if name in self._names:
@@ -274,9 +283,11 @@ class SourceCopy:
         return name
 
     def _copy_statement(self, statement: ast.stmt, source: _ModuleSource, world: Mapping[str, Any]) -> None:
-        """Copy a statement of the module ``source`` into the new module. Annotations that name Shiplap are left out.
+        """Copy a statement of the module ``source`` into the new module. If it names Shiplap or jaxtyping, all its
+        annotations are left out.
 
-        The names that the statement reads are made available, too. ``world`` holds the globals of the module.
+        The names that the statement reads are made available, too. ``world`` holds the globals of the module. Raise
+        ``CannotCopy`` if such a name cannot be made available.
         """
         for other in _bound_names(statement):
             self._names.setdefault(other, world.get(other))
@@ -289,8 +300,8 @@ class SourceCopy:
         self.blocks.append(plain)
 
     def _import_from(self, statement: ast.ImportFrom, name: str, value: Any, source: _ModuleSource) -> None:
-        """Copy ``name`` from the module that ``statement`` imports it from, if that module is of one package or folder
-        with ``source``. Otherwise import it from its package.
+        """Make available ``name``, which ``statement`` of the module ``source`` imports from another module. If both
+        modules are of one package or folder, copy the name's definition. Otherwise import the name in the new module.
         """
         asked = next(a.name for a in statement.names if (a.asname or a.name) == name)
         home = "." * statement.level + (statement.module or "")
@@ -322,8 +333,8 @@ class SourceCopy:
         self.imports[f"import {module}" if module == name else f"import {module} as {name}"] = None
 
     def _refuse_own(self, module: str, name: str) -> None:
-        """Raise ``CannotCopy`` if ``module`` belongs to Shiplap or to one of its families (the packages that declare
-        ops with it). Copied code uses ``name`` of that module.
+        """Raise ``CannotCopy`` if ``module`` belongs to Shiplap or to one of its families, which are the packages named
+        ``shiplap_*``. Copied code uses ``name`` of that module.
         """
         package = module.partition(".")[0]
         if package == "shiplap" or package.startswith("shiplap_"):
@@ -350,7 +361,7 @@ def _is_beside(module: ModuleType, other: ModuleType) -> bool:
 
 
 def _is_definition(statement: ast.stmt, value: Any) -> bool:
-    """Return whether a statement is the ``def`` of the function that ``value`` is or wraps."""
+    """Return whether ``statement`` is the ``def`` of the function that ``value`` is, wraps or compiles."""
     plain = inspect.unwrap(getattr(value, "fn", value))  # of a Triton kernel
     if not isinstance(statement, ast.FunctionDef) or not isinstance(plain, FunctionType):
         return False
@@ -384,7 +395,9 @@ def _names_in(nodes: list[ast.expr]) -> list[str]:
 
 
 def _free_names(text: str) -> Iterator[str]:
-    """Yield the names that a statement reads and does not bind itself, sorted."""
+    """Yield, sorted, the names that the source code ``text`` reads from a global scope. Names that it binds at its top
+    are included.
+    """
     tables = [symtable.symtable(text, "<copied>", "exec")]
     seen: dict[str, None] = {}
     while tables:
@@ -422,8 +435,8 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 
 def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -> str:
-    """Return the source of the function ``node`` under the name ``name``, without decorators and annotations. The text
-    of the body is not changed.
+    """Return the source code of the function ``node`` under the name ``name``, without decorators and annotations. The
+    body is as it is written.
     """
     bare = ast.parse(ast.unparse(ast.FunctionDef("f", node.args, [ast.Pass()], [], None, lineno=1, col_offset=0)))
     bare = _WithoutAnnotations().visit(bare)

@@ -40,10 +40,10 @@ class EjectedPackage:
     """The sources of ops, in memory, that need torch and not Shiplap.
 
     Attributes:
-        files: the texts of files, by path in the folder.
+        files: the contents of files, by path in the folder.
         copies: the files that are copied unchanged, by path in the folder.
-        ops: the names of the ops, including those that the given ones call.
-        lost: for each op, the features of its declaration that the plain op lacks.
+        ops: the names of the ops, including those that the given ops call.
+        lost: for each op, the features of its declaration that its ejected source lacks.
     """
 
     files: dict[str, str]
@@ -52,10 +52,10 @@ class EjectedPackage:
     lost: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path, force: bool = False) -> list[str]:
-        """Write all files below ``folder`` and return their paths, relative and sorted. If one of the files exists and
-        ``force`` is false, raise ``SL602`` and write nothing. If ``force`` is true, existing files are replaced.
+        """Write all files below ``folder`` and return their paths relative to it, sorted.
 
-        If one exists and ``force`` is false, raise ``SL602`` and write nothing.
+        If one of the files exists and ``force`` is false, raise ``SL602`` and write nothing. If ``force`` is true,
+        existing files are replaced. Raise ``SL602`` also if a file cannot be written.
         """
         paths = {**self.files, **self.copies}
         # All are looked at before the first is written.
@@ -79,7 +79,7 @@ class EjectedPackage:
 
 
 def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPackage:
-    """Return ``ops`` as the plain sources of a Python package called ``package``, which need torch and not Shiplap.
+    """Return the source code of a Python package ``package`` that defines ``ops`` with torch and without Shiplap.
 
     Ops that other ops call are included. Kernels in C, C++ and CUDA C++ become a library that uses torch's stable ABI.
     Python and Triton kernels become functions that ``torch.library`` registers.
@@ -87,10 +87,10 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
     Args:
         ops: declared ops.
         package: the name of the package, which its tests import.
-        lossy: whether to eject ops that lose templates or choices among configs.
+        lossy: whether to eject ops that lose templates or choices among configs. If it is false, such ops are refused.
 
     Raises:
-        ShippingError: ``SL323`` that names each op without a plain form, with the reason.
+        ShippingError: ``SL323``, which names each op that cannot be ejected, with the reason.
         CommandError: ``SL613`` for a package name that Python does not import.
     """
     if not package.isidentifier() or keyword.iskeyword(package):
@@ -162,7 +162,8 @@ def _variable_of(op: Op) -> str:
 
 
 def _why_not_ejected(op: Op, lossy: bool) -> str:
-    """Return the reason why ``op`` cannot be ejected (written as plain source), or an empty string if it can.
+    """Return the reason why ``op`` cannot be ejected (written as source code that does without Shiplap), or an
+    empty string if it can.
 
     If ``lossy`` is true, the ejected op may lose its templates or the choice among its tuned configs. Otherwise such a
     loss is a reason.
@@ -202,8 +203,8 @@ def _generated_names(op: Op) -> set[str]:
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
-    """Return the reason why the kernels of one device cannot become plain source, or an empty string if they can.
-    ``kernels`` are in the order in which they are tried.
+    """Return the reason why the kernels of one device cannot be ejected, or an empty string if they can. The
+    sequence ``kernels`` is in the order in which they are tried.
     """
     for index, kernel in enumerate(kernels):
         if not isinstance(kernel, (PythonKernel, LaunchedKernel, CKernel)):
@@ -222,15 +223,15 @@ def _why_not_printed(kernels: Sequence[Kernel]) -> str:
 
 
 def _template_losses(op: Op) -> list[str]:
-    """Return a list with one text that names the templates of ``op``. The ejected source does not have templates.
-    Without templates the list is empty.
+    """Return a list with one message that names the templates of ``op``. The ejected source does not have templates. If
+    the op has no templates, the list is empty.
     """
     names = [t.name for templates in op.templates.values() for t in templates]
     return [f"it has the template {', '.join(names)}, which only Shiplap's lowering renders"] if names else []
 
 
 def _choice_losses(op: Op) -> list[str]:
-    """Return a list of texts, one for each kernel of ``op`` that has several configs to tune among. The ejected source
+    """Return a list with a message for each kernel of ``op`` that has several configs to tune among. The ejected source
     contains only one of them.
     """
     spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
@@ -239,7 +240,7 @@ def _choice_losses(op: Op) -> list[str]:
 
 
 def _losses(op: Op) -> list[str]:
-    """Return a text for each feature that ``op`` loses when it is ejected as plain source, such as templates."""
+    """Return a list with a message for each feature that ``op`` loses when it is ejected, such as templates."""
     found = [*_template_losses(op), *_choice_losses(op)]
     if op.shardings is not None:
         found.append("rules for DTensor")
@@ -253,8 +254,8 @@ def _losses(op: Op) -> list[str]:
 
 
 def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
-    """Return the text of the ``__init__.py`` of an ejected package. It holds copied code, the functions of each op, and
-    the registrations with torch.
+    """Return the source code of the ``__init__.py`` of an ejected package. It holds copied code, the functions of each
+    op, and the registrations with torch.
 
     If ``native`` is true, it also loads the package's C++ library. Otherwise the package has none.
     """
@@ -290,7 +291,9 @@ def _tests_text(package: str) -> str:
 
 
 def _json_text(rows: dict[str, dict[str, Any]]) -> str:
-    """Return the test cases of the ops as JSON text, with one case per line."""
+    """Return the test cases of the ops as a string of JSON, with one case per line. ``rows`` maps each op's name to the
+    data of its tests.
+    """
     ops = []
     for name, row in rows.items():
         fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in row.items() if k != "cases"]
@@ -300,8 +303,9 @@ def _json_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
-    """Return the text of the README of an ejected package. ``names`` are its ops, and ``lost`` holds, for each op, the
-    features that it has lost. If ``native`` is true, the package has a C++ part, which the README describes, too.
+    """Return the README of an ejected package as a string of Markdown. ``names`` are its ops, and ``lost`` holds, for
+    each op, the features that it has lost. If ``native`` is true, the package has a C++ part, which the README
+    describes, too.
     """
     lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
     lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]

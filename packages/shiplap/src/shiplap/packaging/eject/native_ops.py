@@ -31,9 +31,9 @@ REFUSAL = re.compile(r'\brefuse\("SL\d+", ')  # ids of a catalogue that ejected 
 class NativePart:
     """The C++ files of a package, and the libraries that its ``build.py`` compiles.
 
-    ``files`` holds the texts of files, and ``copies`` the files that are copied unchanged, both by path in the package.
-    ``units`` describes the kernel libraries to compile, by file name. ``libraries`` describes the libraries of torch
-    ops to compile.
+    ``files`` holds the contents of files, and ``copies`` the files that are copied unchanged, both by path in the
+    package. ``units`` describes the kernel libraries to compile, by file name. ``libraries`` describes the libraries of
+    torch ops to compile.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], d
 
 def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
     """Add to ``part`` the sources and the header of a kernel. If the kernel came without sources, add the kernel's
-    library instead.
+    library instead. Raise ``CannotCopy`` if a source lies outside of its folder.
     """
     native, spec = kernel.code, kernel.op.spec
     configs = {native.symbol: native.space.names} if native.space is not None else None

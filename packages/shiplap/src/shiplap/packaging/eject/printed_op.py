@@ -24,7 +24,7 @@ from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
 
 
 def literal(value: Any) -> str:
-    """Return a Python expression for a plain value, such as the default of an argument."""
+    """Return a Python expression for a plain value, such as a default. The expression of a tuple is a list."""
     # NaN and infinity have a repr that is no expression of Python.
     if (isinstance(value, float) and value != value) or value in (float("inf"), float("-inf")):
         return f'float("{value}")'
@@ -36,7 +36,7 @@ def literal(value: Any) -> str:
 
 
 def parameters(args: Sequence[Arg]) -> str:
-    """Return the text of a parameter list with the parameters and defaults of ``args``."""
+    """Return the source code of a parameter list with the parameters and defaults of ``args``, without parentheses."""
     parts: list[str] = []
     for arg in args:
         if arg.keyword_only and "*" not in parts:
@@ -46,11 +46,11 @@ def parameters(args: Sequence[Arg]) -> str:
 
 
 class PrintedOp:
-    """The plain source of one op.
+    """The source code of one op in an ejected module, which does not use Shiplap.
 
     Attributes:
         native: the device types whose kernels are C functions, which a library in C++ registers.
-        functions: the texts of the functions.
+        functions: the source code of each function.
         registrations: the lines that register the functions with torch.
     """
 
@@ -111,7 +111,7 @@ class PrintedOp:
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _asked_names(self) -> set[str]:
-        """Return the names of further sizes that the op's launches and scratch memory need."""
+        """Return the names of the sizes that the expressions of the op's launches and scratch memory read."""
         names: set[str] = set()
         for kernel in (k for kernels in self.kernels.values() for k in kernels):
             names |= kernel.workspace.names if kernel.workspace is not None else set()
@@ -134,7 +134,7 @@ class PrintedOp:
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Append the statements that define the op's torch schemas. The schema of the outer op comes first."""
+        """Append to ``registrations`` the lines that define the op's torch schemas, first the one that users call."""
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
         texts.append(
@@ -146,12 +146,12 @@ class PrintedOp:
         self.registrations += [f"{library}.define({text!r}, tags=({tags},))" for text in texts]
 
     def _library(self) -> str:
-        """Return the variable of the torch library in which the op is defined."""
+        """Return the name of the variable that holds the torch library in which the op is defined."""
         return f"_{self.spec.namespace}"
 
     def _implement(self, device: str, body: list[str], name: str) -> None:
-        """Append the source of a function ``name`` that checks the arguments and runs the lines ``body``. Also append
-        the statement that registers it as the op's implementation for ``device``.
+        """Append to ``functions`` the source of a function ``name`` that checks the arguments and runs the lines
+        ``body``. Append to ``registrations`` the statement that makes it the op's implementation for ``device``.
         """
         # torch.library registers an implementation for "default" for all devices without one of their own.
         where = "where no kernel takes the call" if device == "default" else f"on {device}"
@@ -176,7 +176,7 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _write_marks(self) -> list[str]:
-        """Return the lines that report the op's writes to autograd, by calls of ``support.written``."""
+        """Return the lines that report to autograd, by ``support.written``, which arguments the op writes to."""
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
@@ -222,8 +222,8 @@ class PrintedOp:
         return [f"support.expect({value} <= {self.printer.expression(expr)}, lambda: ({', '.join(texts)}))"]
 
     def _print_device(self, device: str, kernels: Sequence[Kernel]) -> None:
-        """Append the source of the op's implementation for ``device``. At run time the first of ``kernels`` that
-        accepts the call runs it. If none accepts it, the reference runs.
+        """Append the op's implementation for ``device`` to ``functions``, and its registration to ``registrations``. At
+        run time the first of ``kernels`` that accepts the call runs it. If none accepts it, the reference runs.
         """
         body: list[str] = []
         for index, kernel in enumerate(kernels):
@@ -283,14 +283,14 @@ class PrintedOp:
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
     def _kernel_return(self, result: str) -> list[str]:
-        """Return the lines that return a kernel's results, the variable ``result``. Views of arguments are copied."""
+        """Return the lines that return the variable ``result``, a kernel's results. Views of arguments are copied."""
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
         return self._checked_return(f"support.owned({result}, {tensors})")
 
     def _workspace(self, kernel: Kernel) -> list[str]:
-        """Return the lines that allocate the scratch memory of a kernel as the variable ``scratch``."""
+        """Return the lines that allocate the scratch memory of a kernel and assign it to the variable ``scratch``."""
         expr, lines = kernel.workspace, list[str]()
         text = self.printer.expression(expr) if expr is not None else "0"
         if expr is not None and "threads" in expr.names:
@@ -364,8 +364,8 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the kernel's parameter ``p`` at a launch as Python source, or raise ``CannotCopy``. ``config`` holds
-        tuning parameters, ``fixed`` compile-time values as source, and ``values`` named integers.
+        """Return the value of parameter ``p`` at a launch as Python source. ``config`` holds tuning parameters,
+        ``fixed`` compile-time values as source, and ``values`` named integers. Raise ``CannotCopy`` if ``p`` has none.
         """
         match p.kind:
             case "constant":
@@ -407,8 +407,8 @@ class PrintedOp:
     # --- what torch asks of the op ----------------------------------------------------------------------------------
 
     def _print_fake(self, reference: str) -> None:
-        """Append the op's fake implementation, which returns tensors of the right shapes without data. They are
-        allocated from the declared dims. Without declared outputs, the copied function ``reference`` makes them.
+        """Append the op's fake implementation to ``functions`` and register it. It returns tensors without data, which
+        it allocates by the declared dims. Without declared outputs, the copied function ``reference`` makes them.
         """
         body: list[str] = []
         if self.spec.traced:
@@ -434,8 +434,8 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Append the outer op. It calls the inner op, which writes to its arguments. It returns these arguments
-        together with the results.
+        """Append to ``functions`` the op that users call if an op returns arguments which it writes to, and register
+        it. It calls the inner op, which writes to them, and returns them together with the inner op's results.
         """
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
@@ -446,7 +446,7 @@ class PrintedOp:
         self.registrations.append(f'{self._library()}.impl({self.spec.opname!r}, {name}, "CompositeImplicitAutograd")')
 
     def _print_view(self) -> None:
-        """Append an op that may return views of its arguments. It is a copy of its reference, which torch traces."""
+        """Append to ``functions`` a copy of the reference of an op that may return views, and register it as the op."""
         reference = self.copy.function(self.op.reference, f"{self.stem}_reference")
         self.functions.append(self.printer.check_function())
         self.registrations.append(f"{self._library()}.define({public_schema(self.spec, self.spec.opname)!r})")
@@ -461,8 +461,8 @@ class PrintedOp:
         self.registrations.append(f"{self.name} = {_torch_op(self.spec.namespace, self.spec.opname)}")
 
     def _print_autocast(self) -> None:
-        """Append the op's rule for autocast regions. Arguments whose declared dtypes must agree are cast to one dtype.
-        Kernels run outside of autocast.
+        """Append the op's rule for autocast regions to ``functions``, and its registration to ``registrations``.
+        Arguments whose declared dtypes must agree are cast to one dtype. Kernels run outside of autocast.
         """
         groups: dict[str, list[Arg]] = {}
         for arg in self.spec.tensors:
@@ -497,7 +497,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Append the op's gradient and its registration. For an op without a gradient, register an error."""
+        """Append the op's gradient and register it. If the op has none, register a function that raises an error."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -514,7 +514,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Append the function that saves the tensors and scalars that the gradient formula reads."""
+        """Append to ``functions`` the function that saves the tensors and scalars that ``backward`` reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -532,7 +532,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
-        """Append the function that computes the gradients of the arguments from those of the results."""
+        """Append to ``functions`` the function that computes gradients of arguments from those of results."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
@@ -586,7 +586,7 @@ class PrintedOp:
 
 
 def _torch_op(namespace: str, name: str) -> str:
-    """Return the Python expression for a torch op. ``name`` may contain an overload."""
+    """Return the Python expression for a torch op. ``name`` may end in an overload, as in ``add.out``."""
     packet, _, overload = name.partition(".")
     return f"torch.ops.{namespace}.{packet}.{overload or 'default'}"
 

@@ -53,40 +53,41 @@ ALIASING_OPERATORS = VIEWING_OPERATORS | frozenset(
 
 
 class GroupRewrite(Rewrite):
-    """A rewrite that merges independent calls with the same key into one call where that is faster.
+    """A rewrite that merges independent calls for which :meth:`key` returns equal values into one call where that is
+    faster.
 
     Args:
         least: the smallest number of calls that are merged.
         most: the largest number of calls that are merged.
-        always: if true, merge even if the model of costs predicts that it is not faster.
+        always: if true, merge even if the estimated times predict no gain.
     """
 
     level: Level = "pre-grad"
 
     def __init__(self, *, least: int = 2, most: int = 64, always: bool = False) -> None:
-        """Set the least and the most calls that are merged at once. If ``always`` is true, calls are merged whatever it
-        costs.
+        """Set the smallest and the largest number of calls that are merged into one. If ``always`` is true, calls are
+        merged even if the estimated times predict no gain.
         """
         self.least, self.most, self.always = least, most, always
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for calls that this rewrite could merge into one, such as linear layers of one
+        """Return a value that is equal for calls that this rewrite could merge into one, such as linear layers of one
         shape. Return None for a node that is never merged.
         """
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all of ``members`` at once, and the arguments to call it with. The members
-        have equal keys. The function returns one tensor for each member. The arguments are nodes, constants and lists
-        of these.
+        """Return a pair of a function that computes all of ``members`` at once, and a sequence of its arguments. The
+        members have equal values of :meth:`key`. The function returns a list of tensors, one for each member. The
+        arguments are nodes, constants and lists of these.
         """
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the ``MergePrice`` of merging the calls ``members`` on ``machine``, that is the times that the merge
-        saves and adds. If merging them is never faster, return the reason as text. ``machine`` holds the measured costs
-        of a type of device.
+        """Return a ``MergePrice`` with the estimated times that merging the calls ``members`` saves and adds on
+        ``machine``. If merging them is never faster, return the reason as a string. ``machine`` holds the measured
+        costs of a type of device.
         """
 
     def nodes(self, member: Node) -> list[Node]:
@@ -108,14 +109,15 @@ class GroupRewrite(Rewrite):
         return short_digest(*parts, *options)
 
     def describe_options(self) -> str:
-        """Return, as text for the digest, the further options of a subclass on which its effect depends. The base class
-        has none and returns an empty string.
+        """Return a string with the further options of a subclass on which its effect depends, for use in ``digest``.
+        The base class has none and returns an empty string.
         """
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge calls of the graph that have equal values of ``key`` and do not depend on each other. Yield a ``Match``
-        for each merged group. Yield a ``NearMiss`` with the reason for calls of one key that are not merged.
+        """Merge calls of ``graph``, in place, that have equal values of :meth:`key` and do not depend on each other.
+        Yield a ``Match`` for each merged group. Yield a ``NearMiss`` with the reason for calls with equal keys that are
+        not merged.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
@@ -126,8 +128,9 @@ class GroupRewrite(Rewrite):
             yield from self._merge_family(graph, family)
 
     def _merge_family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
-        """Merge ``calls``, which all have one key, in groups of calls that do not depend on each other. Yield a
-        ``Match`` for each merged group, or a ``NearMiss`` with the reason if it is not merged.
+        """Merge ``calls``, which all have an equal :meth:`key`, in groups of calls that do not depend on each other.
+        Yield a ``Match`` for each merged group, and a ``NearMiss`` for each group that is not worth merging. If no
+        group has enough calls, yield one ``NearMiss`` for the first call that cannot join.
         """
         alone = True
         while len(calls) >= self.least:
@@ -143,8 +146,8 @@ class GroupRewrite(Rewrite):
             calls = [n for n in calls if n not in group.members]
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
-        """Merge the calls ``members`` into one if that is faster by the estimated times. Return the ``Match``, or a
-        ``NearMiss`` with the reason if they are not merged.
+        """Merge the calls ``members`` into one if the estimated times say that it is faster, or if ``always`` is true
+        or a proof is running. Return the ``Match``, or a ``NearMiss`` with the reason if they are not merged.
         """
         # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])
@@ -161,7 +164,7 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return a record which says that the call ``node`` was not merged with ``members`` because of the node
+        """Return a ``NearMiss`` which says that the call ``node`` was not merged with ``members`` because of the node
         ``because``.
 
         ``because`` is a member from which ``node`` is computed, a write to a tensor, or the start or end of a
@@ -176,22 +179,24 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return a record which says that the call ``node`` was not merged with ``members``, with the kind of obstacle
-        and the reason.
+        """Return a ``NearMiss`` which says that the call ``node`` was not merged with ``members``. It has the given
+        kind of obstacle and reason.
 
-        The record counts all ``members`` as nodes to which the rewrite could apply.
+        The numbers of nodes that fit, and of nodes in all, are both the number of ``members``.
         """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)
 
 
 def may_be_returned(node: Node) -> bool:
-    """Return whether the caller of the graph may receive ``node`` or a view of it. Such a result must not share memory
+    """Return whether the output of the graph may contain ``node`` or a view of it. Such a result must not share memory
     with the other results of a merged call.
     """
 
     def views_of(user: Node) -> Iterable[Node]:
-        """Return the users of ``user`` if it may return a view of its argument. Otherwise return an empty tuple."""
+        """Return the users of the node ``user`` if it may return a view of its argument. Otherwise return an empty
+        tuple.
+        """
         # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
         return user.users if canonical_name(user) in ALIASING_OPERATORS else ()
 
@@ -199,15 +204,15 @@ def may_be_returned(node: Node) -> bool:
 
 
 def tensor_signature(held: Any) -> tuple[Any, ...] | None:
-    """Return the properties that the tensors of merged calls must share, namely dtype, device and sizes. Symbolic sizes
-    are given as text. Return None for a value that is no tensor.
+    """Return a tuple of the properties that the tensors of merged calls must share, namely dtype, device and sizes. The
+    device and the sizes are strings. Return None for a value that is no tensor.
     """
     # Symbols by name: a comparison of symbols would add a guard.
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
 
 
 def known_tensor(node: Node) -> Tensor:
-    """Return the fake tensor of ``node``, which must stand for a tensor."""
+    """Return the fake tensor of ``node``. Raise ``AssertionError`` if ``node`` stands for no tensor."""
     meta = fake_tensor(node)
     assert meta is not None, f"{node} stands for no tensor"
     return meta

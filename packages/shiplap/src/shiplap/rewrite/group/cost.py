@@ -25,7 +25,7 @@ class Machine:
     """The measured costs of one type of device.
 
     Attributes:
-        launch: nanoseconds of a kernel call.
+        launch: nanoseconds that the launch of a kernel takes.
         copy: bytes that a generated kernel reads and writes in a nanosecond.
         read: bytes of weights that a matrix product reads in a nanosecond.
         flops: floating-point operations of a matrix product in a nanosecond.
@@ -111,34 +111,36 @@ def tensor_bytes(nodes: Iterable[Node]) -> int:
 
 
 def linear_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Return the estimated nanoseconds of a linear layer with the result ``out`` on ``machine``. They cover the
-    arithmetic and the reading of ``weight``, but not the launch.
+    """Return the estimated nanoseconds that ``machine`` takes for a linear layer with the result ``out``. They cover
+    the arithmetic and the reading of ``weight``, but not the launch of the kernel.
     """
     return linear_arithmetic_ns(machine, out, weight) + tensor_bytes([weight]) / machine.read
 
 
 def linear_arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Return the nanoseconds of the arithmetic of a linear layer with result ``out``. The time to read its weights is
-    not included.
+    """Return the estimated nanoseconds of the arithmetic of a linear layer with the result ``out``. The time to read
+    ``weight`` is not included.
     """
     # Two operations, a product and a sum, for each element of the result and each input width.
     return 2 * _count_elements(fake_value(out)) * size_hint_of(fake_value(weight).shape[1]) / machine.flops
 
 
 def visible_launch_ns(machine: Machine, hidden: float) -> float:
-    """Return the nanoseconds that launching one more kernel adds. ``hidden`` is the time for which the kernel before it
-    computes. On a device where launches run ahead, the launch overlaps with that time.
+    """Return the nanoseconds by which launching one more kernel extends the computation. ``hidden`` is the time in
+    nanoseconds for which the previous kernel computes. If ``machine.ahead`` is true, the launch overlaps with that
+    time.
     """
     # Where kernels are launched ahead, a launch is hidden by the kernel that runs meanwhile.
     return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
 
 
 def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
-    """Return how many kernels are needed to copy the tensors of each list in ``stacks`` into one tensor per list. The
-    number is at least one.
+    """Return how many kernels are needed to copy each list of tensors in ``stacks`` into one stacked tensor. The number
+    is at least one.
 
-    A stack that is short, or whose inputs have fixed sizes, needs one "foreach" kernel. In any other stack, each
-    operand needs a kernel unless the kernel that computes it writes it into the stack.
+    If ``machine.horizontal`` is true, one kernel copies everything. Otherwise a list needs one kernel if it has at most
+    8 tensors, or only inputs of the graph with fixed sizes. In any other list, each tensor needs a kernel, unless the
+    kernel that computes the tensor writes it into the stack.
     """
     # One generated loop stacks everything.
     if machine.horizontal:
@@ -155,9 +157,7 @@ def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
 
 
 def _is_fixed_input(node: Node) -> bool:
-    """Return whether ``node`` is an input of the graph with fixed sizes, or a slice of such an input such as
-    ``x[0]``.
-    """
+    """Return whether ``node`` has fixed sizes and is an input of the graph, or a part of an input such as ``x[0]``."""
     fixed = isinstance(held := fake_value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
     # An entry of an input is as fixed in memory as the input.
     while canonical_name(node) in ENTRY_OPERATORS and isinstance(source := node.args[0], Node):

@@ -62,7 +62,7 @@ def independent_calls(graph: Graph, calls: Sequence[Node], most: int) -> Indepen
 
 
 def _unite_masks(masks: Iterable[int]) -> int:
-    """Return the bits that are set in any of ``masks``."""
+    """Return the integer in which those bits are set that are set in any of ``masks``."""
     union = 0
     for mask in masks:
         union |= mask

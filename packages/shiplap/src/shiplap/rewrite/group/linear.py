@@ -27,8 +27,9 @@ from shiplap.torch_private.dynamo import is_folded
 
 
 def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
-    """Return the input, the weight and the bias (or None) of a linear layer on at least one row. Return None for any
-    other node.
+    """Return ``(input, weight, bias)`` if ``node`` is a linear layer whose input has at least two dims. The input, the
+    weight and the result must have one floating-point dtype. ``bias`` is None if the layer has none. Return None for
+    any other node.
     """
     if node.op not in ("call_function", "call_method") or canonical_name(node) != "linear":
         return None
@@ -46,8 +47,8 @@ def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
 
 
 def _operands_by_kind(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
-    """Return the inputs, the weights and the biases of the linear layers ``members`` as three lists. The list of biases
-    omits layers without one.
+    """Return the inputs, the weights and the biases of the linear layers ``members`` as three lists, in the order of
+    ``members``. The list of biases leaves out layers without a bias.
     """
     parts = [linear_operands(m) for m in members]
     calls = [c for c in parts if c is not None]
@@ -55,8 +56,8 @@ def _operands_by_kind(members: Sequence[Node]) -> tuple[list[Node], list[Node], 
 
 
 def find_stacked_tensor(xs: Sequence[Node]) -> Node | None:
-    """Return the node of the tensor whose slices ``x[0]``, ``x[1]`` and so on are exactly ``xs``, in this order. Return
-    None if there is no such tensor.
+    """Return the node of a tensor ``x`` if ``xs`` are exactly its slices ``x[0]``, ``x[1]`` and so on, in this order.
+    Return None if there is no such tensor.
     """
     entries = [_entry_and_index(x) for x in xs]
     base = entries[0][0] if entries[0] else None
@@ -67,8 +68,8 @@ def find_stacked_tensor(xs: Sequence[Node]) -> Node | None:
 
 
 def _entry_and_index(node: Node) -> tuple[Any, Any] | None:
-    """Return the tensor ``x`` and the index ``i`` if ``node`` is ``x[i]``, ``x.select(0, i)`` or ``x.unbind()[i]``.
-    Return None for any other node.
+    """Return ``(x, i)`` if ``node`` is ``x[i]``, ``x.select(0, i)`` or ``x.unbind()[i]``. ``x`` is a node and ``i`` the
+    index. Return None for any other node.
     """
     if not node.op.startswith("call"):
         return None
@@ -86,8 +87,8 @@ def _entry_and_index(node: Node) -> tuple[Any, Any] | None:
 
 
 class StackedLinears(GroupRewrite):
-    """A rewrite which replaces independent linear layers of one shape, each with its own input, by one ``bmm`` of
-    stacked operands.
+    """A rewrite which replaces independent linear layers of one shape by one ``bmm`` of their stacked inputs and
+    weights. Each layer may have its own input.
 
     If the inputs are the slices of one tensor, that tensor is used directly. Biases are added to the separate results.
     There the addition fuses with the pointwise operators that follow, whereas stacked biases would have to be copied.
@@ -97,8 +98,8 @@ class StackedLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for linear layers that can be stacked. It holds the sizes and dtypes of input and
-        weight, and whether there is a bias. Return None for other calls.
+        """Return a tuple that is equal for linear layers that can be stacked. It holds the sizes, dtypes and devices of
+        input and weight, and whether the layer lacks a bias. Return None for other calls.
         """
         linear = linear_operands(node)
         if linear is None:
@@ -107,15 +108,16 @@ class StackedLinears(GroupRewrite):
         return (tensor_signature(fake_tensor(x)), tensor_signature(fake_tensor(weight)), bias is None)
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all layers as one ``bmm``, and its arguments. They are the operands of all
-        members.
+        """Return a function that computes all ``members`` as one ``bmm``, and its arguments. These are the inputs, the
+        weights and the biases of all members, and for each member whether its result needs memory of its own.
         """
         xs, weights, biases = _operands_by_kind(members)
         return _batched_linears, (find_stacked_tensor(xs) or xs, weights, biases, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
-        added by stacking operands. If the layers share an input, return as text the reason not to merge them.
+        """Return a ``MergePrice`` with the estimated nanoseconds that merging ``members`` saves by fewer launches and
+        adds by stacking their inputs and weights. If the layers share one input, return the reason not to stack them as
+        a string.
         """
         xs, weights, _ = _operands_by_kind(members)
         if len(set(xs)) == 1:
@@ -149,8 +151,10 @@ class StackedLinears(GroupRewrite):
 def _batched_linears(
     xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]
 ) -> list[Tensor]:
-    """Return the results of linear layers, one for each of ``xs`` with its weight and bias, computed as one ``bmm``.
-    ``own[i]`` is true if result ``i`` must not share memory with the others.
+    """Return the results of linear layers, one for each input with its weight and bias, computed as one ``bmm``.
+
+    ``xs`` is a list of inputs, or a tensor whose slices along the first dim are the inputs. ``biases`` is empty if the
+    layers have none. ``own[i]`` is true if result ``i`` must not share memory with the others.
     """
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
     # bmm takes three dims, so that leading dims of the rows become one.
@@ -163,15 +167,15 @@ def _batched_linears(
 
 
 def _layers_of_entries(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
-    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim. If ``biases`` is
-    None, the layers have no bias.
+    """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim, each followed by
+    a ReLU. If ``biases`` is None, the layers have no bias.
     """
     return _run_layers(x.unbind(0), weights, biases)
 
 
 def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
     """Return the concatenated results of one linear layer for each slice of ``x`` along the first dim, in reverse
-    order. Stacking the inputs therefore does not give ``x``.
+    order, each followed by a ReLU. Stacking the inputs of the layers therefore does not give ``x``.
     """
     return _run_layers(x.unbind(0)[::-1], weights, biases)
 
@@ -186,31 +190,31 @@ def _run_layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) ->
 
 
 class WideLinears(GroupRewrite):
-    """A rewrite which replaces linear layers of one input by one product with their weights side by side. Examples are
-    query, key and value, or gate and up.
+    """A rewrite which replaces linear layers that read one input by one product with their concatenated weights.
+    Examples of such layers are the query, key and value projections of attention.
     """
 
     name = "shared_input_linears"
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for linear layers of one input. It holds that input, whether there is a bias, and
-        the dtype of the weight. Return None for other calls.
+        """Return a tuple that is equal for linear layers that read one input. It holds that input, whether the layer
+        lacks a bias, and the dtype of the weight. Return None for other calls.
         """
         linear = linear_operands(node)
         # The input itself is in the key: only layers of one input have one product.
         return None if linear is None else (linear[0], linear[2] is None, str(known_tensor(linear[1]).dtype))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all layers as one product, and its arguments. The arguments are the shared
-        input, the weights and the biases.
+        """Return a function that computes all ``members`` as one product, and its arguments. These are the shared
+        input, the list of weights and the list of biases.
         """
         xs, weights, biases = _operands_by_kind(members)
         return _wide_linear, (xs[0], weights, biases)
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
-        added by joining weights and splitting the result.
+        """Return a ``MergePrice`` with the estimated nanoseconds that merging ``members`` saves by fewer launches and
+        adds by concatenating the weights and splitting the result.
         """
         _, weights, biases = _operands_by_kind(members)
         # Constants are joined when the model is compiled.
@@ -240,20 +244,22 @@ class WideLinears(GroupRewrite):
 
 
 def _wide_linear(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
-    """Return the results of linear layers of one input, computed as one product with the weights side by side."""
+    """Return a list of the contiguous results of linear layers that read ``x``, computed as one product with the
+    concatenated weights. ``biases`` is empty if the layers have none.
+    """
     out = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     # The parts of the wide product are not contiguous, and the results of the layers were.
     return [o.contiguous() for o in out.split([w.shape[0] for w in weights], -1)]
 
 
 def _make_projections(count: int, bias: bool) -> Any:
-    """Return a function that computes ``count`` linear layers of one input. It takes the input and the weights. If
-    ``bias`` is true, it also takes as many biases. Otherwise the layers have none.
+    """Return a function that computes ``count`` linear layers of one input, each followed by a tanh. It takes the input
+    and the weights. If ``bias`` is true, it also takes as many biases. Otherwise the layers have none.
     """
 
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Return the results of all linear layers of ``x``, each followed by a tanh. ``parameters`` are the weights,
-        then the biases if there are any.
+        """Return a tuple of the results of ``count`` linear layers of ``x``, each followed by a tanh. ``parameters``
+        are ``count`` weights, followed by as many biases if ``bias`` is true.
         """
         biases = parameters[count:] if bias else [None] * count
         return tuple(torch.tanh(F.linear(x, w, b)) for w, b in zip(parameters[:count], biases, strict=True))

@@ -20,15 +20,15 @@ DEFAULT_EPS = 1e-5
 
 
 class StackedNorms(GroupRewrite):
-    """A rewrite which replaces independent layer norms of one shape by one norm of their stacked inputs. Each norm may
-    have its own input, scale and shift.
+    """A rewrite which replaces independent layer norms of one shape by one norm of their stacked inputs. Each layer
+    norm may have its own input, scale and shift.
     """
 
     name = "batch_layer_norm"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for layer norms that can be stacked. It holds sizes, dtypes, the normalized shape
-        and eps. Return None for other calls.
+        """Return a tuple that is equal for layer norms that can be stacked. It holds sizes, dtypes and devices, the
+        normalized shape and eps. Return None for other calls.
         """
         if not node.op.startswith("call") or canonical_name(node) != "layer_norm":
             return None
@@ -48,7 +48,7 @@ class StackedNorms(GroupRewrite):
         )
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all norms as one norm of stacked rows, and its arguments. The arguments
+        """Return a function that computes all ``members`` as one norm of their stacked inputs, and its arguments. These
         include the inputs, scales and shifts of all members.
         """
         calls = [canonical_arguments(m) for m in members]
@@ -64,9 +64,9 @@ class StackedNorms(GroupRewrite):
         )
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
-        added by stacking inputs. If the code generator of ``machine`` fuses independent loops anyway, return that
-        reason as text.
+        """Return a ``MergePrice`` with the estimated nanoseconds that merging ``members`` saves by fewer launches and
+        adds by stacking their inputs. If the code generator of ``machine`` fuses independent loops anyway, return that
+        reason as a string.
         """
         # Independent loops are fused by the code generator already.
         if machine.horizontal:
@@ -88,8 +88,11 @@ class StackedNorms(GroupRewrite):
 def _norm_stacked_rows(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
-    """Return the results of layer norms over ``shape``, computed as one norm of the stacked inputs ``xs``. The norm is
-    computed in float32 and rounded once. ``own[i]`` is true if result ``i`` must not share memory with the others.
+    """Return the results of layer norms over the dims ``shape``, computed as one norm of the stacked inputs ``xs``. The
+    norm is computed in at least float32 and rounded once.
+
+    ``scales`` and ``shifts`` have one tensor per input, or are empty if the norms have none. ``own[i]`` is true if
+    result ``i`` must not share memory with the others.
     """
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
@@ -106,7 +109,7 @@ def _norm_stacked_rows(
 
 def _run_norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
     """Return the concatenated results of one layer norm for each slice of ``x`` along the first dim, each followed by a
-    ReLU. The norms have a scale and a shift only if ``scales`` and ``shifts`` are given.
+    ReLU. ``scales`` and ``shifts`` hold one scale and one shift per slice. If they are None, the norms have none.
     """
     absent = [None] * len(x)
     parts = zip(

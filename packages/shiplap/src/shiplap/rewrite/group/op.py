@@ -63,8 +63,8 @@ class JoinedCalls(GroupRewrite):
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for calls of the op that can be joined into one. In such calls, arguments with the
-        joined dim differ at most in its size, and all other arguments are equal. Return None for other calls.
+        """Return a tuple that is equal for calls of the op that can be joined into one. In such calls, arguments with
+        the joined dim differ at most in its size, and all other arguments are equal. Return None for other calls.
         """
         if node.op != "call_function" or canonical_name(node) != self.op.spec.name:
             return None
@@ -82,8 +82,8 @@ class JoinedCalls(GroupRewrite):
         return _make_joined_call(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
-        added by joining arguments and splitting results.
+        """Return a ``MergePrice`` with the estimated nanoseconds that merging ``members`` saves by fewer launches and
+        adds by concatenating arguments and splitting the result.
         """
         parts = [
             v
@@ -98,7 +98,7 @@ class JoinedCalls(GroupRewrite):
 
     def programs(self) -> Iterator[Program]:
         """Yield functions with example arguments on which the rewrite is proven. Each calls the op three times with
-        different values, so that exchanged results would be noticed.
+        different values. A result that is returned for the wrong call would therefore be noticed.
         """
         samples = Samples(self.op, 0)
         # Absent arguments change which arguments are joined.
@@ -108,9 +108,8 @@ class JoinedCalls(GroupRewrite):
             yield self._program(draws, case.label)
 
     def _program(self, draws: Sequence[tuple[Any, ...]], label: str) -> Program:
-        """Return a program that calls the op once for each of ``draws``. A program is a function with arguments, on
-        which this rewrite is proven. Each of ``draws`` holds the arguments of one call. ``label`` names the program in
-        findings.
+        """Return a program on which this rewrite is proven, that is a function with example arguments. It calls the op
+        once for each of ``draws``, which holds the arguments of one call each. ``label`` names the program in findings.
         """
         places = self._places()
         shared = [draws[0][i] if at is None else None for i, at in enumerate(places)]
@@ -135,8 +134,10 @@ class JoinedCalls(GroupRewrite):
 
 
 def _unjoined_properties(given: Any, at: int | None) -> Hashable:
-    """Return the part of an argument that must be equal in calls that are joined. If ``at`` is None, it is the value
-    itself. Otherwise it is the dtype, the device and the sizes of the tensor, without the size of dim ``at``.
+    """Return what must be equal in an argument of calls that are joined.
+
+    For a tensor that is joined along the dim ``at``, it is a tuple of the dtype, the device and the sizes without that
+    dim. If ``at`` is None, or for any other value, it is the node itself or the ``repr`` of a constant.
     """
     held = fake_tensor(given)
     if at is None or held is None:
@@ -146,14 +147,15 @@ def _unjoined_properties(given: Any, at: int | None) -> Hashable:
 
 
 def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
-    """Return a function that computes several calls of ``op`` by one call. It concatenates the arguments at the dims in
-    ``places``, where None stands for an argument that is not joined. It splits the result along the dim ``out``.
+    """Return a function that computes several calls of ``op`` by one call and returns a list of their results.
+    ``places`` holds, for each argument, the dim along which the function concatenates its values, or None for an
+    argument that is not joined. ``out`` is the dim along which it splits the result.
     """
 
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:
-        """Return the results of all joined calls of the op, computed by one call. ``joined`` holds for each joined
-        argument the values of all calls. ``first`` holds the arguments of the first call, from which those that are not
-        joined are taken.
+        """Return the results of all joined calls of the op, computed by one call. ``joined`` holds for each argument a
+        list of the values of all calls, or None if the argument is not joined. ``first`` holds the arguments of the
+        first call, which provide the values that are not joined.
         """
         parts = list(zip(joined, first, places, strict=True))
         args = [v if own is None or at is None else torch.cat(own, at) for own, v, at in parts]
@@ -166,15 +168,15 @@ def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callabl
 
 
 def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function of tensors that calls ``op`` three times. ``shared`` holds the arguments that all calls have in
-    common. ``own`` holds for each other argument one value per call.
+    """Return a function of tensors that calls ``op`` three times. ``shared`` holds, for each argument of the op, the
+    value that all calls share, or None. ``own`` holds, for each argument, a list with one value per call, or None.
 
     The tensors are separate parameters of the function, because a program takes only tensors and scalars.
     """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the sine of the result of each call of the op, so that the results are read. ``tensors`` are the
-        tensor arguments that all calls share, followed by those of each call.
+        """Return the sines of the results of three calls of the op as a tuple. ``tensors`` are the tensors in
+        ``shared``, followed by the tensors of each argument in ``own``.
         """
         given = iter(tensors)
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]

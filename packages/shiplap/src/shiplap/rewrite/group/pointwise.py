@@ -19,8 +19,8 @@ SHORTEST_CHAIN = 2  # operators; a chain of one is not worth stacking its operan
 
 
 class StackedChains(GroupRewrite):
-    """A rewrite which replaces independent chains of equal pointwise operators, on operands of equal sizes, by one
-    chain of stacked operands.
+    """A rewrite which replaces independent chains of equal pointwise operators by one chain on stacked operands. The
+    operands of all calls have one shape.
 
     A chain ends where its result has several users, or a user that is not pointwise. The rewrite runs after autograd,
     on ATen operators.
@@ -30,8 +30,9 @@ class StackedChains(GroupRewrite):
     level: Level = "post-grad"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for chains of the same pointwise calls, if a chain of two or more calls ends at
-        ``node``. In a chain, only the next call reads the result of each call. Return None for other nodes.
+        """Return a tuple that is equal for chains of the same pointwise calls, if a chain of two or more calls ends at
+        ``node``. In a chain, the result of each call but the last is read only by the next call. Return None for other
+        nodes.
         """
         chain = self.nodes(node) if _ends_chain(node) else []
         if len(chain) < SHORTEST_CHAIN:
@@ -43,7 +44,7 @@ class StackedChains(GroupRewrite):
 
     def nodes(self, member: Node) -> list[Node]:
         """Return the nodes of the chain of pointwise calls that ends at ``member``, from the first call to the last. In
-        a chain, only the next call reads the result of each call.
+        a chain, the result of each call but the last is read only by the next call.
         """
         chain = [member]
         while inner := next((n for n in chain[0].all_input_nodes if _is_chain_step(n, chain[0])), None):
@@ -51,7 +52,7 @@ class StackedChains(GroupRewrite):
         return chain
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes the members' chains of pointwise calls at once on stacked operands, and its
+        """Return a function that computes the chains which end at ``members`` as one chain on stacked operands, and its
         arguments. The arguments include the operands of all chains.
         """
         chains = [self.nodes(m) for m in members]
@@ -59,9 +60,9 @@ class StackedChains(GroupRewrite):
         return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the ``MergePrice`` of merging ``members``. It holds the nanoseconds saved by fewer launches and those
-        added by stacking operands. If the code generator of ``machine`` fuses independent loops anyway, return that
-        reason as text.
+        """Return a ``MergePrice`` with the estimated nanoseconds that merging ``members`` saves by fewer launches and
+        adds by stacking operands. If the code generator of ``machine`` fuses independent loops anyway, return that
+        reason as a string.
         """
         if machine.horizontal:
             return HORIZONTAL_REASON
@@ -80,8 +81,8 @@ class StackedChains(GroupRewrite):
 
 
 def _is_dense_pointwise(node: Node) -> bool:
-    """Return whether ``node`` is a pointwise call that can be stacked. Its result must be contiguous, and all operands
-    must have the shape of the result.
+    """Return whether ``node`` is a pointwise call that can be stacked. Its result must be contiguous, and all tensors
+    that it reads must have the shape of the result.
     """
     held = fake_tensor(node)
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
@@ -92,8 +93,8 @@ def _is_dense_pointwise(node: Node) -> bool:
 
 
 def _is_chain_step(node: Node, user: Node) -> bool:
-    """Return whether ``node`` and ``user`` may be neighbours in a chain of pointwise calls. ``user`` must be the only
-    reader of ``node``, and both results must have one shape.
+    """Return whether ``node`` may precede ``user`` in a chain of pointwise calls. ``node`` must be a pointwise call
+    whose result is contiguous and has the shape of the result of ``user``. ``user`` must be its only reader.
     """
     return (
         _is_dense_pointwise(node)
@@ -103,8 +104,8 @@ def _is_chain_step(node: Node, user: Node) -> bool:
 
 
 def _ends_chain(node: Node) -> bool:
-    """Return whether the pointwise call ``node`` is the last of a chain, in which only the next call reads the result
-    of each call. The last result has several readers, or one that does not continue the chain.
+    """Return whether ``node`` is the last call of a chain of pointwise calls. It must be pointwise itself. Its result
+    has no or several readers, or its only reader does not continue the chain.
     """
     if not _is_dense_pointwise(node):
         return False
@@ -113,15 +114,18 @@ def _ends_chain(node: Node) -> bool:
 
 
 def _previous_chain_step(user: Node) -> Node | None:
-    """Return the input of the call ``user`` that precedes it in a chain. That input is a pointwise call of the same
-    shape that only ``user`` reads. Return None if there is none.
+    """Return the first input of the call ``user`` that may precede it in a chain. Such an input is a pointwise call of
+    the same shape that only ``user`` reads. Return None if there is none.
     """
     return next((n for n in user.all_input_nodes if _is_chain_step(n, user)), None)
 
 
 def _step_form(given: Any, place: dict[Node, int]) -> str:
-    """Return the argument ``given`` of a call in a chain as text that is equal for equal chains. An earlier call is
-    written as its number in ``place``, an operand as its properties, and a constant as its value.
+    """Return a string for the argument ``given`` of a call in a chain. Two chains compute the same if the strings of
+    all their arguments are equal.
+
+    An earlier call of the chain is written as its number in ``place``. Any other node is written as its dtype, device
+    and sizes, and a constant as its ``repr``.
     """
     if isinstance(given, Node):
         return f"step {place[given]}" if given in place else f"operand {tensor_signature(fake_tensor(given))}"
@@ -133,31 +137,32 @@ def _step_form(given: Any, place: dict[Node, int]) -> str:
 
 
 def _chain_operands(chain: Sequence[Node]) -> list[Node]:
-    """Return the nodes outside of the chain of calls that its calls read, in order. An operand that is read twice is
-    listed twice.
+    """Return the nodes that calls of ``chain`` read and that are not in ``chain``, in the order in which they are read.
+    A node that is read twice is listed twice.
     """
     return [n for step in chain for n in _nodes_read(step) if n not in chain]
 
 
 def _nodes_read(step: Node) -> list[Node]:
-    """Return the nodes among the arguments of the call ``step``, each as often as the call reads it."""
+    """Return the nodes among the arguments of the call ``step``. A node that the call reads twice is listed twice."""
     reads: list[Node] = []
     torch.fx.node.map_arg([step.args, step.kwargs], lambda n: reads.append(n))
     return reads
 
 
 def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
-    """Return a function that computes the chain of pointwise calls once for all members on stacked tensors.
+    """Return a function that computes the chain of pointwise calls once for several members, on stacked tensors. It
+    returns a list with the result of each member.
 
-    Its first argument holds for each operand of the chain a list with one tensor per member. Its second argument
+    Its first argument holds, for each operand of the chain, a list with one tensor per member. Its second argument
     ``own`` states for each result whether it must not share memory with the other results.
     """
     inside = set(chain)
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
-        """Return the result of the chain for each member, computed once on stacked tensors. ``operands`` holds the
-        members' tensors for each value that the chain reads. ``own[i]`` is true if result ``i`` must not share memory
-        with the others.
+        """Return the results of the chain as a list with one tensor per member. They are computed once on stacked
+        tensors. ``operands`` holds, for each operand of the chain, a list with one tensor per member. ``own[i]`` is
+        true if result ``i`` must not share memory with the others.
         """
         # In the order in which the steps read their operands.
         given = iter([torch.stack(each) for each in operands])
@@ -174,8 +179,8 @@ def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
 
 
 def _run_chains(x: Tensor, y: Tensor) -> Tensor:
-    """Return the results of four chains of pointwise operators, each followed by a cumulative sum. Each chain reads one
-    slice of ``x`` and one of ``y`` along the first dim.
+    """Return the results of one chain of pointwise operators for each slice of ``x`` and ``y`` along the first dim. A
+    cumulative sum follows each chain, and the sums are stacked.
     """
     chains = [torch.tanh(a * b + 1.0) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)]
     # A cumulative sum is not pointwise, so each chain ends ahead of it.

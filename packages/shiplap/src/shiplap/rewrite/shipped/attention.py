@@ -71,9 +71,11 @@ class AttentionRewrite(Rewrite):
     anchors = SOFTMAX_OPERATORS | {"log_softmax", "_log_softmax", "exp"}
 
     def __init__(self, *, always: bool = False, visible_rows: bool = False) -> None:
-        """Set the options. If ``always`` is true, attention is replaced even if torch has no fused kernel that is
-        faster. If ``visible_rows`` is true, no mask is assumed to hide all columns of a row. Attention with any mask is
-        then replaced in training, too.
+        """Set the options.
+
+        If ``always`` is true, attention is replaced even if torch has no fused kernel for it that is faster. If
+        ``visible_rows`` is true, no mask is assumed to hide all columns of a row of scores. Attention with a mask that
+        might do so is then replaced in training, too.
         """
         self.always, self.visible_rows = always, visible_rows
 
@@ -94,8 +96,8 @@ class AttentionRewrite(Rewrite):
         return short_digest(of, self.always, self.visible_rows)
 
     def programs(self) -> Iterator[Program]:
-        """Return the functions with arguments on which the rewrite is proven. They compute attention in the ways in
-        which models write it.
+        """Return an iterator over the programs on which the rewrite is proven. A program is a function with arguments.
+        Each computes attention in one of the ways in which models write it.
         """
         return attention_programs()
 
@@ -119,9 +121,9 @@ class AttentionRewrite(Rewrite):
                     yield outcome
 
     def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
-        """Replace the attention around one softmax. Return the ``Match``, or a ``NearMiss`` with the reason if it is
-        not replaced. Return None if the softmax belongs to no attention. Raise ``RewriteObstacle`` if the fused call
-        cannot compute the attention.
+        """Replace the attention around the call ``softmax``. Return the ``Match``, or a ``NearMiss`` with the reason if
+        the replacement is not possible. Return None if the softmax belongs to no attention. Raise ``RewriteObstacle``
+        if the fused call cannot compute the attention.
         """
         if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
@@ -151,9 +153,11 @@ class AttentionRewrite(Rewrite):
     def _place_fused_call(
         self, graph: Graph, softmax: Node, above: ScoresOfAttention, below: _WeightedValues
     ) -> Outcome:
-        """Put torch's fused attention call in place of an attention, and return the ``Match`` or ``NearMiss``.
-        ``above`` holds the calls up to the softmax, and ``below`` those up to the product with the values. Raise
-        ``RewriteObstacle`` if the call would be wrong or slower.
+        """Put torch's fused attention call in place of the attention around ``softmax``, and return the ``Match`` or
+        ``NearMiss``. Raise ``RewriteObstacle`` if the fused call would be wrong or slower.
+
+        ``above`` holds the calls from the queries and keys to the softmax, and ``below`` those from the softmax to the
+        product with the values.
         """
         held = _fake_qkv(above, below)
         if reason := _why_qkv_unfit(held):
@@ -192,8 +196,8 @@ class AttentionRewrite(Rewrite):
 
 
 def _raise_if_attention(softmax: Node) -> NearMiss | None:
-    """Raise the obstacle that keeps the computation around ``softmax`` from being replaced as an attention. Return None
-    if it is no attention because its weights multiply no activation.
+    """Raise the ``RewriteObstacle`` that keeps the attention around ``softmax`` from being replaced. Return None if the
+    softmax belongs to no attention because its weights multiply no activation.
     """
     region = find_region(softmax)
     if region is not None:
@@ -209,7 +213,7 @@ def _passes_weights_on(node: Node) -> bool:
 
 
 class _WeightedValues:
-    """The product of the weights and the values in an attention.
+    """The product of the weights and the values in an attention. The weights are the result of the softmax.
 
     Attributes:
         out: the node of the product ``weights @ v``.
@@ -229,23 +233,27 @@ class _WeightedValues:
         spelled: einsum.EinsumProduct | None = None,
         mask: Node | None = None,
     ) -> None:
-        """Set the product ``out`` of the weights and the values ``v``, and the calls ``nodes`` between it and the
-        softmax.
+        """Set the product ``out`` of the weights and the values ``v``, the calls ``nodes`` from the softmax to it, and
+        how it is written.
         """
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:
-        """Return the product of weights and values together with the calls that multiply it by
-        ``sigmoid(logsumexp(scores) - sink)``. That factor has the effect of an attention sink (extra logits). Return
+        """Return this product together with the calls that multiply it by ``sigmoid(logsumexp(scores) - sink)``. Return
         None if no such calls follow.
+
+        That factor has the effect of an attention sink, that is of extra columns of logits in the scores. Return None
+        also if columns are dropped, weights are set to 0, or the product is an einsum.
         """
         plain = not self.dropped and self.spelled is None and self.mask is None
         return sinks.find_rescaled_product(self.out, scores) if plain else None
 
 
 def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
-    """Return the fake tensors of the queries, keys and values of an attention. ``above`` holds its scores, and
-    ``below`` its product with the values. The dims are in the order in which a matrix product reads them.
+    """Return the fake tensors of the queries, keys and values of an attention as a list. ``above`` holds its scores,
+    and ``below`` its product with the values.
+
+    Tensors of an einsum are permuted, so that batch dims come first and the last two dims enter the matrix product.
     """
     q, k, v = (fake_value(n) for n in (above.q, above.k, below.v))
     if above.orders is not None:
@@ -254,9 +262,10 @@ def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
 
 
 def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` unless the columns that ``below`` drops from the weights are the columns that an
-    attention sink in ``above`` adds to the scores. A sink joins extra logits to the scores, after all other calls.
-    Raise it also if there are two sinks.
+    """Raise ``RewriteObstacle`` unless ``below`` drops exactly those columns of the weights that an attention sink in
+    ``above`` adds to the scores. A sink is extra columns of logits. Raise it also if there are two sinks.
+
+    The columns must be joined to the scores after all other calls.
     """
     last = [step.kind for step in above.steps]
     one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)
@@ -273,9 +282,11 @@ def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[ScoreStep]) -> None:
-    """Raise ``RewriteObstacle``, with ``out`` as the node, if a mask of ``hiding`` may hide all columns of a row and
-    gradients are computed. The gradients of the fused call differ in such rows. ``held`` are the fake queries, keys and
-    values.
+    """Raise ``RewriteObstacle`` at the node ``out`` if autograd computes gradients of the fake queries, keys or values
+    in ``held``.
+
+    It is called for an attention with masks that may hide all columns of a row. ``hiding`` lists such masks, of which
+    the first is named in the error. The gradients of the fused call differ in hidden rows.
     """
     if _asks_for_gradients(held):
         name = next((s.given.name for s in hiding if isinstance(s.given, Node)), "the mask")
@@ -290,7 +301,9 @@ def _is_softmax(node: Node) -> bool:
 
 
 def _calls_of_softmax(softmax: Node) -> list[Node]:
-    """Return the calls of which a softmax consists. Raise ``RewriteObstacle`` if another node reads its logarithm."""
+    """Return the calls of which a softmax consists, the last call first. For the exponential of a ``log_softmax``,
+    raise ``RewriteObstacle`` if another node reads the logarithm.
+    """
     logarithm, calls, at = log_softmax_below(softmax), [softmax], softmax
     while logarithm is not None and at is not logarithm:
         at = at.all_input_nodes[0]
@@ -302,8 +315,9 @@ def _calls_of_softmax(softmax: Node) -> list[Node]:
 
 
 def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` if weights are set to 0 by another mask than the one that fills a number into the
-    scores. ``below`` is the attention's part behind the softmax, and ``above`` the part before it.
+    """Raise ``RewriteObstacle`` if ``below`` sets weights to 0 by another mask than the one by which ``above`` fills a
+    number into the scores. ``above`` holds the calls before the softmax, and ``below`` those after it. If no weights
+    are set to 0, do nothing.
     """
     plain = below.spelled is None and below.dropped == 0 and not any(step.kind == "view" for step in above.steps)
     if below.mask is not None and not (plain and zeroed.fills_scores_by_mask(below.mask, above.steps)):
@@ -313,7 +327,7 @@ def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None
 
 def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
     """Follow the result of ``softmax`` down the graph to its product with the values. Return that product with the
-    calls in between. Return the obstacle if one of the calls does not fit, or None if there is no product.
+    calls in between. If one of the calls does not fit, return the obstacle. If there is no product, return None.
     """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
@@ -367,8 +381,8 @@ def _describe_product(turned: bool) -> str:
 
 
 def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle if a matrix product and another node read the attention weights ``node``, as in attention
-    that returns its weights. Otherwise return None.
+    """Return the obstacle if a matrix product and another node read ``node``, the weights of an attention. This is the
+    case where attention returns its weights. Otherwise return None.
     """
     product = next((u for u in node.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
@@ -379,8 +393,8 @@ def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
 
 
 def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
-    """Return a tuple if the fused call cannot take the fake q, k and v in ``held``, or None if it can. The tuple is
-    (kind of obstacle, reason, fix, number of matched nodes).
+    """Return None if the fused call can take the fake queries, keys and values in ``held``. Otherwise return a tuple of
+    the kind of obstacle, the reason, a fix or an empty string, and the number of matched nodes.
     """
     q, k, v = held
     if not q.is_floating_point():
@@ -418,14 +432,15 @@ class _FusedCall:
         lone: bool = True,
         added_in: torch.dtype | None = None,
     ) -> None:
-        """Set the scores and sizes from which the fused call is computed."""
+        """Set the calls on the scores, the shapes, and how masks and the product are applied."""
         self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
         self.lone, self.added_in = lone, added_in
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
-        """Return the attention of the given queries, keys and values, computed by the fused call. ``given`` holds the
-        tensors, such as masks and biases, of the calls on the scores.
+        """Return the attention of the queries ``q``, the keys ``k`` and the values ``v``, computed by torch's fused
+        call. ``given`` holds the tensor of each call on the scores, such as a mask, or None. If ``masked`` is true, the
+        mask of the weights is the last one.
         """
         if self.scores.orders is not None:
             q, k = (einsum.arrange_dims(t, order) for t, order in zip((q, k), self.scores.orders, strict=True))
@@ -470,8 +485,8 @@ class _FusedCall:
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
         """Return the attention of ``q``, ``k`` and ``v``, computed in blocks of query rows. It is used for scores that
-        ``tanh`` caps, which the fused call does not support. ``given`` holds the tensors, such as masks and biases, of
-        the calls on the scores.
+        ``tanh`` caps, which the fused call does not support. ``given`` holds the tensor of each call on the scores,
+        such as a mask, or None.
         """
         k = k.transpose(-1, -2) if self.scores.natural else k
         out = softcap.attend_in_blocks(q, k, v, self.scores, given[:-1] if self.masked else given)
@@ -482,7 +497,8 @@ class _FusedCall:
 
 def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bool) -> Tensor | None:
     """Return ``bias``, the tensor that the fused call adds to the scores, changed by ``step``. A step is one call that
-    a model applies to its scores, and ``given`` is its mask or bias. ``bias`` is None if nothing is added so far.
+    a model applies to its scores, and ``given`` is its mask or bias. ``bias`` is None if nothing is added so far, and
+    None is returned if nothing is added afterwards.
 
     If ``lone`` is true, at most one mask may hide an entire row. A mask then fills in the lowest number of its dtype in
     place of its own finite number. If ``lone`` is false, each mask fills in its own number.
@@ -508,8 +524,8 @@ def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bo
 def _call_fused_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False
 ) -> Tensor:
-    """Return the result of torch's ``scaled_dot_product_attention``. The leading dims of q, k and v are broadcast, and
-    may be of any number.
+    """Return the result of torch's ``scaled_dot_product_attention``. The leading dims of ``q``, ``k`` and ``v`` may be
+    of any number, and are broadcast.
 
     ``bias`` is added to the scores unless it is None. If ``causal`` is true, the columns after the diagonal are hidden
     in each row of scores.

@@ -21,8 +21,8 @@ def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 
 def _attend_scaled_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return the attention of ``q``, ``k`` and ``v`` with a factor on the queries, the added ``mask``, and a dropout
-    that drops nothing.
+    """Return the attention of ``q``, ``k`` and ``v``. The queries are multiplied by a number, ``mask`` is added to the
+    scores, and a dropout that drops nothing is applied to the weights.
     """
     scores = (q * 0.35) @ k.transpose(-2, -1)
     return F.dropout((scores + mask).softmax(dim=-1), 0.1, False) @ v
@@ -37,8 +37,8 @@ def _divided_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """Return the attention of ``q``, ``k`` and ``v`` whose scores get a bias per head, then a factor and then a mask,
-    as in the model T5.
+    """Return the attention of ``q``, ``k`` and ``v`` with three changes of its scores. ``bias``, of shape ``[rows,
+    columns, heads]``, is added to them, they are multiplied by a number, and ``mask`` is added.
     """
     by_head = bias.permute(2, 0, 1).unsqueeze(0)  # the last dim is not dense, as in T5
     weights = torch.nn.functional.softmax(((q @ k.transpose(3, 2)) + by_head) * 0.5 + mask, -1)
@@ -81,8 +81,8 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """Return the attention of ``q``, ``k`` and ``v``, whose batches and heads are flattened to one dim. ``baddbmm``
-    computes the scores and adds ``bias`` to them. ``mask`` is added before the softmax.
+    """Return the attention of ``q``, ``k`` and ``v``, in which batch and heads are one dim. ``baddbmm`` computes the
+    scores and adds ``bias`` to them. ``mask`` is added before the softmax.
     """
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
     weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
@@ -90,14 +90,16 @@ def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> 
 
 
 def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return the attention of ``q``, ``k`` and ``v`` whose scores ``tanh`` caps at 5 before ``mask`` is added."""
+    """Return the attention of ``q``, ``k`` and ``v`` whose scores ``tanh`` limits to the range from -5 to 5 before
+    ``mask`` is added.
+    """
     scores = torch.tanh(q @ k.transpose(2, 3) * 0.35 / 5.0) * 5.0 + mask
     return F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 
 
 def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention with an attention sink. A column of logits ``sink`` is joined to the scores before the softmax,
-    and the column of its weights is dropped afterwards.
+    """Return the attention of ``q``, ``k`` and ``v`` with ``mask`` and an attention sink. A column of the logits
+    ``sink``, one per head, is joined to the scores before the softmax. The column of its weights is dropped afterwards.
     """
     scores = torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask
     scores = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(2, -1, 5, -1)], dim=-1)
@@ -106,8 +108,9 @@ def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) ->
 
 
 def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention times ``sigmoid(logsumexp(scores) - sink)``. That factor is the share of weight that a sink
-    column would leave to the keys.
+    """Return the attention of ``q``, ``k`` and ``v``, multiplied by ``sigmoid(logsumexp(scores) - sink)``. That factor
+    is the share of weight that a column of the logits ``sink`` would leave to the keys. The scores are multiplied by
+    ``by``, and ``mask`` is added to them.
     """
     scores = torch.matmul(q, k.transpose(2, 3)) * by + mask
     left = (torch.logsumexp(scores, dim=-1) - sink.view(1, -1, 1)).to(torch.float32).sigmoid()
@@ -116,26 +119,30 @@ def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tenso
 
 
 def _of_channels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Return the sine of an attention of three dims with channels before tokens."""
+    """Return the sine of the attention of ``q``, ``k`` and ``v``. They have the dims batch, channels and tokens, in
+    this order. ``bias`` is added to the scores.
+    """
     weights = (q.transpose(-2, -1) @ k * 0.35 + bias).softmax(dim=-1)
     return (v @ weights.transpose(-1, -2)).sin()
 
 
 def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return the sine of an attention whose two products are written with ``einsum``."""
+    """Return the sine of the attention of ``q``, ``k`` and ``v``, whose two products are written with ``einsum``.
+    ``mask`` is added to the scores.
+    """
     weights = F.softmax(torch.einsum("ibnd,jbnd->bnij", q, k) * 0.35 + mask, dim=3)
     return torch.einsum("bnij,jbnd->ibnd", weights, v).sin()
 
 
 def attention_programs() -> Iterator[Program]:
-    """Yield functions with arguments that compute attention in each of the ways in which models write it. The most
-    frequent way occurs with all dtypes and with symbolic sizes.
+    """Yield the programs on which the rewrite of attention is proven. A program is a function with arguments. Together
+    they compute attention in the ways in which models write it, some in 16 bits or with symbolic sizes.
     """
     # A fixed seed: the proof of one digest must have one result.
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Return normally distributed tensors of these shapes and this dtype."""
+        """Return a tuple of tensors of the given shapes and dtype with normally distributed numbers from ``rng``."""
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     q, k, v, of_batch = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 5, 7)

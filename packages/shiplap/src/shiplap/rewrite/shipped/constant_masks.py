@@ -62,10 +62,10 @@ HiddenPart = Literal["", "nothing", "later", "some"]
 
 
 def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return ``steps`` with one causal mask replaced by a ``causal`` step and without masks that hide nothing. Steps
-    are the calls that an attention applies to its scores. A causal mask hides the later columns of each row.
+    """Return a new list of ``steps``, the calls that an attention applies to its scores. Masks that hide nothing are
+    left out, and a causal mask is replaced by a ``causal`` step. A causal mask hides the columns after the diagonal.
 
-    A causal mask is not replaced if there is another mask or a bias, or if the scores are changed after it.
+    It is not replaced if there is another mask or a bias, or if a call other than a view changes the scores after it.
     """
     left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hidden_part_of_step(s) != "nothing"]
     biases = [i for i, s in enumerate(left) if s.kind in ("add", "fill", "keep", "sink", "rest", "cap")]
@@ -80,12 +80,12 @@ def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
-    """Return which scores the mask of ``step`` hides, as a text. ``step`` is a call that an attention applies to its
+    """Return which scores the mask of ``step`` hides, as a string. ``step`` is a call that an attention applies to its
     scores.
 
-    The text is ``nothing`` for a mask that changes no score, and ``later`` if later columns are hidden. It is ``some``
-    if some scores of each row are hidden, but never all. It is empty for any other mask and for a mask whose values are
-    not known.
+    The string is ``"nothing"`` for a mask that changes no score, and ``"later"`` if exactly the columns after the
+    diagonal are hidden. It is ``"some"`` if some scores are hidden, but not all of a row. It is empty for any other
+    mask, and for one whose values depend on inputs.
     """
     node = step.given
     if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
@@ -99,16 +99,17 @@ def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
 
 
 def _classify_mask(kind: str, node: Node) -> HiddenPart:
-    """Return which scores the mask computed by ``node`` hides, with the values of ``hidden_part_of_step``. Return an
-    empty string if the mask is not constant. ``kind`` is how the mask is applied, by ``add``, ``fill`` or ``keep``.
+    """Return which scores the mask computed by ``node`` hides, as a string like that of :func:`hidden_part_of_step`.
+    Return an empty string if the mask is not constant. ``kind`` is how the mask is applied, by ``"add"``, ``"fill"`` or
+    ``"keep"``.
     """
     mask = constant_value(node)
     return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))
 
 
 def constant_value(node: Node) -> Tensor | None:
-    """Return the tensor that the graph computes at ``node`` from sizes alone. Return None if it depends on inputs or is
-    too large.
+    """Return the values of the tensor that the graph computes at ``node`` from constants alone. Return None if it
+    depends on inputs, is too large or cannot be computed in this process.
     """
     calls = _calls_behind_mask(node)
     if calls is None:
@@ -122,10 +123,11 @@ def constant_value(node: Node) -> Tensor | None:
 
 
 def _calls_behind_mask(node: Node) -> list[Node] | None:
-    """Return the calls that compute ``node`` from constants alone, in the order of the graph.
+    """Return the calls that compute ``node`` from constants alone, in the order of the graph, with ``node`` as the
+    last.
 
     Return None if ``node`` depends on an input, a symbolic size, or a call that is not known to be pure. Return None
-    also if one of the calls is written to, or if there are too many calls or elements.
+    also if a result is written to, if there are more than 60 calls, or if a result has more than 2**27 elements.
     """
     calls: list[Node] = []
     for at in walk_from([node], inputs_of):
@@ -150,7 +152,7 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
 
 
 def _compute_mask(calls: Sequence[Node]) -> Tensor:
-    """Return the result of the last of ``calls``, all of which are run, in order, on real tensors."""
+    """Run ``calls`` in order on real tensors and return the result of the last one."""
     held: dict[Node, Any] = {}
     for node in calls:
         held[node] = run_call(node, held.__getitem__)
@@ -161,7 +163,7 @@ def _compute_mask(calls: Sequence[Node]) -> Tensor:
 
 def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
     """Return a boolean tensor that is True where ``mask`` hides a score. ``kind`` is how the mask is applied to scores,
-    by ``add``, ``fill`` or ``keep``. Return None if the mask changes a score in another way.
+    by ``"add"``, ``"fill"`` or ``"keep"``. Return None if an added mask changes a score that it does not hide.
     """
     if kind != "add":
         hidden = mask if mask.dtype == torch.bool else mask != 0
@@ -174,10 +176,11 @@ def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
 
 
 def _classify_hidden(hidden: Tensor | None) -> HiddenPart:
-    """Return which scores are hidden, as a text. ``hidden`` is a boolean tensor that is True for hidden scores.
+    """Return which scores are hidden, as a string. ``hidden`` is a boolean tensor that is True for hidden scores, or
+    None.
 
-    The text is ``nothing``, ``later`` if all later columns are hidden, or ``some`` if some scores are hidden, but no
-    row as a whole. It is empty for any other tensor and for None.
+    The string is ``"nothing"`` if none is hidden, and ``"later"`` if exactly the columns after the diagonal are hidden.
+    It is ``"some"`` if some scores are hidden, but not all of a row. It is empty for any other tensor and for None.
     """
     if hidden is None:
         return ""

@@ -37,7 +37,7 @@ from shiplap.torch_private.dynamo import is_folded
 
 @dataclass(frozen=True)
 class _NormAfterConv:
-    """A batch norm in a graph, which may follow a convolution.
+    """A batch norm in a graph. It may follow a convolution.
 
     Attributes:
         out: the node of the result.
@@ -55,7 +55,7 @@ class _NormAfterConv:
 
 
 class FoldedNorm(Rewrite):
-    """A rewrite that folds the batch norm behind a convolution into the weights of the convolution, in an evaluated
+    """A rewrite that folds the batch norm after a convolution into the weights of the convolution, in an evaluated
     model.
 
     Args:
@@ -86,8 +86,8 @@ class FoldedNorm(Rewrite):
         always: bool = False,
         gradient: bool = True,
     ) -> None:
-        """Set the convolution, the programs of its proof and the options of the rewrite. Prepare patterns of the norms
-        that are written out.
+        """Set the convolution, the programs of its proof and the options of the rewrite. Prepare the patterns of norms
+        that are written without ``batch_norm``.
         """
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
@@ -98,8 +98,8 @@ class FoldedNorm(Rewrite):
         self.anchors = frozenset({operator})
 
     def forced(self) -> FoldedNorm:
-        """Return a copy of this rewrite that folds every norm that it can, even if that is not faster or the weights
-        are no constants.
+        """Return a copy of this rewrite with ``always`` set. It also folds norms where that is not worth it, and where
+        the weights are no constants.
         """
         norms = {dtype: fn for dtype, (fn, _) in self.written_out.items()}
         return FoldedNorm(
@@ -115,15 +115,15 @@ class FoldedNorm(Rewrite):
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether the result of the proof depends only on the code of Shiplap and torch. It is false for the
-        convolution of an op, since the result then depends on the op's kernels.
+        """Whether the result of the proof depends only on the code of Shiplap and torch. It is false if the convolution
+        is that of an op, since the result then depends on the op's kernels.
         """
         torchs_own = self.conv is F.conv2d and self.examples is _conv_norm_programs and not self.written_out
         return torchs_own and super().code_is_fully_hashed  # else the kernels of an op decide as well
 
     @property
     def digest(self) -> str:
-        """A digest of the rewrite's code, operator, given functions and options."""
+        """A digest of the rewrite's code, its name, its operator, its options and the functions that it was given."""
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_fold_norm", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
@@ -132,14 +132,14 @@ class FoldedNorm(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the functions with arguments on which the rewrite is proven. Each computes a convolution with a norm
-        behind it.
+        """Return an iterator over the programs on which the rewrite is proven. A program is a function with arguments.
+        Each computes a convolution followed by a batch norm.
         """
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield a ``Match`` for
-        each folded norm, and a ``NearMiss`` with the reason for each that is not folded.
+        """Fold each batch norm after a convolution of ``graph`` into the convolution's weights, in place. Yield a
+        ``Match`` for each folded norm, and a ``NearMiss`` with the reason for each that is not folded.
         """
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
@@ -153,7 +153,9 @@ class FoldedNorm(Rewrite):
         return isinstance(node, Node) and node.op.startswith("call") and canonical_name(node) == self.operator
 
     def _norms(self, graph: Graph) -> Iterator[_NormAfterConv]:
-        """Yield the batch norms in ``graph``. They are calls of ``batch_norm`` and norms that are written out."""
+        """Yield all batch norms in ``graph``, after a convolution or not. They are calls of ``batch_norm``, and
+        computations of the functions in ``written_out``.
+        """
         for node in graph.nodes:
             if node.op.startswith("call") and canonical_name(node) == "batch_norm":
                 given = canonical_arguments(node)
@@ -167,8 +169,9 @@ class FoldedNorm(Rewrite):
             yield from self._spelled(graph, fn, drawn)
 
     def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: PatternSamples) -> Iterator[_NormAfterConv]:
-        """Yield the norms in ``graph`` that are written as the calls of ``fn`` instead of ``batch_norm``. No other node
-        may read a value in between. ``drawn`` holds the arguments with which ``fn`` is traced to a pattern.
+        """Yield the norms in ``graph`` that are written as the calls of ``fn`` instead of ``batch_norm``. A norm is
+        left out if another node reads one of its intermediate values. ``drawn`` holds the arguments on which ``fn`` is
+        traced to a pattern.
         """
         from shiplap.torch_private.inductor_passes import preserving_state
 
@@ -185,8 +188,8 @@ class FoldedNorm(Rewrite):
                     break
 
     def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
-        """Fold one norm into the convolution before it. Return the ``Match``, or a ``NearMiss`` with the reason if the
-        norm is not folded.
+        """Fold ``norm`` into the convolution before it, in place. Return the ``Match``, or a ``NearMiss`` with the
+        reason if the norm is not folded.
         """
         conv: Node = norm.x
         named = canonical_arguments(conv)
@@ -214,7 +217,7 @@ class FoldedNorm(Rewrite):
         )
 
     def _declined(self, named: dict[str, Any]) -> str:
-        """Return the reason why folding a norm is not worth it for a convolution with the arguments ``named``. An
+        """Return the reason why folding a norm into the convolution with the arguments ``named`` is not worth it. An
         example is a weight that is no constant. Return an empty string if it is worth it.
         """
         if not is_folded(named["weight"]):
@@ -225,15 +228,16 @@ class FoldedNorm(Rewrite):
         return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
-        """Return the convolution with arguments ``named`` whose weight and bias are changed so that it includes a batch
-        norm. ``statistics`` are the mean, variance, scale, shift and eps of the norm. This function is traced in place
-        of convolution and norm.
+        """Return the result of the convolution with the arguments ``named``, after a batch norm was folded into its
+        weight and bias. ``statistics`` are the mean, variance, scale, shift and eps of the norm.
+
+        This function is traced in place of convolution and norm.
         """
         weight, bias = _fold_parameters(named["weight"], named.get("bias"), *statistics)
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return the ``NearMiss`` of a norm that is not folded, with the node, the kind of obstacle and the reason."""
+        """Return a ``NearMiss`` of a norm that is not folded, with this kind of obstacle and reason at ``node``."""
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 
@@ -246,9 +250,9 @@ def _fold_parameters(
     shift: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the weight and the bias of a convolution into which a batch norm is folded. They are computed in the dtype
-    of the statistics and cast to the dtype of ``weight``. ``bias``, ``scale`` and ``shift`` are None if the convolution
-    or the norm has none.
+    """Return the weight and the bias of a convolution into which a batch norm is folded. They are computed in the
+    promoted dtype of the weight and the statistics, and cast to the dtype of ``weight``. ``bias``, ``scale`` and
+    ``shift`` are None if the convolution or the norm has none.
     """
     factor = torch.rsqrt(var + eps) if scale is None else torch.rsqrt(var + eps) * scale
     moved = (-mean if bias is None else bias - mean) * factor
@@ -258,13 +262,15 @@ def _fold_parameters(
 
 
 def statistics(co: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return random mean, variance, scale and shift of a batch norm over ``co`` channels."""
+    """Return random tensors of ``co`` elements as the mean, variance, scale and shift of a batch norm, in this order.
+    The variances are at least 0.5.
+    """
     return torch.randn(co), 0.5 + torch.rand(co), 1 + torch.randn(co) / 4, torch.randn(co)
 
 
 def _conv_norm_programs() -> Iterator[Program]:
-    """Yield functions with arguments on which the folding of norms into torch's own convolution is proven. Each
-    computes a convolution with a norm behind it.
+    """Yield the programs on which the folding of norms into ``conv2d`` is proven. A program is a function with
+    arguments. Each computes a convolution followed by a batch norm.
     """
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 

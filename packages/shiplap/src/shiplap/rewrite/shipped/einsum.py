@@ -22,8 +22,8 @@ DimOrder = tuple[int, ...]
 class EinsumProduct:
     """An einsum of the two operands ``first`` and ``second``, written as a product of matrices.
 
-    :func:`arrange_dims` permutes the dims of each operand by its element of ``orders``. The first operand then has the
-    dims ``[..., rows, inner]`` and the second ``[..., inner, columns]``. For attention scores, the second has ``[...,
+    ``orders`` holds, for each operand, the dim order that :func:`arrange_dims` gives it. The first operand then has the
+    dims ``[..., rows, inner]``, and the second ``[..., inner, columns]``. For attention scores, the second has ``[...,
     columns, inner]``. ``out`` is the permutation from the dims of the product to those of the einsum's result.
     """
 
@@ -34,7 +34,7 @@ class EinsumProduct:
 
 
 def arrange_dims(tensor: Tensor, order: DimOrder) -> Tensor:
-    """Return ``tensor`` with its dims in ``order``, where -1 stands for a new dim of size 1."""
+    """Return ``tensor`` with its dims permuted to ``order``. Each -1 in ``order`` stands for a new dim of size 1."""
     tensor = tensor.permute([d for d in order if d >= 0])
     for at, dim in enumerate(order):
         if dim < 0:
@@ -43,8 +43,9 @@ def arrange_dims(tensor: Tensor, order: DimOrder) -> Tensor:
 
 
 def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
-    """Return the subscripts of the operands of the einsum ``node``, such as ``["bhqd", "bhkd"]``, those of its result,
-    and the operand nodes. Return None for any other call, and for an einsum that is no plain product of two tensors.
+    """Return a tuple of the subscripts of the operands of the einsum ``node``, such as ``["bhqd", "bhkd"]``, those of
+    its result, and the operand nodes. Return None for any other call, for an einsum of other than two tensors, and for
+    one that reads a diagonal.
     """
     given = positional_then_named(node)
     flat = [n for g in given[1:] for n in as_list(g)]
@@ -79,8 +80,8 @@ def _replace_ellipsis(terms: list[str], out: str, operands: list[Any]) -> tuple[
 
 
 def as_scores_product(node: Any) -> EinsumProduct | None:
-    """Return the einsum ``node`` as the product of queries and keys, whose tokens are the last two dims of the result.
-    Return None for any other call.
+    """Return the einsum ``node`` as the product of queries and keys. The last two dims of its result are the tokens of
+    queries and of keys. Return None for any other call.
     """
     if not isinstance(node, Node) or (read := _parse_einsum(node)) is None or len(read[1]) < 2:
         return None
@@ -122,8 +123,9 @@ def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
 
 
 def as_transposed_product(product: Node, values: Node) -> EinsumProduct:
-    """Return ``product``, written as ``values @ weights.mT`` with tokens in the last dim, as a product of weights and
-    values.
+    """Return the matrix product ``product`` as a product of weights and values. It is written as ``values @
+    weights.mT``, with the tokens of ``values`` in its last dim. The first of the result's ``orders`` is empty, since
+    the weights keep their dims.
     """
     ranks = [fake_value(values).dim(), fake_value(product).dim()]
     turned, out = ((*range(n - 2), n - 1, n - 2) for n in ranks)

@@ -29,8 +29,8 @@ SWALLOWING_NUMBERS = {torch.float16: 3e4, torch.bfloat16: 1e4, torch.float32: 1e
 
 
 def masks_that_may_hide_rows(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return the masks among ``steps`` that may, alone or together, hide all columns of a row. Steps are the calls that
-    an attention applies to its scores. The list is empty if each row is known to keep a column.
+    """Return the masks among ``steps`` that may, alone or together, hide all columns of a row of scores. Steps are the
+    calls that an attention applies to its scores. The list is empty if each row is known to keep a column.
     """
     masks = [
         s
@@ -43,9 +43,9 @@ def masks_that_may_hide_rows(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 def _is_bounded(bias: Any) -> bool:
     """Return whether ``bias``, a tensor that is added to attention scores, is too small to hide a score as a mask does.
 
-    This holds if ``bias`` is computed from parameters, or from results of operators such as matrix products and
-    normalizations (``BOUNDARY_OPERATORS``). The calls in between must contain no number of 1000 or more, and no
-    operator such as a division, a power or a logarithm.
+    This holds if ``bias`` is computed from parameters, from inputs with gradients, from booleans, or from results of
+    ``BOUNDARY_OPERATORS``, such as matrix products and normalizations. The calls in between must contain no number of
+    1000 or more, and no operator such as a division, a power or a logarithm.
     """
     stack, seen = [bias], set[Node]()
     while stack:
@@ -73,11 +73,11 @@ def _is_bounded(bias: Any) -> bool:
 
 
 def restore_hidden_rows(q: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and a bias with which a fused attention kernel weighs fully masked rows as the model's own calls
-    do in ``dtype``. Return also a boolean tensor of the rows that become NaN.
+    """Return queries, a bias, and a boolean tensor of the rows that become NaN. With these queries and this bias, a
+    fused attention kernel weighs fully masked rows as the model's own calls do in ``dtype``.
 
     In 16 bits, adding a mask makes all scores of a fully masked row equal. A fused kernel adds the mask in float32,
-    where the scores keep their differences.
+    where the scores keep their differences. The queries of such rows are therefore set to 0.
     """
     top = bias.amax(-1, keepdim=True)
     if q.itemsize == 2 and bias.is_floating_point():

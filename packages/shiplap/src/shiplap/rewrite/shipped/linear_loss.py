@@ -42,7 +42,7 @@ FAR = 12  # calls between a loss and a layer, for a near miss
 
 @dataclass
 class _LossOfLayer:
-    """A loss, the linear layer that computes its logits, and the calls in between.
+    """A cross entropy loss, the linear layer that computes its logits, and the calls between them.
 
     Attributes:
         loss: the node of the loss.
@@ -69,7 +69,7 @@ class _LossOfLayer:
 
 class LinearLoss(Rewrite):
     """A rewrite that replaces ``cross_entropy(linear(hidden, weight, bias), target)``, in the ways in which models
-    write it.
+    write it, by one function.
 
     Args:
         name: the name of the rewrite.
@@ -82,8 +82,8 @@ class LinearLoss(Rewrite):
     anchors = LOSSES
 
     def __init__(self, name: str, loss: Callable[..., Tensor], *, always: bool = False) -> None:
-        """Set the rewrite's name, the function that computes the loss of a layer, and whether small losses are
-        replaced, too.
+        """Set the rewrite's name and the function that computes the loss of a layer. If ``always`` is true, small
+        losses are replaced, too.
         """
         self.name, self.loss, self.always = name, loss, always
 
@@ -100,14 +100,15 @@ class LinearLoss(Rewrite):
         )
 
     def programs(self) -> Iterator[Program]:
-        """Return the functions with arguments on which the rewrite is proven. They compute losses of linear layers in
-        the ways in which models write them.
+        """Return an iterator over the programs on which the rewrite is proven. A program is a function with arguments.
+        Each computes the loss of a linear layer in one of the ways in which models write it.
         """
         return _programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a ``Match``
-        for each replaced loss, and a ``NearMiss`` with the reason for each that is not replaced.
+        """Replace cross entropies of linear layers in ``graph``, in place, by the loss function of this rewrite. Yield
+        a ``Match`` for each replaced loss, and a ``NearMiss`` with the reason for each that is not replaced. A loss of
+        which no linear layer is found is passed over.
         """
         remove_dead_calls(graph)
         # A list, since replacements add nodes to the graph and remove others.
@@ -123,8 +124,8 @@ class LinearLoss(Rewrite):
 
     def _replace_loss(self, graph: Graph, node: Node) -> Outcome:
         """Replace the loss ``node`` and the linear layer that computes its logits, and return the ``Match`` or
-        ``NearMiss``. Raise ``RewriteObstacle`` if a call between the two cannot be applied to hidden states, or if the
-        logits are small.
+        ``NearMiss``. Raise ``RewriteObstacle`` if no layer is found, if a call between layer and loss is not supported,
+        or if the logits are too small.
         """
         found = _find_layer(node)
         hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])
@@ -140,17 +141,18 @@ class LinearLoss(Rewrite):
         )
 
     def _replacement(self, found: _LossOfLayer) -> Callable[..., Tensor]:
-        """Return the function that is traced in place of the layer and the loss in ``found``. It calls the rewrite's
-        loss function with the options of the loss, and applies the calls in between.
+        """Return the function that is traced in place of the layer and the loss in ``found``. It takes the layer's
+        input and weight, the targets, and the layer's bias or None. It calls the rewrite's loss function with the
+        options of the loss.
         """
         names = ("reduction", "ignore_index", "label_smoothing")
         options = {name: found.given[name] for name in names if name in found.given} | {"softcap": found.softcap}
         dtype = fake_value(found.loss).dtype
 
         def loss_of_layer(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
-            """Return the loss of the linear layer, computed by the rewrite's loss function. The calls that the graph
-            applies to rows of the logits are first applied to ``hidden``, the layer's input. ``bias`` is None for a
-            layer without one.
+            """Return the loss of the linear layer, computed by the rewrite's loss function. The calls in
+            ``found.moves``, which the graph applies to rows of the logits, are first applied to ``hidden``, the layer's
+            input. ``bias`` is None for a layer without one.
             """
             # They were found from the loss upwards.
             for move in reversed(found.moves):
@@ -165,7 +167,8 @@ class LinearLoss(Rewrite):
 
 def _find_layer(node: Node) -> _LossOfLayer:
     """Return the linear layer that computes the logits of the loss ``node``, with the calls in between. Raise
-    ``RewriteObstacle`` if the rewrite's loss function does not support the loss or one of the calls.
+    ``RewriteObstacle`` if there is no layer, or if the rewrite's loss function does not support the loss or a call in
+    between.
     """
     given = canonical_arguments(node)
     logits, target = given.get("input"), given.get("target")
@@ -201,8 +204,8 @@ def _find_layer(node: Node) -> _LossOfLayer:
 
 
 def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
-    """Add the call ``at`` to the nodes of ``found`` that the replacement removes. Raise ``RewriteObstacle`` if any
-    other node reads it.
+    """Append the call ``at`` to ``found.nodes``, the nodes that the replacement removes. Raise ``RewriteObstacle`` if a
+    node outside of them reads ``at``.
     """
     for reader in at.users:
         if reader not in found.nodes:
@@ -211,7 +214,7 @@ def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
 
 
 def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
-    """Return whether the call ``at`` is the linear layer of the loss. If so, store its arguments in ``found``. Raise
+    """Return whether the call ``at`` is a linear layer. If so, store its arguments in ``found``. Raise
     ``RewriteObstacle`` if the loss is over another dim than the layer's output features.
     """
     if torch_call_name(at) != "linear":
@@ -224,8 +227,8 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
 
 
 def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
-    """Return the tensor that ``at``, a call between the layer and the loss, reads. Store in ``found`` what the call
-    does to rows of the logits.
+    """Return the tensor that ``at``, a call between the layer and the loss, reads. Append to ``found.moves`` what the
+    call does to rows of the logits, and update ``found.class_dim``.
 
     If the call multiplies by a constant, append the constant to ``numbers``. If it is ``tanh``, append NaN. Raise
     ``RewriteObstacle`` for a call that the rewrite does not support.
@@ -265,8 +268,8 @@ def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
 
 
 def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
-    """Return ``index`` as a tuple if it consists of slices and numbers and leaves the last of ``rank`` dims unchanged.
-    Return None for any other index.
+    """Return ``index`` as a tuple if it consists of slices, integers and ``...`` and leaves the last of ``rank`` dims
+    unchanged. Return None for any other index.
     """
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(
@@ -280,9 +283,9 @@ def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
 
 
 def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
-    """Set in ``found`` the factor of the logits and the number at which ``tanh`` caps them. ``numbers`` are the factors
-    from the loss up to the layer, in which NaN stands for a ``tanh``. Raise ``RewriteObstacle`` if the logits are
-    capped in another way.
+    """Set ``found.scale``, the factor of the logits, and ``found.softcap``, the number at which ``tanh`` caps them.
+    ``numbers`` are the factors from the loss up to the layer, in which NaN stands for a ``tanh``. Raise
+    ``RewriteObstacle`` at ``at`` if the logits are capped in another way than ``cap * tanh(logits / cap)``.
     """
     caps = [i for i, number in enumerate(numbers) if math.isnan(number)]
     if not caps:
@@ -296,8 +299,8 @@ def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
 
 
 def _has_layer_above(node: Node) -> bool:
-    """Return whether the loss ``node`` is computed from a linear layer through at most 12 calls. Otherwise there is
-    nothing to replace or to report.
+    """Return whether ``node`` is computed from a linear layer. The first tensor input of ``node``, its first tensor
+    input, and so on are followed over fewer than 12 calls. Otherwise there is nothing to replace or to report.
     """
     at: Any = node
     for _ in range(FAR):
@@ -313,45 +316,57 @@ def _has_layer_above(node: Node) -> bool:
 
 
 def _padded_labels(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy with labels shifted by one position. The last label is padded with -100."""
+    """Return the mean cross entropy of the logits of a linear layer. The labels are shifted by one position. The last
+    label is padded with -100, which the loss ignores.
+    """
     logits = F.linear(hidden, weight).float()
     shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
     return F.cross_entropy(logits.view(-1, weight.shape[0]), shifted.view(-1), ignore_index=-100, reduction="mean")
 
 
 def _shifted_logits(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return three times the mean cross entropy of logits that are shifted against the labels by one position."""
+    """Return three times the mean cross entropy of the logits of a linear layer. The logits are shifted against the
+    labels by one position.
+    """
     logits = F.linear(hidden, weight)[..., :-1, :].contiguous()
     return F.cross_entropy(logits.view(-1, weight.shape[0]), labels[..., 1:].contiguous().view(-1)) * 3
 
 
 def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
-    """Return the summed cross entropy, divided by 7, of halved logits with a bias and smoothed labels."""
+    """Return a seventh of the summed cross entropy of the logits of a linear layer with a bias. The logits are halved,
+    the labels smoothed, and rows with label 2 ignored.
+    """
     logits = F.linear(hidden, weight, bias) * 0.5
     rows = logits.view(-1, weight.shape[0])
     return F.cross_entropy(rows, labels.view(-1), ignore_index=2, label_smoothing=0.1, reduction="sum") / 7
 
 
 def _classes_second(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of the squared cross entropies of all rows, for logits whose second dim is the classes."""
+    """Return the mean of the squared cross entropies of all rows of the logits of a linear layer. The second dim of the
+    logits is the classes.
+    """
     return F.cross_entropy(F.linear(hidden, weight).transpose(1, 2), labels, reduction="none").square().mean()
 
 
 def _by_log_softmax(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy, written as ``log_softmax`` followed by ``nll_loss``."""
+    """Return the mean cross entropy of the logits of a linear layer, written as ``log_softmax`` followed by
+    ``nll_loss``.
+    """
     logarithms = F.log_softmax(F.linear(hidden, weight).float().flatten(0, 1), dim=-1)
     return F.nll_loss(logarithms, labels.flatten())
 
 
 def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of logits that ``tanh`` caps at 3."""
+    """Return the mean cross entropy of the logits of a linear layer. ``tanh`` limits them to the range -3 to 3."""
     logits = F.linear(hidden, weight)
     logits = torch.tanh(logits / 3.0) * 3.0
     return F.cross_entropy(logits.float().view(-1, weight.shape[0]), labels.view(-1))
 
 
 def _programs() -> Iterator[Program]:
-    """Yield a function with arguments for each way in which models write the loss of a linear layer."""
+    """Yield the programs on which the rewrite is proven. A program is a function with arguments. Together they compute
+    the loss of a linear layer in the ways in which models write it.
+    """
     # With a fixed seed, the proof of one digest has one result.
     rng = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(2, 5, 6, generator=rng), torch.randn(11, 6, generator=rng)

@@ -57,13 +57,13 @@ class MeanSquareRoot:
 
 @dataclass
 class _MeanOfSquare:
-    """A mean over the last dim, as computed in a graph.
+    """A mean or a sum over dims of a tensor, as computed in a graph.
 
     Attributes:
-        square: the node whose values are averaged.
-        nodes: the nodes that compute the mean.
-        kept: whether the result has a last dim of size 1.
-        wrong: a call that averages over other dims, or None.
+        square: the node whose values are averaged or summed.
+        nodes: the nodes that compute the mean or sum from ``square``.
+        kept: whether the last dim stays with size 1.
+        wrong: the reducing call if it is not over the last dim alone, or None.
     """
 
     square: Node
@@ -73,16 +73,17 @@ class _MeanOfSquare:
 
     @property
     def held(self) -> Tensor:
-        """The fake tensor of ``x`` if this is the mean of ``x ** 2``, else of the averaged tensor."""
+        """The fake tensor of ``x`` if ``square`` computes ``x ** 2``. Otherwise the fake tensor of ``square``."""
         tensor: Tensor = fake_value(base_of_square(self.square) or self.square)
         return tensor
 
 
 def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None:
-    """Return the root ``(mean(x ** 2) + eps) ** 0.5``, or its reciprocal, that ``node`` computes.
+    """Return the root ``(mean(x ** 2) + eps) ** 0.5``, or its reciprocal, if ``node`` computes one.
 
-    Return the obstacle if ``node`` differs from the root of an RMS norm, for example by a mean over other dims. Return
-    None for any other node, and for a node of which a further root is taken.
+    Return the obstacle if ``node`` differs from the root of an RMS norm in one point. Examples are a mean over other
+    dims and an eps that is no constant. Return None for any other node, and for a node of which a further root or
+    reciprocal is taken.
     """
     if root_base_and_exponent(node) is None or any(
         root_base_and_exponent(reader) is not None for reader in _readers_past_casts(node)
@@ -112,8 +113,8 @@ def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None
 
 
 def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
-    """Return the base and the exponent if ``node`` is one call that computes a root or a reciprocal. For ``rsqrt(x)``
-    or ``x ** -0.5`` they are ``(x, -0.5)``. Return None for any other node.
+    """Return the base and the exponent of the power if ``node`` is one call that computes a root or a reciprocal. For
+    example, return ``(x, -0.5)`` for ``rsqrt(x)`` and ``x ** -0.5``. Return None for any other node.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name else []
@@ -127,12 +128,14 @@ def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
 
 
 def is_root_not_reciprocal(node: Node) -> bool:
-    """Return whether ``node`` is a root rather than the reciprocal of a root."""
+    """Return whether the nested roots and reciprocals that ``node`` computes have a positive exponent. This is true for
+    ``sqrt(x)`` and false for ``rsqrt(x)``.
+    """
     return _strip_roots(node, [])[1] > 0
 
 
 def _base_of_summed_square(node: Any) -> Node | None:
-    """Return ``x`` if the one call ``node`` computes the sum of ``x ** 2`` over the last dim. Such calls are
+    """Return ``x`` if ``node`` is one call that computes the sum of ``x ** 2`` over the last dim. Examples are
     ``vecdot(x, x)`` and an einsum of ``x`` with itself. Return None for any other call.
     """
     name = torch_call_name(node)
@@ -155,8 +158,8 @@ def _base_of_summed_square(node: Any) -> Node | None:
 
 
 def base_of_square(node: Any) -> Node | None:
-    """Return ``x`` if ``node`` computes ``x ** 2`` in any way of writing it, with or without a sum over the last dim.
-    Return None for any other node.
+    """Return ``x`` if ``node`` computes ``x ** 2`` in any way of writing it. Return ``x`` also if ``node`` is one call
+    that sums ``x ** 2`` over the last dim. Return None for any other node.
     """
     name = torch_call_name(node)
     if (summed := _base_of_summed_square(node)) is not None:
@@ -175,7 +178,9 @@ def base_of_square(node: Any) -> Node | None:
 
 
 def _readers_past_casts(node: Node) -> list[Node]:
-    """Return the nodes that read ``node`` directly or through casts. The casts are left out."""
+    """Return the nodes that read ``node`` directly or through calls that keep its values, such as casts. These calls
+    are left out.
+    """
     readers: list[Node] = []
     for reader in node.users:
         readers += _readers_past_casts(reader) if keeps_values(reader) and reader.args[0] is node else [reader]
@@ -184,7 +189,7 @@ def _readers_past_casts(node: Node) -> list[Node]:
 
 def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
     """Return the base and the exponent of the power that ``node`` computes by nested roots and reciprocals. For ``1 /
-    sqrt(x)`` they are ``(x, -0.5)``. The calls are appended to ``nodes``.
+    sqrt(x)`` they are ``(x, -0.5)``. The exponent is 1 for any other node. The calls are appended to ``nodes``.
     """
     exponent = 1.0
     while (step := root_base_and_exponent(node)) is not None:
@@ -196,8 +201,8 @@ def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
 
 
 def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
-    """Return the terms of the sum ``node`` as ``(mean, eps)``, where ``eps`` is the constant one, and append ``node``
-    to ``nodes``. For any other node, return the node and 0.
+    """Return the terms of the sum ``node`` as ``(mean, eps)``, where ``eps`` is the constant term, and append ``node``
+    to ``nodes``. For any other node, return the node and 0.0. If no term is constant, the first one is ``mean``.
     """
     given = positional_then_named(node) if torch_call_name(node) == "add" else []
     if len(given) != 2:
@@ -208,8 +213,8 @@ def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
 
 
 def _parse_mean(node: Any) -> _MeanOfSquare | None:
-    """Return the mean over a dim that ``node`` computes in any way of writing it, such as a sum divided by the size.
-    Return None if it computes no mean.
+    """Return the mean that ``node`` computes in any way of writing it, such as a sum divided by the size. A mean over
+    other dims than the last is marked as wrong. Return None if ``node`` computes no mean.
     """
     name = torch_call_name(node)
     if name == "mean":
@@ -222,8 +227,8 @@ def _parse_mean(node: Any) -> _MeanOfSquare | None:
 
 
 def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
-    """Return the mean ``made`` as one that keeps its last dim, if the view ``node`` restores that dim. Return None for
-    any other view.
+    """Return ``made`` with ``kept`` set if the view ``node`` of it appends the last dim of size 1 that the reduction
+    removed. Return None for any other view, and if that dim was kept.
     """
     if made.kept or not restores_last_dim(node, made.held):
         return None
@@ -231,8 +236,8 @@ def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
 
 
 def _parse_sum(node: Any) -> _MeanOfSquare | None:
-    """Return the sum over a dim that ``node`` computes in any way of writing it, with the tensor that is summed. Return
-    None if it computes no sum.
+    """Return the sum that ``node`` computes in any way of writing it, with the tensor that is summed. A sum over other
+    dims than the last is marked as wrong. Return None if ``node`` computes no sum.
     """
     name = torch_call_name(node)
     if name == "sum":
@@ -247,8 +252,8 @@ def _parse_sum(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
-    """Return the sum over the last dim that ``node`` divides by the size of that dim, so that it computes a mean.
-    Return None for any other node.
+    """Return the sum that ``node`` divides by the size of the last dim, so that ``node`` computes a mean. Return None
+    for any other node.
     """
     given = positional_then_named(node) if torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES else []
     if len(given) != 2:
@@ -269,8 +274,8 @@ def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_reduction(node: Node) -> _MeanOfSquare | None:
-    """Return the call ``node`` of ``mean`` or ``sum`` as a mean, with whether it is over the last dim alone. Return
-    None if it reduces no tensor.
+    """Return the tensor that ``node``, a call of ``mean`` or ``sum``, reduces, and whether the last dim stays with size
+    1. If the call reduces other dims than the last, it is marked as wrong. Return None if it reduces no tensor.
     """
     passed: list[Node] = []
     square = skip_idle_calls(node.args[0] if node.args else node.kwargs.get("input"), passed)
@@ -287,7 +292,9 @@ def reduces_last_dim(node: Node) -> bool:
 
 
 def restores_last_dim(node: Node, square: Tensor) -> bool:
-    """Return whether ``node`` is a view that appends a last dim of size 1 to a mean of ``square``."""
+    """Return whether ``node`` is a view with the shape of ``square``, but with 1 as the last size. It thereby restores
+    the dim that a mean of ``square`` over the last dim removed.
+    """
     if torch_call_name(node) == "getitem":
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         if not all(i is None or i is Ellipsis or i == slice(None) for i in index):

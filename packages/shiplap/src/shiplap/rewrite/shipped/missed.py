@@ -40,7 +40,9 @@ NO_FIX = "nothing would make it match: leave it to torch.compile"
 
 
 def is_over_last_dim(node: Node) -> bool:
-    """Return whether the softmax ``node`` is over the last dim of a tensor of at least two dims."""
+    """Return whether the softmax ``node`` is over the last dim of a tensor of at least two dims. Return False also if
+    the call does not state the dim as a constant.
+    """
     held = fake_value(node)
     called = log_softmax_below(node) or node
     given = [a for a in (*called.args[1:2], called.kwargs.get("dim")) if isinstance(a, int)]
@@ -48,7 +50,7 @@ def is_over_last_dim(node: Node) -> bool:
 
 
 def is_softmax_by_hand(node: Node) -> bool:
-    """Return whether ``node`` is ``exp(x) / sum(exp(x))``, a softmax that is written out."""
+    """Return whether ``node`` is ``exp(x) / sum(exp(x))``, a softmax that is written as several calls."""
     given = positional_then_named(node) if torch_call_name(node) in ("div", "truediv", "divide") else []
     top, total = map(skip_idle_calls, given) if len(given) == 2 else (None, None)
     return (
@@ -61,8 +63,8 @@ def is_softmax_by_hand(node: Node) -> bool:
 
 
 def is_unnormalized_softmax(node: Node) -> bool:
-    """Return whether ``node`` is the ``exp`` of attention scores and is normalized elsewhere. For example, the product
-    with the values is divided by the sum of the weights, or a ``logsumexp`` is subtracted before the ``exp``.
+    """Return whether ``node`` is the ``exp`` of attention scores and is normalized at another node. For example, the
+    product with the values is divided by the sum of the weights, or a ``logsumexp`` is subtracted before the ``exp``.
     """
     if torch_call_name(node) != "exp" or log_softmax_below(node) is not None:
         return False
@@ -78,7 +80,7 @@ def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) 
     The differences are in the order of the calls.
 
     ``above`` and ``below`` return whether an attention may have a given call before or after the softmax. The node of
-    the obstacle is that of the first difference.
+    the obstacle is that of the first difference. If the first difference has no fix, it is returned alone.
     """
     first, *others = list(_obstacles_of_region(region, above, below)) or [_obstacle_of_product(region)]
     # Where nothing helps, further obstacles would only distract.
@@ -90,8 +92,9 @@ def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) 
 
 
 def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> Iterator[RewriteObstacle]:
-    """Yield the differences between ``region``, the calls around a softmax, and an attention as obstacles, in the order
-    of the calls. ``above`` and ``below`` return whether an attention may have a call before or after the softmax.
+    """Yield one obstacle for each difference between an attention and ``region``, the calls around a softmax, in the
+    order of the calls. ``above`` and ``below`` return whether an attention may have a given call before or after the
+    softmax.
     """
     softmax, exponential = region.softmax, is_unnormalized_softmax(region.softmax)
     by_hand = exponential or is_softmax_by_hand(softmax)
@@ -138,15 +141,15 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Return whether ``node`` is the ``exp`` of a softmax that is written out as several calls. If ``by_hand`` is
-    false, the softmax is one call, and the result is False.
+    """Return whether ``node`` is an ``exp`` that belongs to a softmax. ``by_hand`` states whether the softmax is
+    written as several calls. If it is one call, return False.
     """
     return by_hand and torch_call_name(node) == "exp"
 
 
 def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
-    """Return the obstacle for ``region``, the calls around a softmax, if an attention may have all of its calls. One of
-    its two products is then written in an unsupported way, which the obstacle names.
+    """Return the obstacle for ``region``, the calls around a softmax, if an attention may have all of these calls. One
+    of the two matrix products of ``region`` is then written in an unsupported way, which the obstacle names.
     """
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
@@ -157,8 +160,8 @@ def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
 
 
 def _fix_for_call(node: Node, otherwise: str) -> str:
-    """Return the remedy for the call ``node``, which attention does not have, from a table of known calls. Return
-    ``otherwise`` if the table lacks the call.
+    """Return the fix in ``FIXES_BY_CALL`` for the call ``node``, which no attention has. Return ``otherwise`` if there
+    is none. If the call mixes attention heads, return ``NO_FIX``, a text which says that nothing would help.
     """
     name = torch_call_name(node)
     if mixes_heads(node):
@@ -168,6 +171,8 @@ def _fix_for_call(node: Node, otherwise: str) -> str:
 
 
 def _shape_of_node(node: Node) -> str:
-    """Return the shape of a node's tensor as text, or the node's name if it stands for no tensor."""
+    """Return the shape of the tensor of ``node`` as text, such as ``[2, 8]``. Return the name of ``node`` if it stands
+    for no tensor.
+    """
     held = fake_tensor(node)
     return node.name if held is None else format_sizes(held.shape)

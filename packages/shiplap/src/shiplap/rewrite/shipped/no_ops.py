@@ -34,8 +34,9 @@ class NoOps(Rewrite):
         return code_digest(NoOps.apply, _is_cast_to_own_dtype, _is_disabled_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace calls in ``graph`` that return their input unchanged by that input, and yield a ``Match`` for each.
-        Such calls are casts to the dtype that a tensor already has, and disabled dropouts.
+        """Remove calls that return their input unchanged from ``graph``, in place. Yield a ``Match`` for each, or a
+        ``NearMiss`` if it cannot be removed. Such calls are casts to the dtype that a tensor already has, and disabled
+        dropouts.
         """
         for node in list(graph.nodes):
             if node.op.startswith("call") and (_is_cast_to_own_dtype(node) or _is_disabled_dropout(node)):
@@ -52,7 +53,9 @@ class NoOps(Rewrite):
 
 
 def _run_idle_calls(x: Tensor) -> Tensor:
-    """Return the cosine of the sine of ``x``, with a cast and a dropout in between that change nothing."""
+    """Return the cosine of the sine of a float32 tensor ``x``, with a cast and a dropout in between that change
+    nothing.
+    """
     return F.dropout(torch.sin(x).to(torch.float32), 0.3, False).cos()
 
 
@@ -67,7 +70,9 @@ def _is_cast_to_own_dtype(node: Node) -> bool:
 
 
 def _is_disabled_dropout(node: Node) -> bool:
-    """Return whether ``node`` is a dropout that returns its argument unchanged and writes to nothing."""
+    """Return whether ``node`` is a dropout that returns its argument unchanged. It is not in training, or has
+    probability 0 and is not in-place.
+    """
     if canonical_name(node) != "dropout" or not node.args or not isinstance(node.args[0], Node):
         return False
     given = canonical_arguments(node)

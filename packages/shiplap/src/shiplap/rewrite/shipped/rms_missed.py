@@ -56,8 +56,13 @@ RMS_NORM_FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
 
 @dataclass
 class _ScaleTrace:
-    """The calls that compute a factor by which a value is scaled, in one list for each kind of call, such as roots and
-    means. In each list, the calls nearest to the factor come first.
+    """The calls that compute a factor by which a value is scaled, in one list for each kind of call. In each list, the
+    calls nearest to the factor come first.
+
+    ``squared`` holds the values whose squares are computed. ``roots``, ``means``, ``norms`` and ``added`` hold roots,
+    reductions, vector norms and additions. ``bounds`` holds calls such as ``clamp``, and ``writers`` calls that work in
+    place. ``sized`` states whether there is a ``mean`` or a constant factor. ``seen`` holds all nodes that were
+    visited.
     """
 
     squared: list[Node] = field(default_factory=list)
@@ -75,8 +80,8 @@ def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstac
     """Return the obstacle, with its reason, if ``node`` scales a value by its root mean square in another way than
     torch's RMS norm.
 
-    Return None for any other node. Return None also if the root is in ``known``, the roots that were replaced or
-    reported already.
+    Return None for any other node. Return None also if the scale is computed from a node in ``known``, the roots that
+    were replaced or reported already.
     """
     if torch_call_name(node) == "normalize":
         return _explain_normalize(node)
@@ -94,8 +99,8 @@ def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstac
 
 
 def _possible_bases(scaled: Node) -> list[Node]:
-    """Return the values of which ``scaled`` may be a multiple. They are ``scaled`` itself and, if it is a product, the
-    factors of the product.
+    """Return the values of which ``scaled`` may be a multiple. They are ``scaled`` without casts and, if it is a
+    product, the factors of the product without casts.
     """
     at = skip_idle_calls(scaled)
     factors = at.all_input_nodes if torch_call_name(at) in PRODUCT_NAMES else []
@@ -103,8 +108,8 @@ def _possible_bases(scaled: Node) -> list[Node]:
 
 
 def _broadcasts_to(by: Node, scaled: Node) -> bool:
-    """Return whether ``by`` has as many dims as the floating-point tensor ``scaled`` and broadcasts to it along
-    a dim.
+    """Return whether ``by`` has as many dims as the floating-point tensor ``scaled``, and size 1 in a dim in which
+    ``scaled`` is larger.
     """
     small, large = fake_value(by), fake_value(scaled)
     if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
@@ -120,8 +125,8 @@ def _is_size_one(size: Any) -> bool:
 
 
 def _follow_scale(by: Node) -> _ScaleTrace:
-    """Return the calls through which the factor ``by`` is computed, sorted by kind. The kinds are roots, means, squares
-    and so on. At most 12 calls are followed up the graph.
+    """Return the calls through which the factor ``by`` is computed, sorted by kind, such as roots, means and squares.
+    At most 12 calls in a row are followed.
     """
     trace, layer = _ScaleTrace(), [by]
     for _ in range(MOST_CALLS_TO_SQUARES):
@@ -135,8 +140,8 @@ def _follow_scale(by: Node) -> _ScaleTrace:
 
 
 def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
-    """Add the call ``node`` to the list of its kind in ``trace``. The kinds are roots, means, squares and so on. Return
-    the nodes that it reads and that have to be followed next.
+    """Append the call ``node`` to the list of its kind in ``trace``, such as roots or means. Return the nodes among its
+    inputs that have to be followed next. Return an empty list at a square, and at a call that no RMS norm has.
     """
     name = torch_call_name(node)
     if (x := base_of_square(node)) is not None:
@@ -171,7 +176,9 @@ def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
 
 
 def _is_difference(x: Node) -> bool:
-    """Return whether ``x`` is a difference, as in a layer norm, which subtracts the mean."""
+    """Return whether ``x`` is the result of a subtraction. A layer norm, for example, subtracts the mean before it
+    scales.
+    """
     return torch_call_name(x) == "sub"  # a mean was subtracted: a layer norm
 
 
@@ -207,13 +214,14 @@ def _describe_difference(node: Node, trace: _ScaleTrace) -> RewriteObstacle | No
 
 
 def _is_below_root(added: Node, root: Node) -> bool:
-    """Return whether ``root`` is computed from ``added``."""
+    """Return whether ``root`` is computed from ``added``. At most 48 nodes above ``root`` are searched."""
     return added in islice(walk_from([root], inputs_of), 4 * MOST_CALLS_TO_SQUARES)
 
 
 def _explain_normalize(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle if ``node`` and its reader compute ``normalize(x, dim) * sqrt(n)``. That is an RMS norm whose
-    eps bounds the norm from below. Return None for any other calls.
+    """Return the obstacle if ``node`` is ``normalize(x, dim)`` and its reader multiplies the result by ``sqrt(n)``,
+    where ``n`` is the size of ``dim``. That is an RMS norm whose eps bounds the norm from below. Return None for any
+    other calls.
     """
     given = canonical_arguments(node, ("p", "dim"))
     dim, held = given.get("dim", 1), fake_value(node)

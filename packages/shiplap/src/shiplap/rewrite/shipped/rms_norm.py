@@ -72,14 +72,14 @@ class RmsNorm(Rewrite):
         )
 
     def programs(self) -> Iterator[Program]:
-        """Return the functions with arguments on which the rewrite is proven. They compute RMS norms in the ways in
-        which models write them.
+        """Return an iterator over the programs on which the rewrite is proven. A program is a function with arguments.
+        Each computes an RMS norm in one of the ways in which models write it.
         """
         return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace RMS norms that ``graph`` computes by several calls by torch's function. Yield a ``Match`` for each
-        replaced norm, and a ``NearMiss`` with the reason for each that is not replaced.
+        """Replace RMS norms that ``graph`` computes by several calls, in place, by torch's function. Yield a ``Match``
+        for each replaced norm, and a ``NearMiss`` with the reason for each that is not replaced.
         """
         known: set[Node] = set()
         remove_dead_calls(graph)
@@ -99,8 +99,8 @@ class RmsNorm(Rewrite):
                 yield self._near(missed)
 
     def _near(self, miss: RewriteObstacle) -> NearMiss:
-        """Return the near miss of a norm whose squares, mean and root are those of an RMS norm. ``miss`` is the
-        obstacle in the scaling by the root or in the weight.
+        """Return a ``NearMiss`` for the obstacle ``miss`` in the scaling by a root or in the weight. It counts 3 of 5
+        nodes as fitting, namely the square, the mean and the root.
         """
         miss.fitting = 3
         return self.near_miss(miss, of=5)
@@ -133,7 +133,8 @@ def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node
     """Return the call that multiplies ``x`` by the root in ``squares``, and the weight by which ``x`` was multiplied
     before. The weight is None if there is none.
 
-    Return the obstacle if no such call follows. Append the call, and the calls between it and the root, to ``nodes``.
+    Return the obstacle if no such call follows the root. Append the call, and the calls between it and the root, to
+    ``nodes``.
     """
     root, kept = squares.root, squares.kept
     while (product := single_user(root)) is not None:
@@ -168,8 +169,8 @@ def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node
 
 
 def _find_earlier_weight(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
-    """Return the weight and the calls that apply it if ``scaled`` is ``x * weight`` and no node outside of the norm
-    reads that product. Return None otherwise.
+    """Return the weight and a list of the calls that apply it, if ``scaled`` is ``x * weight``. Return None for any
+    other value, and if a node outside of the norm reads that product.
     """
     passed: list[Node] = []
     product = skip_idle_calls(scaled, passed)
@@ -185,8 +186,8 @@ def _find_earlier_weight(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None
 
 
 def _is_weight_of_norm(other: Any, width: Any) -> bool:
-    """Return whether ``other`` is a floating-point tensor of one dim with ``width`` elements, as the weight of a norm
-    is.
+    """Return whether ``other`` is a node of a floating-point tensor of one dim with ``width`` elements, as the weight
+    of a norm is.
     """
     held = fake_value(other) if isinstance(other, Node) else None
     return isinstance(held, Tensor) and held.dim() == 1 and held.is_floating_point() and held.shape[0] == width
@@ -204,9 +205,11 @@ def _is_centred(x: Node) -> bool:
 
 
 def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
-    """Return the last call of the norm and the weight by which the norm is multiplied, or None for the weight if there
-    is none. The search starts at ``product``, which is ``x`` times the root. The calls in between are appended to
-    ``nodes``.
+    """Return the last call of the norm and the weight by which the norm is multiplied after the scaling. The weight is
+    None if there is none.
+
+    The search starts at ``product``, which is ``x`` times the root, and follows casts. ``width`` is the size that the
+    weight must have. The calls of the norm behind ``product`` are appended to ``nodes``.
     """
     node, casts = product, list[Node]()
     while (reader := single_user(node)) is not None and keeps_values(reader) and reader.args[0] is node:
@@ -234,8 +237,8 @@ def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[No
 
 
 def _is_narrowing_cast(cast: Node, given: Node) -> bool:
-    """Return whether ``cast`` converts ``given`` to a 16-bit dtype, or to the dtype that ``given`` already has. A cast
-    to the same dtype changes nothing, so it counts, too.
+    """Return whether ``cast`` is a cast of the node ``given`` to a 16-bit dtype, or to the dtype that ``given`` already
+    has.
     """
     return (
         keeps_values(cast)
@@ -246,13 +249,12 @@ def _is_narrowing_cast(cast: Node, given: Node) -> bool:
 
 
 def _make_rms_norm(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor]:
-    """Return the function ``norm(x, weight, eps)`` that is traced in place of a norm. Its results have the dtype
-    ``out``.
-    """
+    """Return the function ``norm(x, weight, eps)`` that is traced in place of a norm. Its result has dtype ``out``."""
 
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm of ``x`` over the last dim. It is multiplied by ``weight`` unless that is None. If a
-        dtype differs from that of the result, the norm is computed in float32 or a wider dtype and cast once.
+        """Return the RMS norm of ``x`` over the last dim in the dtype ``out``. It is multiplied by ``weight`` unless
+        that is None. If ``x`` or ``weight`` has another dtype, the norm is computed in float32 or a wider dtype and
+        cast once.
         """
         if x.dtype == out and (weight is None or weight.dtype == out):
             return F.rms_norm(x, (x.shape[-1],), weight, eps)

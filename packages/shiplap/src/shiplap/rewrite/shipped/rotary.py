@@ -62,11 +62,12 @@ PAIR_LAYOUTS: tuple[PairLayout, ...] = ("halves", "neighbours")
 
 @dataclass(frozen=True)
 class PairRotation:
-    """A function that rotates pairs of elements.
+    """A function that rotates pairs of elements in the last dim of a tensor, each pair by its own angle.
 
     Attributes:
-        pairs: whether a pair consists of ``neighbours``, or of elements of both ``halves`` of the last dim.
-        cosines: the number of the tensor that holds the cosines, or None if one tensor holds complex numbers.
+        pairs: ``"neighbours"`` if a pair is two neighbours in the last dim, ``"halves"`` if it has one element of each
+            half.
+        cosines: the position of the cosines in ``sides``, 0 or 1. It is None if ``sides`` is one complex tensor.
         sign: the direction of the rotation, 1 or -1.
     """
 
@@ -75,8 +76,8 @@ class PairRotation:
     sign: int
 
     def __call__(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
-        """Return ``x`` with each pair of elements of its last dim rotated. ``sides`` holds the cosines and the sines of
-        the angles, or the complex numbers.
+        """Return ``x`` with each pair of elements of its last dim rotated. ``sides`` holds two tensors, the cosines and
+        the sines of the angles, or one tensor of complex numbers. ``cosines`` states which of them has the cosines.
         """
         if self.cosines is None:
             cos, sin = torch.view_as_real(sides[0]).unbind(-1)
@@ -90,9 +91,11 @@ class PairRotation:
         return torch.stack((first, second), -1).flatten(-2)
 
     def _pair(self, given: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the first and the second element of each pair in the last dim of ``given``, as two tensors. ``width``
-        is the size of that dim in a tensor of all elements. If the dim has another size, each element of ``given``
-        belongs to a whole pair, and ``given`` is returned twice.
+        """Return the first elements and the second elements of the pairs in the last dim of ``given``, as two tensors.
+        ``width`` is the size of the last dim of ``x``.
+
+        If the last dim of ``given`` has another size than ``width``, each element of ``given`` belongs to a whole pair.
+        ``given`` is then returned twice.
         """
         if given.shape[-1] != width:
             return given, given
@@ -102,8 +105,8 @@ class PairRotation:
 
 
 class Rotary(Rewrite):
-    """A rewrite that rotates pairs of elements directly. It replaces calls that first build a copy of ``x`` in which
-    the elements of each pair are exchanged.
+    """A rewrite of rotary embeddings that rotates pairs of elements directly. The replaced calls first build a copy of
+    ``x`` in which the elements of each pair are exchanged.
     """
 
     name = "rotary"
@@ -130,15 +133,15 @@ class Rotary(Rewrite):
         return short_digest(of, self.always)
 
     def programs(self) -> Iterator[Program]:
-        """Return the functions with arguments on which the rewrite is proven. They compute rotary embeddings in the
-        ways in which models write them.
+        """Return an iterator over the programs on which the rewrite is proven. A program is a function with arguments.
+        Each computes a rotary embedding in one of the ways in which models write it.
         """
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace calls in ``graph`` that rotate pairs of elements by cosines and sines, the largest group first. Yield
-        a ``Match`` for each replaced group. Then yield a ``NearMiss`` with the reason for each group that is not
-        replaced.
+        """Replace calls in ``graph``, in place, that rotate pairs of elements by cosines and sines. Yield a ``Match``
+        for each replaced rotation, or a ``NearMiss`` if the replacement is not faster. Then yield a ``NearMiss`` for
+        each computation that combines the elements of pairs in another way.
         """
         gone: set[Node] = set()
         strange: list[GraphPart] = []
@@ -163,8 +166,8 @@ class Rotary(Rewrite):
                 yield self._written(writers)
 
     def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
-        """Replace ``piece``, a part of the graph that rotates pairs of elements as ``turn`` describes, by one function.
-        Return the ``Match``, or a ``NearMiss`` with the reason if it is not replaced.
+        """Replace ``piece``, the calls that rotate pairs of elements as ``turn`` describes, by one function. Return the
+        ``Match``, or a ``NearMiss`` with the reason if it is not replaced.
         """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
@@ -177,8 +180,8 @@ class Rotary(Rewrite):
         )
 
     def _unknown(self, piece: GraphPart) -> NearMiss:
-        """Return the near miss of ``piece``, a part of the graph. It combines the elements of each pair, but not by
-        cosines and sines as a rotation does.
+        """Return a ``NearMiss`` for ``piece``, calls that combine the elements of each pair, but not by cosines and
+        sines as a rotation does.
         """
         sides = len(piece.sides)
         why = f"pairs of {piece.x.name} are mixed, but not turned by angles: it reads {sides} other tensors"
@@ -186,7 +189,7 @@ class Rotary(Rewrite):
         return self._near(piece.out, "operator", why, fix)
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
-        """Return the near miss of a rotation whose halves the calls ``writers`` write into a new tensor. This rewrite
+        """Return a ``NearMiss`` for a rotation whose halves the calls ``writers`` write into a new tensor. This rewrite
         does not replace such a rotation.
         """
         into = tensor_argument(writers[0]).name
@@ -195,15 +198,15 @@ class Rotary(Rewrite):
         return self._near(writers[0], "mutation", why, fix)
 
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
-        """Return a record which says that a rotation is not replaced, with the place ``at``, the kind of obstacle, the
-        reason and the remedy.
+        """Return a ``NearMiss`` which says that a rotation at the node ``at`` is not replaced. It has the given kind of
+        obstacle, reason and fix.
         """
         return self.near_miss(RewriteObstacle(at, obstacle, reason, fix, fitting=4), of=5)
 
 
 def _half_writers(empty: Node) -> list[Node]:
-    """Return the two calls that write sums of products into slices of the last dim of the new tensor ``empty``. Return
-    an empty list if there are no such calls.
+    """Return the two calls that write sums or differences into slices of the last dim of the new tensor ``empty``. A
+    term of each must be a product. Return an empty list if there are no such calls.
     """
     writers = [u for u in empty.users if torch_call_name(u) == "setitem" and u.args[0] is empty]
     if len(writers) != 2:
@@ -221,8 +224,8 @@ def _half_writers(empty: Node) -> list[Node]:
 
 
 def _may_end_rotation(out: Node) -> bool:
-    """Return whether ``out`` may be the result of a rotation. It must be a floating-point tensor of even width that is
-    computed from products and joined or split parts.
+    """Return whether ``out`` may be the result of a rotation. It must be a floating-point tensor of at least two dims
+    and even width. It must be computed by a product, and by a call that joins or splits parts of a tensor.
     """
     held = fake_value(out)
     if not isinstance(held, Tensor) or not held.is_floating_point() or held.dim() < 2:
@@ -237,8 +240,8 @@ def _may_end_rotation(out: Node) -> bool:
 
 
 def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | None:
-    """Return the part of the graph that computes ``out`` by rotating pairs of elements, with its rotation. If that part
-    combines the elements of pairs in another way, return the part alone. Return None if there is no such part.
+    """Return the calls that compute ``out`` by rotating pairs of elements, and the rotation. If calls combine the
+    elements of pairs in another way, return these calls alone. Return None if neither is found.
     """
     strange = None
     for x in candidate_starts(out)[:MOST_TRIED_STARTS]:
@@ -252,9 +255,9 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Return whether ``piece``, a part of the graph, combines the two elements of each pair of its input ``x``. Each
-    element of its result must depend on the two elements of one pair and on no others. This is found by running the
-    part on random numbers.
+    """Return whether the calls ``piece`` combine the two elements of each pair of their input ``x``. Two elements of
+    the result must depend on both elements of a pair, and no other element may. This is found for the first pair, by
+    running the calls on random numbers.
     """
     width = fake_value(piece.x).shape[-1]
     if width < 4 or not piece.sides:
@@ -279,8 +282,8 @@ def _mixes_pairs(piece: GraphPart) -> bool:
 def _changed_elements(
     piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
 ) -> set[tuple[int, ...]]:
-    """Return the positions at which the result of ``piece``, a part of a graph, changes with the element ``at`` of its
-    input ``x``. ``before`` is the result for the unchanged ``x``, and ``sides`` are the other inputs.
+    """Return the positions at which the result of ``piece``, calls of a graph, changes if 1 is added to the element
+    ``at`` of their input ``x``. ``before`` is the result for the unchanged ``x``, and ``sides`` are the other inputs.
     """
     other = x.clone()
     other[at] += 1.0
@@ -288,8 +291,8 @@ def _changed_elements(
 
 
 def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
-    """Return the rotation that ``piece``, a part of the graph, computes, or None if it computes none. It is found by
-    comparing results on random numbers.
+    """Return the rotation that the calls ``piece`` compute, or None if they compute none. It is found by comparing
+    results on random numbers.
     """
     width, held = fake_value(piece.x).shape[-1], [_of_pairs(fake_value(s)) for s in piece.sides]
     turns: list[PairRotation] = []
@@ -313,15 +316,15 @@ def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
 
 
 def _of_pairs(side: Tensor) -> Tensor:
-    """Return the cosines or sines ``side`` without their last dim if its size is 1. In such a tensor, each element
-    belongs to a whole pair. Any other tensor is returned unchanged.
+    """Return ``side``, a tensor of cosines or sines, without its last dim if the size of that dim is 1 and there are
+    others. In such a tensor, each element belongs to a whole pair. Any other tensor is returned unchanged.
     """
     return side.squeeze(-1) if side.dim() > 1 and isinstance(side.shape[-1], int) and side.shape[-1] == 1 else side
 
 
 def _dtype_of_products(piece: GraphPart) -> torch.dtype:
-    """Return the widest dtype in which ``piece``, a part of the graph, multiplies. It is at least as wide as the dtype
-    of the part's result.
+    """Return the dtype in which a replacement of the calls ``piece`` has to multiply. It is the promoted dtype of their
+    products and of their result, where complex numbers count as pairs of real ones.
     """
     held = [fake_value(n).dtype for n in piece.nodes if torch_call_name(n) in MULTIPLY_OPERATORS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
@@ -335,8 +338,8 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
 # Microseconds before and after the rewrite. torch 2.13, one CPU thread, 8 heads of 64, 256 tokens, 2026-11-23:
 #
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why replacing ``piece`` is not faster than Inductor's code for the model's own calls. Return an
-    empty string if it is faster. ``piece`` is a part of the graph that rotates as ``turn`` describes.
+    """Return the reason why replacing ``piece`` is not faster than Inductor's code for the model's own calls. ``piece``
+    holds the calls that rotate as ``turn`` describes. Return an empty string if it is faster.
     """
     x = fake_value(piece.x)
     if x.device.type == "cuda":
@@ -362,8 +365,8 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
 # 1.05 times as fast, Llama and Gemma 2 0.98 times, and ModernBERT 0.95 times. Only Qwen3 norms its queries and keys
 # first.
 def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason why replacing ``piece``, a part of the graph that rotates as ``turn`` describes, is not faster
-    on CUDA. Return an empty string if it is faster.
+    """Return the reason why replacing the calls ``piece``, which rotate as ``turn`` describes, is not faster on CUDA.
+    Return an empty string if it is faster, which is the case for halves behind an RMS norm.
     """
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
@@ -374,8 +377,9 @@ def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
 
 
 class _RotaryReplacement:
-    """The function that is traced in place of the calls that rotate. It computes in the dim order in which ``x`` lies
-    in memory. The strides of the result are therefore those of ``x``.
+    """The function that is traced in place of the calls that rotate. ``turn`` is the rotation, ``inside`` the dtype in
+    which it is computed, and ``out`` the dtype of the result. It computes in the dim order in which ``x`` lies in
+    memory.
     """
 
     def __init__(self, turn: PairRotation, inside: torch.dtype, out: torch.dtype) -> None:
@@ -383,7 +387,9 @@ class _RotaryReplacement:
         self.turn, self.inside, self.out = turn, inside, out
 
     def __call__(self, x: Tensor, *sides: Tensor) -> Tensor:
-        """Return ``x`` rotated by the cosines and sines in ``sides``. The result has the strides of ``x``."""
+        """Return ``x`` rotated by the cosines and sines, or the complex numbers, in ``sides``. The result has the dim
+        order of ``x`` in memory and the dtype ``out``.
+        """
         order = dims_by_stride(x)
         # The last dim is split into pairs, so it has to stay the last one of the permuted tensor.
         if order[-1] != x.dim() - 1:

@@ -16,21 +16,23 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 def _rotate_as_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it. ``cos`` and ``sin`` belong to the angles."""
+    """Return the sigmoid of ``x``, rotated by halves as Llama writes it. ``cos`` and ``sin`` are the cosines and sines
+    of the angles.
+    """
     return ((x * cos.unsqueeze(1)) + (_rotate_half(x) * sin.unsqueeze(1))).sigmoid()
 
 
 def _of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` with the first 8 elements of each row rotated by halves, joined with the other elements of the row,
-    which are unchanged.
+    """Return ``x`` with the first 8 elements of its last dim rotated by halves. The other elements are unchanged.
+    ``cos`` and ``sin`` are the cosines and sines of the angles.
     """
     turned, rest = x[..., :8], x[..., 8:]
     return torch.cat(((turned * cos) + (_rotate_half(turned) * sin), rest), dim=-1)
 
 
 def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` rotated by halves in float32 and cast back to its own dtype. ``cos`` and ``sin`` belong to the
-    angles.
+    """Return ``x`` rotated by halves in float32 and cast back to its own dtype. ``cos`` and ``sin`` are the cosines and
+    sines of the angles.
     """
     a, b = x.float().chunk(2, dim=-1)
     mixed = torch.cat((-b, a), -1)
@@ -38,8 +40,8 @@ def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` rotated in pairs of neighbours. Each cosine and each sine is repeated for both elements of
-    its pair.
+    """Return ``x``, of four dims, rotated in pairs of neighbours. ``cos`` and ``sin`` hold one number for each pair,
+    which is repeated for both elements.
     """
     cos, sin = (torch.repeat_interleave(t[:, :, None, :], 2, 3) for t in (cos, sin))
     mixed = torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
@@ -47,22 +49,22 @@ def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return ``x`` rotated by halves in the opposite direction, by the angles with the cosines ``cos`` and the sines
-    ``sin``.
+    """Return ``x``, whose last dim has 8 elements, rotated by halves in the opposite direction. ``cos`` and ``sin`` are
+    the cosines and sines of the angles.
     """
     mixed = torch.cat((x[..., 4:], -x[..., :4]), -1)
     return x * cos + mixed * sin
 
 
 def rotary_programs() -> Iterator[Program]:
-    """Yield functions with arguments that compute a rotary embedding in each of the ways in which models write it, with
-    several dtypes and layouts.
+    """Yield the programs on which the rewrite is proven. A program is a function with arguments. Together they compute
+    a rotary embedding in the ways in which models write it, with several dtypes and layouts.
     """
     # With a fixed seed, the proof of one digest has one result.
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Return normally distributed tensors of these shapes and this dtype."""
+        """Return a tuple of tensors of the given shapes and dtype with normally distributed numbers from ``rng``."""
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     x, cos, sin = drawn((2, 5, 3, 8), (2, 5, 8), (2, 5, 8))

@@ -34,7 +34,8 @@ MOST_CALLS_TO_PRODUCT = 40  # calls between a softmax and its product
 
 @dataclass(frozen=True)
 class ScoreStep:
-    """A call that an attention applies to its scores, between the product of queries and keys and the softmax.
+    """A call that an attention applies to its scores, between the product of queries and keys and the softmax. ``kind``
+    names the call.
 
     The kinds are:
 
@@ -44,10 +45,13 @@ class ScoreStep:
     - ``fill``: set to a number where a mask is true.
     - ``keep``: set to a number where a mask is false.
     - ``view``: change the leading dims.
-    - ``sink``: join ``number`` columns.
-    - ``rest``: a sink of one column by which the result is rescaled.
+    - ``sink``: join ``number`` columns of learned logits.
+    - ``rest``: multiply the result of the attention by ``sigmoid(logsumexp(scores) - sink)``.
     - ``cap``: apply ``tanh``.
-    - ``causal``: hide later columns (see ``shipped/constant_masks.py``).
+    - ``causal``: hide the columns after the diagonal (see ``shipped/constant_masks.py``).
+
+    ``given`` is the tensor that the call applies, or None. ``number`` is the number that it applies. ``dtype`` is the
+    dtype of the result of ``add``, ``fill`` and ``keep``. ``before`` and ``after`` are the shapes around a ``view``.
     """
 
     kind: str
@@ -86,25 +90,26 @@ class ScoresOfAttention:
 
     @property
     def sink(self) -> int:
-        """The number of columns that an attention sink joins to the scores in the last step, or 0 if there is no such
-        step. A sink is a set of extra logits that take weight and have no values.
+        """The number of columns that an attention sink joins to the scores in the last step. It is 0 if the last step
+        is no such sink. A sink is a set of learned logits that take weight and have no values.
         """
         return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
     def sinks(self) -> bool:
-        """Whether one of the steps is an attention sink, that is extra logits that take weight and have no values. It
-        may be columns joined to the scores, or a rescaling of the result.
+        """Whether one of the steps is an attention sink, that is a set of learned logits that take weight and have no
+        values. A sink may join columns to the scores, or rescale the result.
         """
         return any(s.kind in ("sink", "rest") for s in self.steps)
 
 
 def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> ScoresOfAttention | None:
-    """Follow attention scores up the graph from ``top``. Return the product of queries and keys and the calls from it
+    """Follow attention scores up the graph from ``top``. Return the product of queries and keys, and the calls from it
     to ``top``. Return None if there is no product.
 
-    Only ``reader`` and the calls ``beside`` may read ``top``. Raise ``RewriteObstacle`` if there is another reader, or
-    if attention does not have one of the calls. ``depth`` counts the calls followed so far.
+    Only ``reader`` and the calls ``beside`` may read ``top``. Raise ``RewriteObstacle`` if another node reads it, or if
+    the scores of a product pass through a call that attention does not have. ``depth`` is the number of calls from the
+    softmax, of which at most 40 are followed.
     """
     if not isinstance(top, Node) or not top.op.startswith("call") or depth > MOST_CALLS_TO_PRODUCT:
         return None
@@ -135,7 +140,7 @@ def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Nod
 
 def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
     """Raise ``RewriteObstacle`` if a node other than ``reader`` and the calls ``beside`` reads ``node``, the scores of
-    an attention.
+    an attention. Nodes that read only the dtype, or compute the maximum that ``reader`` subtracts, are allowed.
     """
     largest = (
         sinks.calls_of_maximum(positional_then_named(reader)[1], node) if sinks.base_of_shift(reader) is node else []
@@ -148,14 +153,16 @@ def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -
 
 
 def _reads_dtype_only(reader: Node, node: Node) -> bool:
-    """Return whether ``reader`` reads only the dtype of ``node``, as in ``weights.type_as(scores)``."""
+    """Return whether ``reader`` reads only the dtype of ``node``, as ``weights.type_as(scores)`` reads that of
+    ``scores``.
+    """
     return keeps_values(reader) and reader.args[0] is not node
 
 
 def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the meanings that ``node`` may have in an attention. Each is a pair of the operand that would be the
-    scores and the steps, such as a scaling, that the call applies to them. Return None for a call that attention does
-    not have.
+    """Return the meanings that the call ``node`` may have in an attention. Each is a pair of the operand that would be
+    the scores, and a list of the steps that the call applies to them. A step is None if the call changes nothing.
+    Return None for a call that attention does not have.
     """
     # In-place calls are named ``iadd`` as operators and ``add_`` as methods.
     name = (
@@ -188,8 +195,9 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
 
 
 def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[ScoreStep | None]]]:
-    """Yield a pair for each term of ``node`` that may be attention scores. The pair holds the term and the step that
-    adds the other term to it. ``node`` is a sum if ``sign`` is 1, and a difference if it is -1.
+    """Yield a pair for each term of ``node`` that may be attention scores. The pair holds the term and a list with the
+    step that adds the other term to it. ``node`` is a sum of the terms ``given`` if ``sign`` is 1, and a difference if
+    it is -1.
     """
     pairs = [(given[0], given[1], sign)]
     if sign == 1:
@@ -200,8 +208,8 @@ def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[A
 
 
 def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the first term of the sum of ``given``, paired with no step, if the second term is 0. Models leave out a
-    bias in this way. Return None otherwise.
+    """Return ``[(first, [None])]`` if the second of ``given``, the two terms of a sum, is 0. ``first`` is the first
+    term, and None stands for no step. Models that leave out a bias write such a sum. Return None otherwise.
     """
     return [(given[0], [None])] if isinstance(given[0], Node) and as_constant(given[1]) == 0 else None
 
@@ -213,9 +221,9 @@ def _has_shape_of_result(scores: Node, node: Node) -> bool:
 
 
 def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the scores and the step if ``node`` fills a number into attention scores by a mask, with ``masked_fill``
-    or ``where``. ``given`` are its arguments. Return None for any other call. Raise ``RewriteObstacle`` if the number
-    is not low enough to hide a score.
+    """Return ``[(scores, [step])]`` if ``node`` fills a number into attention scores by a mask, with ``masked_fill`` or
+    ``where``. ``given`` are its arguments. Return None for any other call. Raise ``RewriteObstacle`` if the number is
+    not low enough to hide a score.
     """
     where = torch_call_name(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
@@ -244,8 +252,8 @@ def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreSte
 
 
 def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the scores and the step if ``node`` multiplies attention scores by a tensor that is constant along the
-    keys. The queries may then be multiplied instead. ``given`` are the factors. Return None for any other call.
+    """Return ``[(scores, [step])]`` if ``node`` multiplies attention scores by a tensor that is constant along the
+    keys. The queries may then be multiplied instead. ``given`` are the two factors. Return None for any other call.
     """
     for scores, by in (given, given[::-1]):
         held = fake_value(by) if isinstance(by, Node) else None
@@ -257,10 +265,10 @@ def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[Score
 
 
 def keeps_last_two_dims(node: Node, name: str = "") -> bool:
-    """Return whether ``node`` is a view that only splits or joins leading dims, so that the last two dims stay.
+    """Return whether ``node`` is a view that only splits or joins leading dims, so that the last two sizes stay.
 
-    ``name`` is the name of its call. The caller passes it without an underscore if a call in place, such as
-    ``squeeze_``, counts as a view as well.
+    If ``name`` is not empty, it is used as the name of the call. A caller passes a name without its underscore if an
+    in-place call such as ``squeeze_`` counts as a view, too.
     """
     if (name or torch_call_name(node)) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False
@@ -269,8 +277,8 @@ def keeps_last_two_dims(node: Node, name: str = "") -> bool:
 
 
 def _scores_from_product(node: Node) -> ScoresOfAttention | None:
-    """Return the scores that the matrix product ``node`` of queries and keys computes. Constant factors of its operands
-    become a part of ``scale``. Return None if its operands are not two matrices.
+    """Return the scores that ``node``, the matrix product of queries and keys, computes. Constant factors of its
+    operands become a part of ``scale``. Return None if its operands are no tensors of at least two dims.
     """
     given = positional_then_named(node)
     steps: list[ScoreStep] = []
@@ -300,8 +308,8 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
 
 
 def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
-    """Return the value of which ``node`` is a constant multiple, also through casts, and the factor. The calls in
-    between that no other node reads are appended to ``passed``.
+    """Return the value of which ``node`` is a constant multiple, also through casts, and the factor. If there is no
+    such value, return ``node`` and 1.0. The calls in between that only one node reads are appended to ``passed``.
     """
     scale, at, dtype = 1.0, node, fake_value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
@@ -325,7 +333,7 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 
 def swaps_last_dims(node: Node) -> bool:
-    """Return whether ``node`` swaps the last two dims of its argument, by ``transpose``, ``mT`` or any other call."""
+    """Return whether ``node`` swaps the last two dims of its argument, by ``transpose``, ``mT`` or a like call."""
     if torch_call_name(node) != "transpose":
         return False
     given, rank = canonical_arguments(node), fake_value(node).dim()
@@ -334,7 +342,8 @@ def swaps_last_dims(node: Node) -> bool:
 
 def _require_no_product(top: Node, depth: int) -> None:
     """Raise ``RewriteObstacle`` if the scores above ``top``, a call that attention does not have, come from a product
-    of queries and keys. The place is a near miss in that case. ``depth`` counts the calls from the softmax.
+    of queries and keys. The attention is then reported as a near miss. ``depth`` is the number of calls from the
+    softmax.
     """
     for given in top.all_input_nodes:
         held = fake_value(given)

@@ -30,7 +30,7 @@ CONCATENATIONS = ("cat", "concat", "concatenate")
 
 @dataclass(frozen=True)
 class RescaledProduct:
-    """A product with the values that is multiplied by ``sigmoid(logsumexp(scores, -1) - sink)``.
+    """A matrix product of weights and values that is multiplied by ``sigmoid(logsumexp(scores, -1) - sink)``.
 
     Attributes:
         out: the node of the result.
@@ -47,8 +47,8 @@ class RescaledProduct:
 
 def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
     """Return ``product``, the matrix product of weights and values, with the calls that multiply it by
-    ``sigmoid(logsumexp(scores) - sink)``. That factor has the effect of an attention sink (extra logits). Return None
-    if no such calls follow.
+    ``sigmoid(logsumexp(scores) - sink)``. That factor has the effect of an attention sink, that is of a further column
+    of logits in the scores. Return None if no such calls follow.
     """
     out = single_user(product)
     given = positional_then_named(out) if out is not None and torch_call_name(out) in ("mul", "multiply") else []
@@ -75,8 +75,8 @@ def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
 
 
 def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
-    """Return the nodes ``lse`` and ``sink`` if ``share`` is ``sigmoid(lse - sink)``. The calls that compute ``share``
-    are appended to ``nodes``. Return None for any other value.
+    """Return the nodes ``lse`` and ``sink`` if ``share`` is ``sigmoid(lse - sink)``. Return None for any other value.
+    The calls that compute ``share`` from the two nodes are appended to ``nodes``.
     """
     if torch_call_name(share) != "sigmoid":
         return None
@@ -91,8 +91,9 @@ def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
 
 
 def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
-    """Return the scores, the sink (learned extra logits) and its number of columns if ``node`` concatenates scores and
-    sink along the last dim. Return None for any other call.
+    """Return the scores, the sink and the number of its columns if ``node`` concatenates two tensors along the last
+    dim. The first tensor is taken as the scores, and the second as the sink, that is learned logits. Return None for
+    any other call.
     """
     if torch_call_name(node) not in CONCATENATIONS:
         return None
@@ -108,8 +109,8 @@ def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
 
 
 def base_of_shift(node: Node) -> Node | None:
-    """Return ``x`` if ``node`` is ``x - x.max(-1, keepdim=True)``. This difference does not change a softmax over that
-    dim. Return None for any other call.
+    """Return ``x`` if ``node`` is ``x - x.max(-1, keepdim=True)``. A softmax over the last dim is the same for this
+    difference and for ``x``. Return None for any other call.
     """
     given = positional_then_named(node) if torch_call_name(node) in ("sub", "subtract") else []
     if len(given) == 2 and isinstance(given[0], Node) and calls_of_maximum(given[1], given[0]):
@@ -118,8 +119,8 @@ def base_of_shift(node: Node) -> Node | None:
 
 
 def calls_of_maximum(node: Any, x: Node) -> list[Node]:
-    """Return the calls that compute ``node`` if it is the maximum of ``x`` along the last dim and has no other readers.
-    Return an empty list otherwise.
+    """Return the calls that compute ``node``, in order, if it is the maximum of ``x`` along the last dim with
+    ``keepdim``. Return an empty list otherwise, and if one of the calls has several readers.
     """
     calls: list[Node] = []
     # The maximum is often detached, since its gradient cancels.
@@ -137,7 +138,7 @@ def calls_of_maximum(node: Any, x: Node) -> list[Node]:
 
 def count_dropped_columns(node: Node) -> int:
     """Return the number of last columns that the slice ``node`` leaves out of its argument, such as 1 for
-    ``weights[..., :-1]``. Return 0 for any other call.
+    ``weights[..., :-1]``. Return 0 for any other call, and for a slice with a stop that is not negative.
     """
     if torch_call_name(node) != "getitem":
         return 0
@@ -155,8 +156,9 @@ def count_dropped_columns(node: Node) -> int:
 
 
 def append_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys, values and a bias that include ``sink`` (extra logits). The keys and values get a row of zeros for
-    each column of the sink. The sink is joined to ``bias`` as further columns.
+    """Return keys, values and a bias that include ``sink``, learned logits with one or more columns. The keys and the
+    values get a row of zeros for each column of the sink. The sink is joined to ``bias`` as further columns. A ``bias``
+    of None counts as 0.
     """
     width, rows, columns = sink.shape[-1], q.shape[-2], k.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])

@@ -28,13 +28,13 @@ FLEX_ATTENTION_FIX = (
 
 
 def has_tanh_cap(scores: ScoresOfAttention) -> bool:
-    """Return whether one of the calls that the attention applies to its scores caps them by ``tanh``."""
+    """Return whether the attention applies ``tanh`` to its scores, which limits them to a range."""
     return any(step.kind == "cap" for step in scores.steps)
 
 
 def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
-    """Return the reason why attention in blocks of query rows is not faster than the model's own calls, or an empty
-    string if it is. ``held`` are the fake queries, keys and values, and ``shape`` is the shape of the scores.
+    """Return the reason why attention in blocks of query rows is not faster than the model's own calls. Return an empty
+    string if it is faster. ``held`` are the fake queries, keys and values, and ``shape`` is the shape of the scores.
     """
     what = "tanh caps the scores, and scaled_dot_product_attention has no cap; "
     q = held[0]
@@ -53,8 +53,9 @@ def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any]) -> Tensor:
-    """Return the attention ``softmax(steps(q @ k)) @ v``, computed in blocks of query rows. ``scores`` holds the steps,
-    calls such as a cap or a mask, and ``given`` their tensors. ``k`` is laid out as the right operand of the product.
+    """Return the attention ``softmax(steps(q @ k)) @ v``, computed in blocks of query rows. ``scores.steps`` are the
+    calls on the scores, such as a cap or a mask, and ``given`` holds the tensor of each call or None. ``k`` has the
+    dims ``[..., width, keys]``.
     """
     rows = q.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
@@ -73,8 +74,8 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention,
 def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any], rows: slice
 ) -> Tensor:
-    """Return the attention of the query rows ``rows``. The calls of ``scores``, such as a cap or a mask, are applied to
-    the scores with the tensors ``given``.
+    """Return the attention of the query rows ``rows``. The calls ``scores.steps``, such as a cap or a mask, are applied
+    to the scores. ``given`` holds the tensor of each call or None. 16-bit scores are normalized in float32.
     """
     made = q[..., rows, :] @ k
     if scores.scale != 1:
@@ -86,15 +87,15 @@ def _attend_block(
 
 
 def _rows_of_operand(given: Any, rows: slice) -> Any:
-    """Return the rows ``rows`` of a mask, a bias or a factor. A tensor that is the same for all rows is returned
-    unchanged.
+    """Return the rows ``rows`` of ``given``, a mask, a bias or a factor. A tensor that has one row for all, and a value
+    that is no tensor, is returned unchanged.
     """
     return given[..., rows, :] if isinstance(given, Tensor) and given.dim() > 1 and given.shape[-2] != 1 else given
 
 
 def _apply_step(step: ScoreStep, scores: Tensor, given: Any) -> Tensor:
-    """Return the attention scores after one step, such as a factor, a bias or a mask. ``given`` is the step's
-    tensor.
+    """Return ``scores`` after the call ``step`` of an attention, such as a factor, a bias or a mask. ``given`` is the
+    tensor of the call, or None.
     """
     if step.kind == "scale":
         return scores * step.number

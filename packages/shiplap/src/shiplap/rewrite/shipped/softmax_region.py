@@ -56,7 +56,7 @@ MOST_VISITED_CALLS = 400  # calls that are looked at in one direction
 
 @dataclass(frozen=True)
 class SoftmaxRegion:
-    """A softmax whose weights are multiplied by an activation.
+    """A softmax in a graph whose result, the weights, is multiplied by an activation.
 
     Attributes:
         softmax: the node of the softmax.
@@ -79,15 +79,14 @@ class SoftmaxRegion:
 
     @property
     def attends(self) -> bool:
-        """Whether the calls around this softmax are an attention. In an attention, the scores come from a product of
-        two activations, queries and keys. In other computations, they come from a product of an activation and a weight
-        of the model.
+        """Whether the scores come from a product of two activations, such as queries and keys, as in an attention. In
+        other computations, they come from a product of an activation and a weight of the model, or from no product.
         """
         return self.scores is not None and not self.learned
 
 
 def log_softmax_below(node: Node) -> Node | None:
-    """Return the ``log_softmax`` whose exponential is ``node``, so that ``node`` is a softmax. Return None for any
+    """Return the ``log_softmax`` whose exponential is ``node``, which makes ``node`` a softmax. Return None for any
     other node.
     """
     if torch_call_name(node) != "exp" or not node.all_input_nodes:
@@ -97,8 +96,8 @@ def log_softmax_below(node: Node) -> Node | None:
 
 
 def find_region(softmax: Node) -> SoftmaxRegion | None:
-    """Return the calls around ``softmax``, from the product that computes its scores to the product of its result
-    (weights) with an activation. Return None if the weights multiply no activation, as in a router.
+    """Return the calls around ``softmax``, from the product that computes its scores to the product of its result with
+    an activation. Return None if its result multiplies no activation, as in a router of a mixture of experts.
     """
     below = list(_paths_to_products(softmax, _readers_and_targets, _weighs_activation))
     if not below:
@@ -125,7 +124,9 @@ def find_region(softmax: Node) -> SoftmaxRegion | None:
 
 
 def is_made_of_parameters(node: Node) -> bool:
-    """Return whether ``node`` is a parameter, a buffer or a constant, or is computed from these without a product."""
+    """Return whether ``node`` is a parameter, a buffer or a constant, or is computed from these without a matrix
+    product, a convolution or a norm.
+    """
     for at in walk_from([node], inputs_of):
         if torch_call_name(at) in BOUNDARY_OPERATORS - {"embedding"}:
             return False
@@ -143,7 +144,8 @@ def _is_module_state(node: Node) -> bool:
 def _paths_to_products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
-    """Yield lists of nodes that lead from ``start`` to a product, the shortest list first.
+    """Yield lists of nodes that lead from ``start`` to a product, the shortest list first. At most 400 nodes are
+    visited.
 
     ``step`` returns the neighbours of a node. ``ends(node, seen)`` returns whether ``node`` is the product at the end
     of a list, where ``seen`` holds the nodes visited so far. If ``first`` is true, ``start`` itself may be the product.
@@ -166,8 +168,8 @@ def _paths_to_products(
 
 
 def mixes_heads(node: Node) -> bool:
-    """Return whether ``node`` multiplies attention scores or weights by a square matrix of the model and keeps their
-    shape. Some models mix the scores of their heads in this way.
+    """Return whether ``node`` multiplies a tensor of at least four dims by a square matrix of parameters and keeps its
+    shape. Some models mix the attention scores or weights of their heads in this way.
     """
     name, made = torch_call_name(node), fake_value(node)
     if name not in ("einsum", "matmul", "linear", "conv2d") or not isinstance(made, Tensor) or made.dim() < 4:
@@ -182,7 +184,9 @@ def mixes_heads(node: Node) -> bool:
 
 
 def _sources_and_writes(node: Node) -> Iterator[Node]:
-    """Yield the nodes from which ``node`` is computed, and the nodes that are written to it or to a view of it."""
+    """Yield the nodes from which ``node`` is computed. Then yield the nodes whose values are written to ``node`` or to
+    a view of it.
+    """
     yield from node.all_input_nodes
     # A write to a view changes the tensor as well.
     for view in (node, *(u for u in node.users if torch_call_name(u) in VIEW_OPERATORS)):
@@ -192,7 +196,9 @@ def _sources_and_writes(node: Node) -> Iterator[Node]:
 
 
 def _readers_and_targets(node: Node) -> Iterator[Node]:
-    """Yield the nodes that are computed from ``node``, and the nodes that it is written to."""
+    """Yield the nodes that are computed from ``node``. For a call that writes ``node`` to another tensor, yield that
+    tensor and the tensor of which it is a view, too.
+    """
     for user in node.users:
         if mutates_argument(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
             target = user.args[0]
@@ -203,8 +209,8 @@ def _readers_and_targets(node: Node) -> Iterator[Node]:
 
 
 def _product_under_sum(node: Node) -> Node | None:
-    """Return the product of two tensors whose sum over a dim is ``node``, as in ``(q * k).sum(-1)``. Return None for
-    any other node.
+    """Return the elementwise product of two tensors whose sum over a dim is ``node``, as in ``(q * k).sum(-1)``. Return
+    None for any other node.
     """
     if torch_call_name(node) != "sum" or not node.all_input_nodes:
         return None
@@ -213,7 +219,9 @@ def _product_under_sum(node: Node) -> Node | None:
 
 
 def _operands_of_product(node: Node) -> list[Node]:
-    """Return the two tensors that the product ``node`` multiplies."""
+    """Return the tensors that the product ``node`` multiplies. There may be fewer than two, for example if one tensor
+    is multiplied by itself.
+    """
     tensors = [n for n in (_product_under_sum(node) or node).all_input_nodes if isinstance(fake_value(n), Tensor)]
     if torch_call_name(node) in ("baddbmm", "addmm", "addbmm"):
         return tensors[-2:]
@@ -222,7 +230,7 @@ def _operands_of_product(node: Node) -> list[Node]:
 
 def _may_give_scores(node: Node, _: set[Node]) -> bool:
     """Return whether ``node`` is a product that can compute attention scores. It may be a matrix product of two
-    tensors, a convolution, or a product that is summed over a dim. The second argument is ignored.
+    tensors, a convolution, or an elementwise product that is summed over a dim. The second argument is ignored.
     """
     if _product_under_sum(node) is not None:
         return True
@@ -231,8 +239,9 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
-    """Return whether ``node`` is a product of attention weights and an activation. ``weights`` are the nodes computed
-    from the softmax so far. The activation must not be computed from one of them.
+    """Return whether ``node`` is a matrix product, or a summed elementwise product, of attention weights and an
+    activation. ``weights`` are the nodes found so far that are computed from the softmax. The activation must not be
+    one of them.
     """
     if torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False

@@ -20,8 +20,9 @@ LEAST_TOKENS_FOR_BIAS = 256  # tokens from which a bias of each head was measure
 
 
 def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor], shape: Sequence[Any]) -> None:
-    """Raise ``RewriteObstacle`` if an attention is not faster with a fused kernel, or if this was never measured.
-    ``out`` is the result of the attention, and ``above`` are its scores of ``shape``. ``held`` are the fake q, k and v.
+    """Raise ``RewriteObstacle`` at ``out``, the result of an attention, if a fused kernel is not faster for the
+    attention, or was never measured for it. ``above`` are the scores, ``shape`` is their shape, and ``held`` are the
+    fake queries, keys and values.
     """
     if softcap.has_tanh_cap(above):
         if reason := softcap.why_blocks_do_not_pay(held, shape):
@@ -35,8 +36,8 @@ def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor],
 # model's own calls. In float32 it is slower than products in TF32 (0.81 times, 12 heads of 64, 197 tokens, H200). A
 # mask that all heads share pays (local attention of 1024 tokens, H100, cuDNN's kernel: 3.1 times as fast).
 def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
-    """Return the reason why torch has no fused kernel for CUDA that is faster for the fake q, k and v in ``held``.
-    Return an empty string if it has one, and for all other devices.
+    """Return the reason why no fused kernel of torch for CUDA is faster for the scores ``above``. ``held`` are the fake
+    queries, keys and values. Return an empty string if a fused kernel is faster, and for all other devices.
     """
     q, _, v = held
     if q.device.type != "cuda":
@@ -60,8 +61,9 @@ def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
 # dense, as in T5, it takes 538 us. 3 heads of 32, 49 tokens (Swin): 1241 us with a fused kernel, 836 us as Inductor
 # writes it.
 def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
-    """Return the reason why a fused kernel is not faster for the fake q, k and v in ``of`` and a bias that differs from
-    head to head. Return an empty string if it was measured to be faster.
+    """Return the reason why a fused kernel is not faster for an attention with a mask or bias ``step`` that differs
+    from head to head. Return an empty string if it was measured to be faster. ``of`` holds the fake queries, keys and
+    values.
     """
     held, width = fake_value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))
@@ -78,8 +80,8 @@ def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
 
 
 def _differs_between_heads(bias: Any) -> bool:
-    """Return whether ``bias`` differs between heads. The heads are its third dim from the end, which must not have size
-    1.
+    """Return whether ``bias`` is a tensor of at least three dims whose third dim from the end, the heads, has another
+    size than 1.
     """
     held = fake_value(bias) if isinstance(bias, Node) else None
     return isinstance(held, Tensor) and held.dim() > 2 and held.shape[-3] != 1

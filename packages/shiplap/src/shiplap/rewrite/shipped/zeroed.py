@@ -24,7 +24,9 @@ PURE_MASK_OPERATORS = frozenset(
 
 
 def zeroing_mask(node: Node, weights: Node) -> Node | None:
-    """Return the mask if ``node`` sets ``weights`` to 0 where the mask is true. Return None for any other call."""
+    """Return the mask if ``node`` sets ``weights`` to 0 by ``masked_fill`` where the mask is true. Return None for any
+    other call.
+    """
     given = positional_then_named(node)
     if torch_call_name(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
         return None
@@ -45,8 +47,8 @@ def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
 def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
     """Return whether ``a`` and ``b`` are one node, equal constants, or calls of one pure function with equal arguments.
 
-    The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. Beyond
-    that, two different nodes count as unequal.
+    The comparison follows the arguments of a call, their arguments, and so on, over ``depth`` calls in a row. Behind
+    them, two different nodes count as unequal.
     """
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
@@ -58,7 +60,7 @@ def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
 
 
 def fully_masked_rows(mask: Tensor) -> Tensor:
-    """Return a boolean tensor, with a last dim of size 1, that is true for the rows of scores that ``mask`` masks
-    entirely.
+    """Return a boolean tensor that is true for the rows in which ``mask`` masks all columns. It has the shape of
+    ``mask`` with 1 as the last size.
     """
     return mask.bool().all(-1, keepdim=True)

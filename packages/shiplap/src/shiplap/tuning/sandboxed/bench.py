@@ -44,8 +44,8 @@ CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim 
 
 
 def can_send_arguments(inputs: Inputs) -> bool:
-    """Return whether a locked process can run the candidates of the task with these ``inputs``. The task must be for
-    the CPU of a Linux machine, and its arguments must be of types that can be sent.
+    """Return whether the candidates can run on ``inputs`` in a sandboxed process. The inputs must be on the CPU of a
+    Linux machine, and all arguments must be of types that can be sent to another process.
     """
     if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
         return False  # a locked process has not been tried with a device
@@ -57,23 +57,23 @@ def can_send_arguments(inputs: Inputs) -> bool:
 
 
 class _Lost(Exception):
-    """An error that says that a candidate cannot continue in a race, since its process failed."""
+    """The error that a candidate cannot continue in a race, since its process failed or cannot run it."""
 
     def __init__(self, index: int, why: str) -> None:
-        """Make the error for the candidate at ``index``, whose process is lost for the reason ``why``."""
+        """Make the error for the candidate at ``index``, which cannot continue for the reason ``why``."""
         super().__init__(why)
         self.index, self.why = index, why
 
 
 class _Runner:
-    """A candidate in a race whose calls can be timed."""
+    """A candidate in a race. It holds the candidate's index and the call that is timed in the candidate's process."""
 
     def __init__(self, index: int, batch: CallBatch) -> None:
-        """Make a runner for the calls of ``batch``, which belong to the candidate at ``index``."""
+        """Make a runner for the candidate at ``index``, which times the call in ``batch``."""
         self.index, self.batch = index, batch
 
     def __call__(self) -> Any:
-        """Make one call in the process."""
+        """Make one call in the candidate's process, and return an empty tuple in place of its results."""
         self.sample(1)
         return ()
 
@@ -81,8 +81,8 @@ class _Runner:
         """Make ``repeats`` calls in the candidate's process and return the seconds of one call, as that process
         measures them.
 
-        A process that reports too short a time gets a fixed share of the time that this process measures. Raise
-        ``_Lost`` if the process fails.
+        If the process claims too short a time, the result is 0.3 of the time that this process measures for the calls,
+        after 5 ms for messages are subtracted. Raise ``_Lost`` if the process fails.
         """
         try:
             spell = self.batch.sample(repeats)
@@ -93,23 +93,26 @@ class _Runner:
 
 
 class _Clock:
-    """The clock of a race between processes. It reads the times that the processes report."""
+    """The clock of a race between candidates in sandboxed processes. It uses the times that these processes report."""
 
     def ready(self, run: Any) -> Any:
-        """Return ``run`` itself."""
+        """Return ``run`` itself, since its process has already prepared the call."""
         return run
 
     def sample(self, run: Any, repeats: int) -> float:
-        """Return the seconds of one call that the runner claims after ``repeats`` calls."""
+        """Make ``repeats`` calls of ``run``, which must be a ``_Runner``. Return the seconds of one call that its
+        process reports.
+        """
         assert isinstance(run, _Runner)
         return run.sample(repeats)
 
 
 @contextmanager
 def _few_threads(inputs: Inputs) -> Iterator[None]:
-    """Return a context in which torch uses one thread of this process, if the arguments are small.
+    """Return a context manager in whose body torch uses one thread of this process. If the arguments take more than 4
+    MiB, it changes nothing.
 
-    Otherwise an idle thread of OpenMP could occupy a processor that the kernel needs.
+    An idle thread of OpenMP could otherwise occupy a processor that the kernel needs.
     """
     # A thread of OpenMP spins while it waits for its next work, for longer than a small kernel takes.
     if sum(t.numel() * t.itemsize for t in tensors_among(inputs.real[0].args)) > LARGE:
@@ -124,14 +127,18 @@ def _few_threads(inputs: Inputs) -> Iterator[None]:
 
 
 class JudgedBench:
-    """A bench that verifies and times candidates by their index. Each kernel runs in a locked process of its own."""
+    """A bench that verifies and times candidates, which it identifies by their index. The candidates of each kernel run
+    in a sandboxed process of their own.
+    """
 
     confirms = "ok", ""
 
     def __init__(
         self, hosts: KernelProcesses, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: OpenTask
     ) -> None:
-        """Make the bench of a task whose kernels run in the processes ``hosts``. Its inputs have a new secret seed."""
+        """Make the bench of a tuning task whose candidates run in the processes ``hosts``. Its inputs are those of
+        ``drawn`` with a new secret seed.
+        """
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
         self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
         self._expected: dict[int, ExpectedEffects] = {}
@@ -140,8 +147,8 @@ class JudgedBench:
         self.hosts.open(opening, _library_folders(op))
 
     def open(self) -> str:
-        """Start the processes of the candidates. Return the reason if they cannot serve the task, or an empty text.
-        Raise ``SL611`` if no process starts.
+        """Start the processes of the candidates, and return an empty string. If the op or a candidate is missing in
+        them, return the reason instead. Raise ``SL611`` if the reference's process does not start.
         """
         try:
             # Starting the processes takes seconds in which this process has nothing to do, so it draws inputs
@@ -158,14 +165,14 @@ class JudgedBench:
 
     @contextmanager
     def _ahead(self) -> Iterator[None]:
-        """Return a context during which a thread draws the arguments with which the winner of a race will be confirmed.
-        The context must not be used while something is timed.
+        """Return a context manager during whose body a thread draws the arguments with which the winner of a race will
+        be confirmed. Nothing may be timed in the body.
         """
         drawn, over = ConfirmationInputs(self.op, self.inputs), Event()
 
         def draw() -> None:
-            """Draw arguments until the surrounding context has ended. An error is ignored, since the next draw raises
-            it again.
+            """Draw arguments into ``drawn`` until the body of the context has ended. An exception is ignored, since the
+            next draw raises it again.
             """
             with suppress(Exception):  # the next draw raises the same error
                 drawn.draw_ahead(over.is_set)
@@ -180,35 +187,36 @@ class JudgedBench:
         self._drawn = drawn
 
     def drawn(self) -> ConfirmationInputs:
-        """Return the arguments for a confirmation. Arguments that were drawn ahead are used once, then a source of new
-        ones is returned.
+        """Return the source of the arguments for one confirmation. The first call after a draw ahead returns what was
+        drawn, and later calls return a new source.
         """
         drawn, self._drawn = self._drawn, None
         return drawn or ConfirmationInputs(self.op, self.inputs)
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Return 0, since no candidate is compiled in advance. Each one is compiled in its own process when it is
+        """Return 0, since no candidate is compiled in advance. Each candidate is compiled in its own process when it is
         verified.
         """
         return 0  # each compiles in its own process, when it is verified
 
     def quiet(self) -> None:
-        """Do nothing. Every process is stopped unless a request to it is pending, so nothing disturbs the clock."""
+        """Do nothing. Every process is stopped unless it serves a request, so nothing disturbs the clock."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of the candidate at ``index`` on each of ``sets`` (lists of arguments), ready to run in its
-        process.
+        """Return a batch of calls of the candidate at ``index``, one on each list of arguments in ``sets``, ready to
+        run in its process.
 
-        Index -1 makes calls that compute nothing. ``poison`` is a byte with which allocated memory is filled. Raise
-        ``CandidateError``, ``UnsupportedArguments`` or ``ProcessUnavailable`` if the calls cannot be prepared.
+        With index -1, the calls compute nothing. If ``poison`` is not None, memory that a call allocates is filled with
+        this byte first. Raise ``CandidateError``, ``UnsupportedArguments`` or ``ProcessUnavailable`` if the calls
+        cannot be prepared.
         """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.process_for(name, 10.0 if index <= 0 else 1.0)
         return CallBatch(witness, index, sets, poison)
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare the candidate at ``index`` with the reference on all cases, in its own process. Return the
-        outcome.
+        """Compare the candidate at ``index`` with the reference on all verification cases, in its own process. The
+        returned outcome holds a problem, a refusal or neither.
         """
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
         if index and self._broken:
@@ -229,15 +237,15 @@ class JudgedBench:
         return VerifyOutcome()
 
     def _suspicions(self, index: int) -> list[str]:
-        """Return the reasons why names in the source of the candidate's function are suspicious. Names that read frames
-        of other code are an example. The list is empty for candidates that are not kernels of the op.
+        """Return the reasons why names in the source code of the candidate at ``index`` are suspicious, such as names
+        that read frames of other code. The list is empty for candidates that are not kernels of the op.
         """
         candidate = self.candidates[index]
         return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
     def _look(self, index: int, number: int, case: SampleCase) -> str:
-        """Run a candidate on verification case number ``number`` in its process. Return its error, a text that says how
-        it differs from the reference, or an empty text.
+        """Run the candidate at ``index`` on verification case ``number`` in its process. Return a message with its
+        error or its difference from the reference, or an empty string if it is right.
 
         The results of the reference itself, which is the candidate of index 0, are not compared.
         """
@@ -249,15 +257,17 @@ class JudgedBench:
         return ""
 
     def ended(self, index: int, e: Exception) -> str:
-        """Return the text of an exception as evidence. End the candidate's process if it can no longer be used."""
+        """Return the message of the exception ``e``. End the process of the candidate at ``index`` if the exception
+        shows that it can no longer be used.
+        """
         self.hosts.doubted = True
         if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer", "machine"):
             self.hosts.end_process(self.candidates[max(index, 0)].kernel)
         return str(e)
 
     def expected(self, number: int, case: SampleCase) -> ExpectedEffects:
-        """Return the effects of the reference on case number ``number``. They are computed once, in this process. Raise
-        ``CandidateError`` if the reference fails.
+        """Return the effects of the reference on the verification case ``number``, which a right candidate has, too.
+        They are computed once, in this process. Raise ``CandidateError`` if the reference fails.
         """
         if number not in self._expected:
             try:
@@ -267,8 +277,9 @@ class JudgedBench:
         return self._expected[number]
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure candidates in turns by the times that their processes claim. Return the timings and the failures. If
-        a process ends, the remaining candidates are measured again.
+        """Measure the candidates at ``indices`` in turns, by the times that their processes report. Return two dicts by
+        index, with the timings and with the reason for each candidate that has none. If a process fails, the remaining
+        candidates are measured again.
         """
         left, failed = list(indices), dict[int, str]()
         while left:
@@ -290,8 +301,8 @@ class JudgedBench:
         return {}, failed
 
     def _entered(self, index: int) -> CallBatch:
-        """Return a batch with one call of a candidate, prepared in its process for a race. Raise ``_Lost`` if the
-        process cannot serve it.
+        """Return a batch with one call of the candidate at ``index``, prepared in its process for a race. Raise
+        ``_Lost`` if the call cannot be prepared.
         """
         try:
             return self.batch(index, [self.inputs.real[0].args])
@@ -301,16 +312,17 @@ class JudgedBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the times ``claims`` of a race by the clock of this process, on values that the candidates have not
-        seen. Return the result for each candidate. ``seconds`` is about how long each candidate is examined. Candidates
-        in ``believed`` are only timed.
+        """Check ``claims``, the seconds of candidates in a race, by the clock of this process and on values that the
+        candidates have not seen. Return the result for each index. ``seconds`` is about how long each candidate is
+        examined. Candidates in ``believed`` are only timed.
         """
         with _few_threads(self.inputs):
             return Confirmation(self, claims, seconds, believed).confirm_claims()
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure candidates in turns by this process's clock on new values. Return the seconds of a call by index, and
-        the failures. Candidates that fail are left out.
+        """Measure the candidates at ``indices`` in turns by this process's clock on new values. Return two dicts by
+        index, with the seconds of a call and with the reason for each candidate that failed. The first dict is empty
+        unless at least two candidates were measured. ``claimed`` is the time of the fastest one in the race.
         """
         left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
@@ -328,8 +340,8 @@ class JudgedBench:
 
 
 def _library_folders(op: Op) -> list[str]:
-    """Return the folders of the native libraries of an op's kernels. The locked processes must be allowed to read
-    them.
+    """Return the folders of the native libraries of an op's kernels, which the sandboxed processes must be allowed to
+    read.
     """
     kernels = [k for listed in op.kernels.values() for k in listed]
     return [str(k.native.library.parent) for k in kernels if k.native is not None]

@@ -44,7 +44,9 @@ FIRST = 2  # batches of other inputs that are tried however long they take
 
 
 class ConfirmingBench(Protocol):
-    """The protocol of the bench that a confirmation uses, with the processes of the candidates and the inputs."""
+    """The protocol of the bench that a confirmation uses. It has the op, the inputs, the candidates, and the sandboxed
+    processes that run them.
+    """
 
     op: Op
     inputs: Inputs
@@ -52,27 +54,31 @@ class ConfirmingBench(Protocol):
     hosts: KernelProcesses
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of the candidate at ``index`` on each of ``sets`` (lists of arguments), ready to run in its
-        process. Index -1 makes calls that compute nothing. If ``poison`` is not None, memory that a call allocates is
-        filled with this byte first.
+        """Return a batch of calls of the candidate at ``index``, one on each list of arguments in ``sets``, ready to
+        run in its process. With index -1, the calls compute nothing. If ``poison`` is not None, memory that a call
+        allocates is filled with this byte first.
         """
         ...
 
     def ended(self, index: int, e: Exception) -> str:
-        """Return the text of an exception as evidence. End the candidate's process if it can no longer be used."""
+        """Return the message of the exception ``e``. End the process of the candidate at ``index`` if the exception
+        shows that it can no longer be used.
+        """
         ...
 
     def drawn(self) -> ConfirmationInputs:
-        """Return the source of the arguments for one confirmation. Some of them may have been drawn in advance."""
+        """Return the source of the arguments for one confirmation. Some of its arguments may have been drawn in
+        advance.
+        """
         ...
 
 
 def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
-    """Return the effects of the op's reference on ``case``, with a function that compares those of a sandboxed process
+    """Return the effects of the op's reference on ``case``, with a function that compares the effects of a candidate
     with them.
 
-    The effects are the results and the changed arguments. The reference is computed in float64 only if the results do
-    not agree without it.
+    The effects are the results and the arguments that the op writes to. The reference is computed in float64 only if a
+    candidate's effects do not agree with them otherwise.
     """
     with torch.no_grad():
         own = reference_effects(op, case.args)
@@ -82,8 +88,9 @@ def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
     changed = tuple(i for i, t in enumerate(flat) if any(t is w for w in written))
 
     def against(got: Sequence[Tensor]) -> Difference:
-        """Return the difference of results ``got`` from those of the reference. The reference is computed in float64
-        only if they do not agree with its results in the dtypes of the case.
+        """Return how ``got``, the results and changed arguments of a candidate, differ from those of the reference
+        beyond rounding errors. The reference is computed in float64 only if they do not agree with ``own``, its results
+        in the dtypes of the case.
         """
         with torch.no_grad():
             if agrees_without_float64(got, own, sums, wide_sums=True):
@@ -94,17 +101,17 @@ def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
 
 
 class FreshValueTimes:
-    """Times of candidates on new values, measured in turns by the clock of this process.
+    """A measurement of candidates on new values, in turns and by the clock of this process.
 
-    ``claims`` holds the approximate seconds of one call of each candidate. The number of calls in a batch follows from
-    them.
+    ``claims`` maps the index of each candidate to the seconds of a call that it claims. The number of calls in a batch
+    follows from them.
     """
 
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], fresh: FreshArguments | None = None
     ) -> None:
-        """Prepare to time candidates on values from ``fresh``, or on newly drawn ones if it is None. ``claims`` has the
-        seconds of a call that each candidate claims, by index.
+        """Prepare to time candidates on values from ``fresh``, or from a new source if it is None. ``claims`` maps the
+        index of each candidate to the seconds of a call that it claims.
         """
         self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs
@@ -115,11 +122,11 @@ class FreshValueTimes:
         self._took: dict[int, list[RequestTime]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
-        """Time the candidates in turns on new values. Return the seconds of one call by index.
+        """Time the candidates in turns on new values. Return a dict from index to the seconds of one call.
 
-        The result is the least time of each candidate, minus the time of a batch that computes nothing. If a candidate
-        fails, return a dict with only its index and its error. At least ``rounds`` rounds are made. More follow until
-        ``seconds`` have passed, as long as the load of the machine may explain a difference.
+        A time is the least wall time of a candidate, minus that of a batch that computes nothing, and at least 0. If a
+        candidate fails, the dict has only its index, with a message that describes the failure. At least ``rounds``
+        rounds are made. More follow until ``seconds`` have passed, while load on the machine may explain a long time.
         """
         ends = monotonic() + seconds
         for number in range(PATIENCE * rounds):
@@ -130,22 +137,22 @@ class FreshValueTimes:
         return {index: max(0.0, self._least(index)) for index in self.claims}
 
     def undisturbed_seconds(self, index: int) -> float:
-        """Return the seconds of one call of a candidate. The time in which its process waited for a processor is
-        subtracted.
+        """Return the seconds of one call of the candidate at ``index``. The time in which its process waited for a
+        processor and the time of a batch that computes nothing are subtracted.
         """
         return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _least(self, index: int) -> float:
-        """Return the least seconds of one call of a candidate in any round. The time of a batch that computes nothing
-        is subtracted.
+        """Return the least seconds of one call of the candidate at ``index`` in all rounds. The time of a batch that
+        computes nothing is subtracted.
         """
         return (min(t.wall for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _is_known(self, index: int) -> bool:
-        """Return whether a candidate needs no further round.
+        """Return whether the candidate at ``index`` needs no further round.
 
-        It needs none if its process hardly waited for a processor in one round, or if its least time is hardly above
-        the claimed one.
+        It always needs one if its least time is not above 0. Otherwise it needs none if its process hardly waited for a
+        processor in one round, or if its least time is at most 1.1 times the claimed one.
         """
         claimed = self.claims.get(index, 0.0)
         if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
@@ -153,8 +160,9 @@ class FreshValueTimes:
         return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
 
     def _round(self) -> dict[int, float | str]:
-        """Run each candidate once on the same new values, in separate memory, and record the times. Return ``{index:
-        error}`` for the first candidate that fails, or an empty mapping.
+        """Run one batch of each candidate on the same new values, in separate memory, and record the times. Do so for
+        each set of values. Return a dict with the index of the first candidate that fails and a message that describes
+        the failure, or an empty dict.
         """
         with ExitStack() as stack:
             known, values = self._values()
@@ -174,8 +182,8 @@ class FreshValueTimes:
         return {}
 
     def _describe_failure(self, index: int, e: Exception) -> str:
-        """Return the text of the error ``e`` with which a candidate failed on new values. End its process if it can no
-        longer be used.
+        """Return a message that describes the error ``e``, with which the candidate at ``index`` failed on new values.
+        End its process if it can no longer be used.
         """
         why = self.bench.ended(index, e)
         return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
@@ -183,8 +191,9 @@ class FreshValueTimes:
     def _time_batch(
         self, index: int, batch: CallBatch, cases: list[SampleCase], expected: list[ExpectedEffects]
     ) -> RequestTime:
-        """Run one batch of a candidate while no other process runs, and compare its results. Return the time. Raise
-        ``CandidateError`` if the candidate fails.
+        """Run one batch of the candidate at ``index`` on ``cases`` while its process is the only one that runs, and
+        compare the results with ``expected``. Return the time. Raise ``CandidateError`` if the candidate fails. The
+        results of the reference (index 0) are not compared.
         """
         prisoner = batch.witness.prisoner
         # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
@@ -198,9 +207,9 @@ class FreshValueTimes:
             prisoner.alone = False
 
     def _values(self) -> tuple[list[Any], list[list[SampleCase]]]:
-        """Return the arguments with which calls are prepared, and two or fewer lists of samples.
+        """Return the arguments with which calls are prepared, and one or two lists of samples.
 
-        Before each run, the values of one of these lists are written into the prepared calls.
+        For each list, the values of its samples are written into the prepared calls before they run.
         """
         first = self.fresh.cases(self._count)
         near = [replace(c, args=swap_stretches(c.args)) for c in first]
@@ -210,17 +219,18 @@ class FreshValueTimes:
 
 
 class Confirmation:
-    """The checks of candidates that precede a choice.
+    """The checks of the candidate that won a race, and of those that were nearly as fast, before one of them is chosen.
 
-    ``claims`` holds the seconds that each candidate reported. ``seconds`` limits the time for further inputs and the
-    wait for a busy machine. Candidates in ``believed`` were confirmed before and are only timed.
+    ``claims`` maps the index of each candidate to the seconds that it claimed in the race. ``seconds`` limits the time
+    for further inputs and the wait for a busy machine. Candidates in ``believed`` were confirmed before and are only
+    timed.
     """
 
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> None:
-        """Prepare to confirm each of ``claims``, seconds of a call by index, within about ``seconds``. The candidates
-        ``believed`` are only timed.
+        """Prepare to confirm ``claims``, which maps the index of each candidate to the claimed seconds of a call. About
+        ``seconds`` may be used for each. The candidates in ``believed`` are only timed.
         """
         self.bench, self.claims, self.seconds, self.believed = bench, claims, seconds, believed
         self.inputs = bench.inputs
@@ -230,10 +240,10 @@ class Confirmation:
         self._kindest: dict[int, float] = {}
 
     def confirm_claims(self) -> dict[int, ConfirmedClaim]:
-        """Return the result of the confirmation for each candidate, by index.
+        """Return a dict from the index of each candidate to the result of its confirmation.
 
-        It is the problem that was found, or the factor of the measured time over the time that the candidate claimed in
-        the race.
+        A result holds the problem that was found, or the measured time as a multiple of the time that the candidate
+        claimed in the race. The reference (index 0) is only timed.
         """
         asked = [i for i in self.claims if i and i not in self.believed]
         told = {i: ConfirmedClaim(problem) for i in asked if (problem := self._problem(i))}
@@ -247,10 +257,10 @@ class Confirmation:
         return told
 
     def _problem(self, index: int) -> str:
-        """Run a candidate on the same tensors with other values, many times, and on other inputs. Return the problem,
-        or an empty text.
+        """Run the candidate at ``index`` on the same tensors with other values, many times, and on other inputs. Return
+        a message that describes the first problem, or an empty string.
 
-        The problem is the error that one of these checks shows, or that the claimed time is impossibly short.
+        A claimed time of less than 200 ns is a problem, too, since no call is that short.
         """
         if self.claims[index] < LEAST:
             return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
@@ -265,7 +275,9 @@ class Confirmation:
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
-        """Return a text that says why a candidate was not confirmed. End its process if it can no longer be used."""
+        """Return a message that says why the candidate at ``index`` was not confirmed, given the exception ``e`` of a
+        check. End its process if it can no longer be used.
+        """
         if isinstance(e, UnsupportedArguments):
             return f"does not serve other values of this size: {e}"
         if isinstance(e, CandidateError):
@@ -274,11 +286,11 @@ class Confirmation:
         return str(e)
 
     def _time(self, left: list[int], told: dict[int, ConfirmedClaim]) -> None:
-        """Measure the candidates ``left`` by this process's clock, and store a result for each in ``told``, by index.
+        """Time the candidates with the indices ``left`` by this process's clock, and store a result for each in
+        ``told``.
 
-        The result is a problem if the candidate is much slower than it claimed. Otherwise it is the factor of the
-        measured time over the claimed one. If waiting for a processor may explain the long time, the candidate is not
-        rejected.
+        The result is a problem if the candidate is much slower than it claimed, even without the time that its process
+        waited for a processor. Otherwise it is the measured time as a multiple of the claimed one.
         """
         slow: list[int] = []
         # Load on the machine may slow a right claim down, but hardly in each attempt.
@@ -294,14 +306,14 @@ class Confirmation:
             told[index] = ConfirmedClaim(problem) if index in slow else ConfirmedClaim(factor=factor)
 
     def _longest(self, claimed: float) -> float:
-        """Return the longest seconds of a call that are accepted for the claim ``claimed``. They are a multiple of it,
-        plus the time for arguments that are not in the caches.
+        """Return the longest time of a call, in seconds, that is accepted for a claim of ``claimed`` seconds. It is
+        four times the claim and 10 us more, plus the time to read the arguments from memory.
         """
         return TIMES * claimed + SLACK + argument_bytes(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
-        """Time the candidates ``left`` in turns on new values and store their least times. Return the candidates that
-        are correct on all values. A candidate that is not gets a problem in ``told``.
+        """Time the candidates with the indices ``left`` in turns on new values, and record their least times. Return
+        the indices of those that are correct on all values. The others get a problem in ``told``.
         """
         while left:
             spells = FreshValueTimes(self.bench, {i: self.claims[i] for i in left}, self.fresh)
@@ -320,8 +332,8 @@ class Confirmation:
 
 
 class _CandidateChecks:
-    """The checks of one candidate on values and sizes that it cannot predict. The checks stop at the time ``ends`` (by
-    ``time.monotonic``).
+    """The checks of one candidate on values and sizes that it cannot predict. Optional checks are not begun after the
+    time ``ends`` (by ``time.monotonic``).
     """
 
     def __init__(
@@ -333,18 +345,19 @@ class _CandidateChecks:
         fresh: FreshArguments,
         ends: float,
     ) -> None:
-        """Prepare the checks of the candidate at ``index``, which end at the time ``ends``. The candidate claims
-        ``claimed`` seconds for a call.
+        """Prepare the checks of the candidate at ``index``, which claims ``claimed`` seconds for a call. Arguments come
+        from ``drawn``, and those with the sizes of the call from ``fresh``. Optional checks are not begun after the
+        time ``ends`` (by ``time.monotonic``).
         """
         self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
         self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh
         self.fixed = bench.candidates[index].fixed
 
     def check_same_tensors(self) -> None:
-        """Make calls on the same tensors with other values each time. Raise ``CandidateError`` for a wrong result. A
-        candidate that caches results gives one, for example.
+        """Make calls on the same tensors with other values each time. Raise ``CandidateError`` for a wrong result, as
+        from a candidate that caches results by address.
 
-        Many calls whose results are not compared precede the last one, because a candidate may become wrong after some
+        The last call follows many calls whose results are not compared, because a candidate may become wrong after some
         calls.
         """
         cases = self.fresh.cases(2 if self.op.sampler is None else 1)
@@ -358,10 +371,11 @@ class _CandidateChecks:
                 batch.run_calls([expected_effects(self.op, case)])
 
     def check_many_calls(self) -> None:
-        """Check a candidate before and after many calls, on the smallest available size. Raise ``CandidateError`` for a
-        wrong result.
+        """Compare the candidate's results before and after many calls, on the smallest available size. Raise
+        ``CandidateError`` for a wrong result.
 
-        The first and the last batch have new values. The batches between repeat the first one in another order.
+        The first and the last batch have new values. Those between have the values of the first one in another order.
+        Do nothing if there is no small size or the candidate refuses it.
         """
         if (fresh := self.drawn.small) is None or self.fixed:
             return
@@ -383,8 +397,9 @@ class _CandidateChecks:
                 return
 
     def check_other_inputs(self) -> None:
-        """Check a candidate on sizes near those of the call, and on other kinds of values. Raise ``CandidateError`` if
-        it is wrong on them. It may refuse such inputs.
+        """Check the candidate on sizes near those of the call, on small sizes and on other kinds of values. Raise
+        ``CandidateError`` for a wrong result. The candidate may refuse such inputs. Inputs that the reference does not
+        take are left out.
         """
         for number, cases in enumerate(self.drawn.batches_of_others() if not self.fixed else ()):
             if number >= FIRST and monotonic() > self.ends:
@@ -396,8 +411,9 @@ class _CandidateChecks:
             self._check_batch(pairs)
 
     def _check_batch(self, pairs: Sequence[tuple[SampleCase, ExpectedEffects]]) -> None:
-        """Check all pairs of a sample and its expected effects in one batch. If the candidate declines a call or
-        raises, check the pairs one by one. Raise ``CandidateError`` for a wrong result.
+        """Call the candidate on each sample in one batch, and compare its effects with the expected ones in the same
+        pair. If it refuses a call or raises an exception, check the pairs one by one. Raise ``CandidateError`` for a
+        wrong result.
         """
         if not pairs:
             return

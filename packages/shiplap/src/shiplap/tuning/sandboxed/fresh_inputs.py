@@ -32,9 +32,9 @@ AHEAD, LARGE = 7, 4 << 20  # values of the call's size that are drawn ahead, and
 
 
 class ConfirmationInputs:
-    """Arguments for the checks of one candidate. No other candidate receives them.
+    """The arguments for the checks of one candidate. No other candidate receives them.
 
-    Drawing them calls the declaration and its sampler, but never the reference. The reference runs in this process only
+    Drawing them runs the op's builder of samples, but never its reference. The reference runs in this process only
     after it has run in a process of its own.
     """
 
@@ -50,13 +50,13 @@ class ConfirmationInputs:
 
     @cached_property
     def small(self) -> FreshArguments | None:
-        """The source of new values with the smallest available size. It is None if there is none."""
+        """The source of new values with the smallest available sizes, or None if there are none."""
         small = self.inputs.small
         return FreshArguments(self.op, small.recipe, "cpu") if small is not None else None
 
     def draw_ahead(self, over: Callable[[], bool]) -> None:
-        """Draw and store the arguments of a confirmation, one after another, until ``over()`` returns True. Large
-        arguments are not drawn in advance. Arguments that are not stored are drawn when they are needed.
+        """Draw and store the arguments of a confirmation, one after another, until ``over()`` returns True. Do nothing
+        if the arguments of the call take more than 4 MiB. Arguments that are not stored are drawn when they are needed.
         """
         if argument_bytes(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
@@ -64,8 +64,8 @@ class ConfirmationInputs:
                     return
 
     def _one_by_one(self) -> Iterator[None]:
-        """Draw and store the inputs of a confirmation one after another. Yield after each, so that the caller can stop
-        there.
+        """Draw and store the arguments of a confirmation one after another. Yield None after each, so that the caller
+        can stop there.
         """
         for _ in range(AHEAD):
             self.fresh.store(1)
@@ -80,8 +80,8 @@ class ConfirmationInputs:
                 yield
 
     def batches_of_others(self) -> Iterator[list[SampleCase]]:
-        """Yield lists of samples for further checks of a candidate. The first lists have a few small sizes and every
-        kind of values. Sizes near those of the call follow, then more small sizes.
+        """Yield lists of samples for further checks of a candidate. The first list has every kind of values and some
+        small sizes. Lists with sizes near those of the call follow, and lists with more small sizes come last.
         """
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
@@ -99,15 +99,15 @@ class ConfirmationInputs:
 
     @cached_property
     def _recipes(self) -> list[list[SampleRecipe]]:
-        """The recipes of the samples that ``batches_of_others`` yields, in lists. Some small sizes come first, then
-        sizes near the call's, then the other small ones.
+        """The recipes of the samples that ``batches_of_others`` yields, in lists. Some small sizes and kinds of values
+        come first, then sizes near those of the call, then the remaining small ones.
         """
         small, near = self._small(), self._near()
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
     def _near(self) -> list[SampleRecipe]:
-        """Return recipes in which one size of the call is a little smaller or larger. If the call has many sizes, each
-        of them is changed in one direction only, which is random.
+        """Return recipes in which one size of the call is a little smaller or larger, in random order. If more than
+        three sizes of the call exceed 2, each of them is changed in one direction only, which is random.
         """
         recipe, secret = self.inputs.recipe, secrets.SystemRandom()
         sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
@@ -121,8 +121,8 @@ class ConfirmationInputs:
     def _small(self) -> list[SampleRecipe]:
         """Return recipes of every kind of values, of other scalar values, and of small sizes in random order.
 
-        The sizes are usual edge sizes, sizes around tiles of kernels and around numbers in the op's code, and random
-        ones.
+        The sizes are common sizes of edge cases, those near the sizes of kernels' tiles and near numbers in the op's
+        code, and random ones.
         """
         recipe, samples = self.inputs.recipe, self._samples
         same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
@@ -145,9 +145,9 @@ class ConfirmationInputs:
         return [*(plain.but(values=kind) for kind in kinds), *self._other_numbers(plain), *mixed]
 
     def _other_numbers(self, plain: SampleRecipe) -> list[SampleRecipe]:
-        """Return a few random copies of the recipe ``plain`` in which one scalar argument has another value.
+        """Return at most six random copies of the recipe ``plain`` in which one scalar argument has another value.
 
-        Only values for which the op would use the same choice as for the tuned call are taken.
+        Only values with which a call would use the same choice as the tuned call are taken.
         """
         secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[SampleRecipe]()
         for arg in self.op.spec.scalars:
@@ -159,23 +159,23 @@ class ConfirmationInputs:
         return secret.sample(changed, min(NUMBERS, len(changed)))
 
     def _shares(self, scalars: dict[str, Any]) -> bool:
-        """Return whether a call with ``scalars`` in place of those of the tuned call falls into the same bucket, which
-        is a class of calls that share one choice.
+        """Return whether the call that is tuned would stay in its bucket with the values ``scalars`` of its scalar
+        arguments. A bucket is a class of calls that share one choice.
         """
         env, rule = dict(self.inputs.call.env), self.op.rule
         return rule.bucket({**env, **scalars}) == rule.bucket(env)
 
 
 def with_other_gaps(case: SampleCase) -> SampleCase:
-    """Return a copy of the sample in which tensors with gaps in memory have other gaps. The tensors stay in the same
-    bucket of layouts.
+    """Return a copy of the sample in which tensors with unused elements between their elements in memory have more or
+    fewer of these. A call with the copy uses the same tuned choice.
     """
     return replace(case, args=tree_map(_with_other_gaps, case.args))
 
 
 def _with_other_gaps(t: Tensor) -> Tensor:
-    """Return a copy of a tensor with the same order of dims in memory and with other gaps. Return the tensor itself if
-    it has no gaps.
+    """Return a copy of ``t`` with other strides, whose dims lie in the same order in memory. Return ``t`` itself if its
+    elements fill their memory without gaps, or overlap.
     """
     order = sorted(range(t.dim()), key=lambda d: (t.stride(d), -d))
     if t.is_contiguous() or elements_overlap(t.shape, t.stride()) or t.permute(order[::-1]).is_contiguous():
@@ -191,5 +191,5 @@ def _with_other_gaps(t: Tensor) -> Tensor:
 
 
 def argument_bytes(case: SampleCase) -> int:
-    """Return the bytes of the elements of all tensors of a sample."""
+    """Return the number of bytes that the elements of all tensors of a sample take."""
     return sum(t.numel() * t.itemsize for t in tensors_among(case.args))

@@ -23,7 +23,7 @@ CHILD = "shiplap.tuning.child"  # the module that serves the messages
 
 
 class CandidateName(Message, frozen=True):
-    """A candidate, named by its kernel and its config."""
+    """The name of a candidate, which consists of its kernel and its config."""
 
     kernel: str
     config: dict[str, bool | int | float | str]
@@ -32,7 +32,8 @@ class CandidateName(Message, frozen=True):
 class OpenTask(Request[Done], frozen=True):
     """A request to import an op, draw the inputs of a task and find its candidates.
 
-    ``environment`` and ``folder`` are for a worker, which is not locked. They may hold secrets.
+    ``environment`` and ``folder`` are the environment variables and the working folder of a worker, which is not
+    sandboxed. They may hold secrets, and are empty for a sandboxed process.
     """
 
     op: str
@@ -51,17 +52,19 @@ class OpenTask(Request[Done], frozen=True):
 
 
 class CompileCandidates(Request[Number], frozen=True):
-    """A request to start compiling the candidates at ``indices`` in parallel. The reply is their number."""
+    """A request to start compiling the candidates at ``indices`` in parallel. The reply is the number of compilations
+    that were started.
+    """
 
     indices: list[int]
 
 
 class FinishCompiling(Request[Done], frozen=True):
-    """A request to start no further compilation, and to wait for those that run."""
+    """A request to start no further compilation, and to wait for the running ones."""
 
 
 class Verified(Reply, frozen=True):
-    """The reply with the result of a verification."""
+    """The reply with the outcome of a verification."""
 
     outcome: VerifyOutcome
 
@@ -73,7 +76,7 @@ class VerifyCandidate(Request[Verified], frozen=True):
 
 
 class Raced(Reply, frozen=True):
-    """The reply with the timings of candidates, and the reasons why others have none."""
+    """The reply with the timings of candidates by index, and the reason for each candidate that has none."""
 
     timings: dict[int, Timing]
     failed: dict[int, str]
@@ -87,14 +90,16 @@ class RaceCandidates(Request[Raced], frozen=True):
 
 
 class ProcessUnavailable(Exception):
-    """An error that says that no process can be started, or that a process cannot import the op."""
+    """The error that a process cannot be started, or that it cannot import the op."""
 
 
 class KernelProcesses:
-    """The processes of one op, one for each kernel. They end when another op is opened."""
+    """The sandboxed processes of one op, one for each of its kernels. They are killed when another op is opened."""
 
     def __init__(self, launcher: SandboxLauncher, seconds: float) -> None:
-        """Make the set of an op's processes. None is started yet. ``seconds`` is the limit for one request."""
+        """Make an object without processes. ``launcher`` starts them later. ``seconds`` is the time limit for one
+        request to a process.
+        """
         self.launcher, self.seconds = launcher, seconds
         self.started, self._ready = 0, False
         self.doubted = False  # whether anything was refused, or ended by itself
@@ -103,8 +108,9 @@ class KernelProcesses:
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
     def open(self, opening: OpenTask, libraries: list[str]) -> None:
-        """Set the task for which the processes run kernels. Processes of the same op are kept, and load the task at
-        their next use. Processes of another op are ended. ``libraries`` are folders that the processes may read.
+        """Set the task whose candidates the processes run. If it has the op of the earlier task, the processes are
+        kept, and load the new task when they are next used. Otherwise they are killed. ``libraries`` are folders that
+        the processes may read.
         """
         if self._opening is None or self._opening.identity != opening.identity:
             self.close()
@@ -114,23 +120,24 @@ class KernelProcesses:
         self._places = [*places, *([str(Path(opening.file).parent)] if opening.file else [])]
 
     def close(self) -> None:
-        """Kill all processes of kernels."""
+        """Kill the processes of all kernels."""
         for witness, _ in self._running.values():
             witness.prisoner.kill()
         self._running.clear()
 
     def end_process(self, kernel: str) -> None:
-        """Kill the process of this kernel, if it has one, after an error of the kernel."""
+        """Kill the process of this kernel after an error. If the kernel has no process, none is killed."""
         self.doubted = True
         witness, _ = self._running.pop(kernel, (None, None))
         if witness is not None:
             witness.prisoner.kill()
 
     def prepare(self, patience: Mapping[str, float]) -> None:
-        """Start processes for as many of these kernels as there are processors, and load the op in them in parallel.
+        """Start processes for as many of the kernels in ``patience`` as there are processors, and load the op in them
+        in parallel.
 
-        ``patience`` maps kernels to the factor by which their time limit is longer. An error is kept, and is raised
-        when the process of that kernel is requested.
+        ``patience`` maps names of kernels to the factor by which the time limit of their process is multiplied. An
+        error is stored, and is raised when the process of that kernel is requested.
         """
         first, *others = list(patience)[: len(os.sched_getaffinity(0))]
         for kernel in (first, *others):
@@ -144,9 +151,10 @@ class KernelProcesses:
             thread.join()
 
     def _try(self, step: Callable[[], None], kernel: str) -> None:
-        """Run ``step`` (a start or a load) for a kernel's process. Do nothing for a kernel that has failed before.
+        """Run ``step``, which starts or loads the process of a kernel. Do nothing if a step for this kernel has failed
+        before.
 
-        If the step fails, the process is killed and the reason is kept. ``process_for`` raises it.
+        If the step fails, the process is killed and the reason is stored, which ``process_for`` raises.
         """
         if kernel in self._failed:
             return
@@ -157,10 +165,10 @@ class KernelProcesses:
             self._failed[kernel] = str(e)
 
     def process_for(self, kernel: str, patience: float = 1.0) -> TargetProcess:
-        """Return the process of the kernel ``kernel``, started and with the task loaded. Raise ``ProcessUnavailable``
-        if that fails.
+        """Return the process of the kernel ``kernel``, in which the task is open. Start it if necessary. Raise
+        ``ProcessUnavailable`` if that fails.
 
-        ``patience`` is the factor by which one request to the process may take longer than others.
+        ``patience`` is the factor by which the time limit of a newly started process is multiplied.
         """
         if kernel in self._failed:
             # Raised once: the next request tries again.
@@ -174,8 +182,8 @@ class KernelProcesses:
         return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
-        """Start the locked process in which this kernel's candidates run, unless it runs already. Its time limit is
-        multiplied by ``patience``.
+        """Start the sandboxed process in which this kernel's candidates run. Do nothing if it runs already. Its time
+        limit is multiplied by ``patience``.
         """
         if kernel in self._running:
             return
