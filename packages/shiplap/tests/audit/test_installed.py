@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.audit.installed import engine
+from shiplap.audit.installed import checks, engine
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op, stored_results
 from shiplap.audit.installed.recipes import (
     CallDraws,
@@ -156,6 +156,18 @@ def test_what_is_not_registered_is_counted_apart(ops, request_of):
     absent = audit_installed_op("undeclared_ops::no_cpu", ops["undeclared_ops::no_cpu"], (), request_of)
     assert absent.calls == 0
     assert absent.unreached.startswith("no kernel for the CPU")
+
+
+def test_a_backward_that_refuses_to_be_differentiated_is_counted_apart():
+    torch.library.define("undeclared_calls::once", "(Tensor x) -> Tensor")
+    torch.library.impl("undeclared_calls::once", "CompositeExplicitAutograd", lambda x: x * 2)
+
+    def refuse(ctx, grad):
+        raise RuntimeError("double backwards on once not supported")
+
+    torch.library.register_autograd("undeclared_calls::once", refuse)
+    with pytest.raises(checks.MissingRegistration):
+        checks.check_gradient(torch.ops.undeclared_calls.once.default, lambda: {"x": torch.ones(3)})
 
 
 def test_a_script_shows_the_finding_without_this_library(ops, request_of, package):
