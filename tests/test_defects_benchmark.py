@@ -78,6 +78,23 @@ def test_an_op_that_ends_its_process_is_found_and_a_checker_that_fails_gives_no_
     assert "ZeroDivisionError" in evidence[0]
 
 
+SCRIPTS = {
+    "print('2 of 3 differ')\nassert not found.problem": False,  # an error before the comparison
+    "class found: problem = '2 of 3 differ'\nprint(found.problem)\nassert not found.problem": True,
+    "class found: problem = ''\nprint('nothing found: the op has changed since')\nassert not found.problem": False,
+    "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)": True,
+    "import os\nos._exit(1)": False,
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_reproduces_its_finding_by_its_own_assertion_or_a_crash(cases, script):
+    from benchmarks.defects.reproducers import run_reproducer
+
+    finding = sl.Finding("numerics", "fail", "lib::op", "2 of 3 differ", reproducer=script)
+    assert run_reproducer(finding)["fails"] is SCRIPTS[script]
+
+
 def test_the_planted_defects_are_cases_too(cases):
     from benchmarks.defects.planted import load_planted
 

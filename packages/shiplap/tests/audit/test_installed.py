@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.audit.installed import engine
+from shiplap.audit.installed import checks, engine
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op, stored_results
-from shiplap.audit.installed.recipes import CallDraws, CallRecipe, TensorRecipe, evaluate, recipe_of_call
+from shiplap.audit.installed.recipes import (
+    CallDraws,
+    CallRecipe,
+    TensorRecipe,
+    evaluate,
+    malformed_calls,
+    recipe_of_call,
+)
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
 from shiplap.errors import ShiplapError
-from shiplap.scaffold.calls import DispatchedCall, SeenTensor
+from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder, SeenTensor
 from shiplap.scaffold.package import find_package_ops
 from shiplap.scaffold.schema import parse_schema
 from shiplap_testing.forked import python
@@ -151,6 +158,18 @@ def test_what_is_not_registered_is_counted_apart(ops, request_of):
     assert absent.unreached.startswith("no kernel for the CPU")
 
 
+def test_a_backward_that_refuses_to_be_differentiated_is_counted_apart():
+    torch.library.define("undeclared_calls::once", "(Tensor x) -> Tensor")
+    torch.library.impl("undeclared_calls::once", "CompositeExplicitAutograd", lambda x: x * 2)
+
+    def refuse(ctx, grad):
+        raise RuntimeError("double backwards on once not supported")
+
+    torch.library.register_autograd("undeclared_calls::once", refuse)
+    with pytest.raises(checks.MissingRegistration):
+        checks.check_gradient(torch.ops.undeclared_calls.once.default, lambda: {"x": torch.ones(3)})
+
+
 def test_a_script_shows_the_finding_without_this_library(ops, request_of, package):
     name = "undeclared_ops::ignores_strides"
     result = audit_installed_op(name, ops[name], [seen((6, 4))], request_of)
@@ -217,6 +236,25 @@ def test_a_recorded_call_keeps_sizes_dtypes_and_ranges():
     assert 1 <= int(made["x"].min()) <= int(made["x"].max()) <= 4
     assert made["ys"][0].abs().max() <= 1
     assert made["n"] == 3
+
+
+def test_recorded_whole_numbers_keep_their_values_where_their_shape_stays():
+    """Offsets ascend, and the first column of a box is the number of its image: random values would be malformed."""
+    torch.library.define("undeclared_calls::pooled", "(Tensor x, Tensor offsets, Tensor boxes) -> Tensor")
+    torch.library.impl("undeclared_calls::pooled", "CPU", lambda x, offsets, boxes: x * 2)
+    recorder = DispatchRecorder(("undeclared_calls::pooled",))
+    offsets, boxes = torch.tensor([0, 2, 2, 6]), torch.tensor([[1.0, 0.25, 0.75], [0.0, 0.5, 1.5]])
+    with recorder.mode():
+        torch.ops.undeclared_calls.pooled(torch.randn(6, 300), offsets, boxes)
+    call = recipe_of_call(recorder.calls["undeclared_calls::pooled"][0], 7)
+    made, resized = evaluate(call.texts("guarded")), evaluate(call.with_size(300, 2).texts())
+    for arguments in (made, resized):
+        assert arguments["offsets"].tolist() == offsets.tolist()
+        assert torch.equal(arguments["boxes"], boxes)
+    assert evaluate(call.with_size(4, 1).texts())["offsets"].shape == (1,)
+    form = parse_schema(torch.ops.undeclared_calls.pooled.default._schema)
+    beyond = dict(malformed_calls(call, form))["offsets = 1073741824"]
+    assert set(evaluate(beyond.texts())["offsets"].tolist()) == {2**30}
 
 
 def test_another_size_changes_the_ints_that_are_as_large():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import Float, Float8e4m3fn
@@ -104,6 +105,24 @@ def test_a_plain_sum_in_float32_is_right_however_its_terms_lie_and_a_coarser_one
     assert verdict(one_after_the_other(a, b)).problem == ""
     assert verdict(coarse(a) @ coarse(b)).problem
     assert verdict(a[:, :-1] @ b[:-1]).problem
+
+
+def test_a_plain_sum_of_a_million_squares_drifts_and_is_right():
+    """Of small terms beside a large sum more is lost than gained, on which all runs of random errors agree."""
+    squares = torch.randn(2, 1_000_000).square()
+    run = torch.from_numpy(np.cumsum(squares.numpy(), 1, dtype=np.float32)[:, -1])  # one after the other
+    wide = squares.double().sum(1)
+
+    def verdict(got):
+        return compare_with_rounding([got], [squares.sum(1)], [wide], Reduction(1), lambda: [squares.double().sum(1)])
+
+    assert (run / wide - 1).max() < -1e-4
+    assert verdict(run).problem == ""
+    assert verdict(squares[:, :-10_000].sum(1)).problem
+    mean = compare_with_rounding(
+        [run / 1e6], [squares.mean(1)], [wide / 1e6], Reduction(1), lambda: [squares.double().mean(1)]
+    )
+    assert mean.problem == ""
 
 
 def test_a_plain_sum_over_two_dims_and_a_plain_convolution_are_right():

@@ -29,15 +29,17 @@ class Observation:
     """What a check has observed on one sample. It has a ``problem``, a reason to ``skip`` the sample, a reason why it
     was ``missed``, or none of these.
 
-    A skipped sample is no evidence about the op. A missed sample would be evidence, but could not be examined.
-    ``error`` is the largest error as a multiple of the tolerance. ``note`` is a detail for the report, and ``fix`` a
-    repair that replaces the usual one. ``axes`` names properties, such as ``alignment``, that the observation itself
-    varied. ``declined`` has pairs of an obligation of the check, such as ``gradient``, that does not apply to the
-    sample, and the reason.
+    A skipped sample is no evidence about the op. If ``limited`` is true, it was skipped for a limit of the audit, such
+    as the time of an interpreter, and the cells of the ledger that it would cover stay untouched. A missed sample would
+    be evidence, but could not be examined. ``error`` is the largest error as a multiple of the tolerance. ``note`` is a
+    detail for the report, and ``fix`` a repair that replaces the usual one. ``axes`` names properties, such as
+    ``alignment``, that the observation itself varied. ``declined`` has pairs of an obligation of the check, such as
+    ``gradient``, that does not apply to the sample, and the reason.
     """
 
     problem: str = ""
     skip: str = ""
+    limited: bool = False
     missed: str = ""
     error: float = 0.0
     note: str = ""
@@ -193,7 +195,7 @@ class Check:
         try:
             return self.observe(subject.op, case)
         except LaunchTooLong as e:
-            return Observation(skip=str(e))
+            return Observation(skip=str(e), limited=True)
         except Exception as e:
             if missing := why_reference_missing(e) or _why_unimplemented(e):
                 return Observation(missed=missing)
@@ -203,7 +205,7 @@ class Check:
             if self._varies_dtype_alone(subject, case):
                 key = f"{type(e).__name__} in {sorted({str(t.dtype) for t in tensors_among(case.args)})}"
             if needs_builder(subject.op) and (why := _why_reference_refuses(subject.op, case)):
-                return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {why}")
+                return Observation("", f"generated integers mean nothing here, declare @op.samples: {why}", True)
             reporter = subject.raised.setdefault(key, self.name)
             if reporter != self.name:
                 return Observation(missed=f"the call itself fails, see {reporter}: {error_line(e)}")
@@ -266,7 +268,7 @@ def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Obse
     try:
         return observe(*args)
     except LaunchTooLong as e:
-        return Observation(skip=str(e))
+        return Observation(skip=str(e), limited=True)
     except Exception as e:
         missing = why_reference_missing(e)
         return Observation(missed=missing) if missing else Observation(problem=f"raised {error_line(e)}")
@@ -303,7 +305,7 @@ class _CheckTally:
     """The results of one check on the samples so far. ``seen`` has the samples that were examined, and ``failed`` the
     failing ones with their observations. ``skipped`` and ``missed`` have the reasons why samples were not examined.
     ``error`` is the largest error as a multiple of the tolerance. ``cut`` is true if the check ended early because its
-    time was over.
+    time was over, and ``limited`` if a sample was skipped for another limit of the audit.
     """
 
     check: Check
@@ -315,6 +317,7 @@ class _CheckTally:
     notes: list[str] = field(default_factory=list)
     error: float = 0.0
     cut: bool = False
+    limited: bool = False
 
     def add(self, case: SampleCase | None, observation: Observation) -> None:
         """Add the observation of ``case``, or of the whole series if ``case`` is None, to the results. A problem that
@@ -328,6 +331,7 @@ class _CheckTally:
         if case is not None:
             self._record(case, observation)
         if observation.skip:
+            self.limited |= observation.limited
             self.skipped.append(observation.skip)
             if case is None:  # nothing came of the series, and the single samples alone prove nothing
                 self.seen, self.skipped = [], [observation.skip]
@@ -349,6 +353,8 @@ class _CheckTally:
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)
         declined = dict(observation.declined)
+        if observation.skip and observation.limited:
+            return
         if observation.skip:
             declined = dict.fromkeys(check.obligations, observation.skip)
         ledger.look(check.name, dict.fromkeys(axes), [o for o in check.obligations if o not in declined])
@@ -363,13 +369,12 @@ class _CheckTally:
         if self.failed:
             return self._failure()
         # Nothing applied and nothing went wrong: the check has no bearing on this op.
-        if not self.seen and not self.missed and not self.cut:
+        if not self.seen and not (self.missed or self.cut or self.limited):
             reason = self.skipped[0] if self.skipped else "the declaration admits no such sample"
             return Finding(check.name, "skip", subject.name, reason)
         if not self.seen:
-            return Finding(
-                check.name, "incomplete", subject.name, self.missed[0] if self.missed else OUT_OF_BUDGET_TEXT
-            )
+            reason = [*self.missed, *([] if self.cut else self.skipped), OUT_OF_BUDGET_TEXT][0]
+            return Finding(check.name, "incomplete", subject.name, reason)
         evidence = [check.observes, *self.notes]
         if self.error:
             evidence.append(check.error.format(self.error))

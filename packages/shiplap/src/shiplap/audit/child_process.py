@@ -34,6 +34,7 @@ SendEvent = Callable[[ChildEvent], None]
 # Short enough for a prompt end, long enough not to take time from the child.
 POLL_SECONDS = 0.02
 STACK_BYTES = 64 << 20  # bytes: as much as a main thread usually has, and some
+NOT_STARTED = "no process can be started"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,14 @@ class ChildDeath:
 
     how: str
     output: str = ""
+
+    @property
+    def machine_fault(self) -> str:
+        """Return the advice for an end that the machine caused, and an empty text for an end by the child's work."""
+        if self.how.startswith(NOT_STARTED):
+            return f"{self.how}: allow more processes and open files, or free some memory and disk"
+        killed = self.how == "crashed with SIGKILL"
+        return "the process was killed from outside, as by a machine without free memory: audit again" if killed else ""
 
     def __str__(self) -> str:
         """Return how the child ended, with the last line of its output if there is one."""
@@ -105,13 +114,21 @@ def stream_events(
     """Yield the events that ``work(send)`` sends from a forked child. An event is a dict of values that JSON can
     represent.
 
-    If the child raises an exception, exceeds one of ``limits`` or ends before ``work`` has returned, a ``ChildDeath``
-    is yielded last. If ``limits`` is None, they are those of ``ChildLimits()``.
+    If the child cannot be started, raises an exception, exceeds one of ``limits`` or ends before ``work`` has returned,
+    a ``ChildDeath`` is yielded last. If ``limits`` is None, they are those of ``ChildLimits()``.
     """
     limits = limits or ChildLimits()
-    reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as output:
-        child = os.fork()
+    with contextlib.ExitStack() as stack:
+        ends: tuple[int, ...] = ()
+        try:
+            output = stack.enter_context(tempfile.TemporaryFile())
+            reading, writing = ends = os.pipe()
+            child = os.fork()
+        except OSError as e:
+            for end in ends:
+                os.close(end)
+            yield ChildDeath(f"{NOT_STARTED}: {e.strerror}")
+            return
         if child == 0:
             os.close(reading)
             _run_child(work, writing, output)

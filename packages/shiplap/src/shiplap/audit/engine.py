@@ -14,6 +14,7 @@ from typing import Any
 
 from shiplap.audit.checks import CHECKS, load_check
 from shiplap.audit.child_process import (
+    NOT_STARTED,
     ChildDeath,
     ChildLimits,
     SendEvent,
@@ -228,21 +229,28 @@ class _AuditRun:
         otherwise it is a failure.
         """
         self.deaths += 1
+        if death.how.startswith(NOT_STARTED):
+            self._leave_rest(death.machine_fault)
+            return
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
         label, how = self.label, str(death)
         hangs = death.how.startswith("hangs")
         waiting = hangs and reference_mark.is_set
         slow = waiting or (hangs and _has_interpreted_kernel(self.op))
+        killed = death.machine_fault
         if label:
             # Later children skip this sample, so that one crash costs one process.
             self.plan = replace(self.plan, lethal={**self.plan.lethal, label: name})
             smaller = "" if slow else self._smallest(name, label)
             how += "" if smaller else "; this sample alone does not do it: what came before has a part in it"
             label = smaller or label
+            killed = "" if smaller else killed
         where = f"{label}; seed {seed}" if label else f"seed {seed}"
         text = write_reproducer(self.op, name, label, seed, device) if label else ""
-        if slow:  # a loop without an end and a slow interpreter look alike
+        if killed:
+            self._add(Finding(name, "incomplete", self.op.spec.name, killed, where))
+        elif slow:  # a loop without an end and a slow interpreter look alike
             how = f"{death}: Triton's interpreter runs the kernel, and is slow; audit on a GPU for this sample"
             if waiting:
                 how = (
@@ -254,9 +262,12 @@ class _AuditRun:
             self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix_for_death(death), text))
         # An op that crashes everywhere would otherwise take a process for each sample.
         if self.deaths >= MOST_DEATHS:
-            for rest in self.plan.checks:
-                reason = f"not looked at: {self.deaths} processes have died"
-                self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
+            self._leave_rest(f"not looked at: {self.deaths} processes have died")
+
+    def _leave_rest(self, reason: str) -> None:
+        """Add an incomplete finding with ``reason`` for each check that has no finding yet."""
+        for rest in self.plan.checks:
+            self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
 
     def _smallest(self, check: str, label: str) -> str:
         """Return the label of the smallest sample that was found to end a process when it runs alone. The search starts

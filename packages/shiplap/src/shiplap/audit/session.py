@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from shiplap.audit.check import AuditSubject, Check, Observation
 from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
@@ -24,7 +26,7 @@ from shiplap.dispatch import Op
 from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.errors.base import error_parts
-from shiplap.kernels.triton.interpreter_budget import limit_launch_time
+from shiplap.kernels.triton.interpreter_budget import LaunchTooLong, limit_launch_time
 from shiplap.sampling.case import SampleCase, describe_arguments
 from shiplap.sampling.ledger import Ledger, absent_axes
 from shiplap.sampling.run import error_line, needs_builder, reference_effects, suppress_warnings, why_reference_missing
@@ -153,7 +155,7 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
             make_first_call(op, case, process_state)
     except LibraryError:
         raise
-    except Exception:
+    except (Exception, LaunchTooLong):
         return  # a finding of the checks
 
 
@@ -179,6 +181,13 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
 
 
 @contextmanager
+def _with_gradients() -> Iterator[None]:
+    """Return a context in which gradients are recorded, as outside of a caller's ``no_grad`` or inference mode."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextmanager
 def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
     """Return a context manager in whose body checks run on the op. If the plan has a builder of samples, it replaces
     the op's own meanwhile. Launches in Triton's interpreter have a time limit.
@@ -186,7 +195,7 @@ def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
     before = op.sampler
     op.sampler = plan.builder or before
     try:
-        with suppress_warnings(), writes_are_audited(), limit_launch_time(INTERPRETER_SECONDS):
+        with suppress_warnings(), writes_are_audited(), limit_launch_time(INTERPRETER_SECONDS), _with_gradients():
             yield
     finally:
         op.sampler = before

@@ -290,6 +290,8 @@ def _start_target_process(
     except Timeout:
         raise
     except ProcessEnded as e:
+        if time.monotonic() >= case.budget.last:
+            raise Timeout(str(e)) from None
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     witness = TargetProcess(prisoner)
     stack.callback(witness.end)

@@ -116,7 +116,7 @@ class _RoundingMode(TorchDispatchMode):
             return result
         args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
         result = map_leaves(partial(self._off, growth=growth), func(*args, **kwargs))
-        sums = rounded_sums(name, func, args) if _can_round(result) else None
+        sums = rounded_sums(name, func, args, self.eps) if _can_round(result) else None
         if sums is not None and sums.shape == result.shape:
             result += sums * (self._noise(sums, SHARE) - 1)
         return result

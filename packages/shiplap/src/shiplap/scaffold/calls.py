@@ -13,6 +13,7 @@ from shiplap.scaffold.schema import schema_name
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
 
 MOST_CALLS = 24  # different calls of one op that are kept
+MOST_VALUES = 256  # of a tensor whose values are kept, since they may be row numbers, offsets or lengths
 MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
 
 
@@ -33,7 +34,9 @@ class SeenTensor:
     none.
 
     A size of -1 in ``shape`` stands for a size that depends on data, which a fake tensor does not have as a number.
-    ``columns`` has the range of each column of a matrix with few columns, and is empty for any other tensor.
+    ``columns`` has the range of each column of a matrix with few columns, and is empty for any other tensor. ``values``
+    has all values of a small tensor of whole numbers, or with a column of them, since they may point into other
+    tensors. It is empty for any other tensor.
     """
 
     dtype: str
@@ -42,6 +45,7 @@ class SeenTensor:
     low: float | None = None
     high: float | None = None
     columns: tuple[ColumnRange, ...] = ()
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,18 @@ def _describe_value(value: Any) -> Any:
     dtype = str(value.dtype).removeprefix("torch.")
     # A fake has symbols for sizes that depend on data.
     shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
-    return SeenTensor(dtype, shape, value.device.type, low, high, _column_ranges(value))
+    columns = _column_ranges(value)
+    kept = () if values is None else _kept_values(value, values, columns)
+    return SeenTensor(dtype, shape, value.device.type, low, high, columns, kept)
+
+
+def _kept_values(t: Tensor, finite: Tensor, columns: tuple[ColumnRange, ...]) -> tuple[float, ...]:
+    """Return the values of a small tensor of whole numbers, or with a column of them. Return an empty tuple for another
+    tensor. ``finite`` are the finite values of ``t``, and ``columns`` the ranges of its columns.
+    """
+    if t.dtype is torch.bool or len(finite) != t.numel() or t.numel() > MOST_VALUES:
+        return ()
+    return tuple(finite.tolist()) if not t.is_floating_point() or any(c.whole for c in columns) else ()
 
 
 def _is_being_traced(value: Any) -> bool:

@@ -22,6 +22,7 @@ from shiplap.sampling.samples import Samples
 
 # The number of larger samples, and the recompiles that torch may need for all of them.
 SIZES, MOST_RECOMPILES = 4, 2
+NOTHING_COMPILED = "torch.compile has compiled nothing: unset TORCH_COMPILE_DISABLE, and leave force_eager stances"
 
 
 def compile_cases(samples: Samples) -> Iterable[SampleCase]:
@@ -102,6 +103,8 @@ def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
                 if problem := _why_compiled_differs(op, case, compiled, f"{backend}, dynamic={dynamic}"):
                     return Observation(f"{case.label}: {problem}")
             counts = torch_private.compile_counts()
+            if not counts.graphs:
+                return Observation(missed=NOTHING_COMPILED)
             if problem := _why_too_many_compiles(counts, backend, len(plain), kinds):
                 return Observation(
                     problem, fix="compute sizes with SymInts: no int(), no comparison, no loop over them"

@@ -34,6 +34,7 @@ from shiplap.sampling.run import (
     error_line,
     floating_args,
     gradients_or_zeros,
+    needs_builder,
     random_gradient,
     reference_accepts,
     reference_effects,
@@ -129,7 +130,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     returned observation has the first problem that is found.
     """
     if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
-        return Observation(skip="the reference refuses it")
+        return Observation(skip="the reference refuses it", limited=needs_builder(op))
     if problem := _why_list_gradients_differ(op, case):
         return Observation(problem)
     if reason := why_no_backward(op, case):

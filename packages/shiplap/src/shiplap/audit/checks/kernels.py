@@ -22,7 +22,7 @@ from shiplap.dispatch.outputs import flatten_op_results
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import error_line, is_adopted, op_effects, reference_effects
+from shiplap.sampling.run import error_line, is_adopted, needs_builder, op_effects, reference_effects
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import why_too_large
 
@@ -99,7 +99,7 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
     try:
         own = reference_effects(op, case.args)
     except Exception as e:
-        return Observation(skip=f"the reference refuses it: {error_line(e)}")
+        return Observation(skip=f"the reference refuses it: {error_line(e)}", limited=needs_builder(op))
     if not tensors_among(case.args):
         return Observation(skip="a call without a tensor has no device")
     worst = 0.0

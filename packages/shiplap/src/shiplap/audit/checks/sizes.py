@@ -17,7 +17,7 @@ from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import error_line, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import on_one_thread
 
@@ -41,7 +41,7 @@ def observe_sizes(op: Op, case: SampleCase) -> Observation:
     except Exception as e:  # sizes that the declaration admits and a builder or the reference does not
         if why_reference_missing(e):
             raise
-        return Observation(skip=f"the reference refuses it: {error_line(e)}")
+        return Observation(skip=f"the reference refuses it: {error_line(e)}", limited=needs_builder(op))
     # The op runs with all threads, the reference on one: its order of sums must not vary.
     got = run_op(op, case)
     with on_one_thread():

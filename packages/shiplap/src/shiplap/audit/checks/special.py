@@ -17,6 +17,7 @@ from shiplap.sampling.pairwise import powers_of_two
 from shiplap.sampling.run import (
     all_finite,
     error_line,
+    needs_builder,
     op_effects,
     reference_effects,
     run_op,
@@ -51,7 +52,7 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
     except Exception as e:
         if why_reference_missing(e):
             raise
-        return Observation(skip=f"the reference refuses it: {error_line(e)}")
+        return Observation(skip=f"the reference refuses it: {error_line(e)}", limited=needs_builder(op))
     if op.sampler is not None and case.recipe.values == SOME_ZEROS and not all_finite(own):
         return Observation(skip="the reference takes no zeros in the place of a builder's numbers")
     if not tensors_among(case.args):

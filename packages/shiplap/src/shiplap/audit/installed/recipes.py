@@ -41,7 +41,8 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
 class TensorRecipe:
     """The description of a tensor by its dtype, its shape, the seed of its random values and their range (``low`` to
     ``high``). If ``low`` and ``high`` are both 0, floating-point values are normally distributed. If ``last`` is not
-    None, the tensor holds ascending offsets up to ``last``.
+    None, the tensor holds ascending offsets up to ``last``. ``values`` has all values of a recorded tensor, or is
+    empty.
     """
 
     dtype: str
@@ -50,9 +51,12 @@ class TensorRecipe:
     low: float = 0.0
     high: float = 0.0
     last: int | None = None
+    values: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         """Return the Python expression that builds the tensor."""
+        if self.values:
+            return f"torch.tensor({list(self.values)}, dtype=torch.{self.dtype}).view({self.shape})"
         if self.last is not None:
             return f"offsets({self.seed}, torch.{self.dtype}, {self.shape}, {self.last})"
         bounds = f", {self.low!r}, {self.high!r}" if (self.low, self.high) != (0.0, 0.0) else ""
@@ -98,7 +102,8 @@ class CallRecipe:
             if isinstance(value, tuple):
                 return tuple(map(resized, value))
             if isinstance(value, TensorRecipe):
-                return replace(value, shape=tuple(map(resized, value.shape)))
+                shape = tuple(map(resized, value.shape))
+                return value if shape == value.shape else replace(value, shape=shape, values=())
             return other if type(value) is int and value == size else value
 
         return replace(self, arguments={n: resized(v) for n, v in self.arguments.items()})
@@ -125,7 +130,7 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
     """Return a recipe of a recorded call, from which similar arguments can be made. It has the recorded sizes, dtypes
     and scalars.
 
-    The values are new, drawn from ``seed`` within the recorded ranges.
+    The values are new, drawn from ``seed`` within the recorded ranges, but for small tensors of whole numbers.
     """
 
     def recipe(seen: SeenTensor) -> TensorRecipe:
@@ -134,7 +139,8 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
         """
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
-        return TensorRecipe(seen.dtype, seen.shape, seed, low, high if high > low or whole else low + 1e-9)
+        high = high if high > low or whole else low + 1e-9
+        return TensorRecipe(seen.dtype, seen.shape, seed, low, high, values=seen.values)
 
     return CallRecipe({n: map_seen(v, recipe) for n, v in call.arguments.items()}, "recorded")
 
@@ -291,10 +297,10 @@ def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, C
             for edge in (2**30, -(2**30)):
                 yield (
                     f"{field.name} = {edge}",
-                    call.with_argument(field.name, replace(value, low=edge, high=edge, last=None)),
+                    call.with_argument(field.name, replace(value, low=edge, high=edge, last=None, values=())),
                 )
         if value.shape[0] > 1:
             yield (
                 f"{field.name} has one row",
-                call.with_argument(field.name, replace(value, shape=(1, *value.shape[1:]))),
+                call.with_argument(field.name, replace(value, shape=(1, *value.shape[1:]), values=())),
             )
