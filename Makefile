@@ -123,7 +123,7 @@ $(DOCS): $(STAMP)
 	@touch $@
 
 docs: export SHIPLAP_TEST_UNOPTIMIZED := 1
-docs: $(DOCS) ## check pages, guides, records and tools, and build the documentation into site/
+docs: $(DOCS) ## check pages, examples, records, tools and distributions, and build the documentation into site/
 	$(PYTEST) -m "docs and not long"
 	$(BIN)/mkdocs build --strict $(ARGS)
 

@@ -27,9 +27,9 @@ OPS: tuple[sl.Op, ...] = (
 
 
 def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdicts]:
-    """Audit each op of the demonstration's network on the CPU, and return how many checks ended with each verdict, by
-    the name of the op. If ``quick`` is true, only the checks ``QUICK_CHECKS`` run, for 4 seconds an op. Otherwise all
-    checks run, for 20 seconds an op. Two ops are audited at the same time if there are two processors.
+    """Audit each op of the demonstration's network on the CPU. Return, by the name of the op, how many checks ended
+    with each verdict. If ``quick`` is true, only the checks ``QUICK_CHECKS`` run, with a budget of 2 seconds an op.
+    Otherwise all checks run, with a budget of 20 seconds an op. ``progress`` is called before each op and at the end.
     """
     verdicts: dict[str, AuditVerdicts] = {}
     # Threads suffice: samples run in a process of their own, for which a thread waits.
