@@ -251,10 +251,7 @@ def native_table() -> str | None:
 
 
 # Why tests fail on a version, by a part of the name of the file.
-EXPLAINED: dict[str, str] = {
-    "test_source": "an op with sources in C and in CUDA C++ could not be built without nvcc. Repaired since, with a "
-    "test on Python 3.11",
-}
+EXPLAINED: dict[str, str] = {}
 
 
 def stability_page() -> str:
