@@ -289,8 +289,10 @@ def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]
     them. Annotations do not change what a function does.
     """
     kept = list(listed)
+    at = len(kept)
     # From the end, so that a deletion does not move the positions that are still to come.
-    for at in range(len(kept) - 1, -1, -1):
+    while at > 0:
+        at -= 1
         each = kept[at]
         if each.opname != "MAKE_FUNCTION" or not (each.arg or 0) & 4:
             continue
@@ -302,6 +304,7 @@ def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]
         if start is not None:
             kept[at] = each._replace(arg=(each.arg or 0) & ~4, argval=(each.arg or 0) & ~4)
             del kept[start : end + 1]
+            at = start
     return kept
 
 

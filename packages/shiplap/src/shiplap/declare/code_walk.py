@@ -56,7 +56,7 @@ from shiplap.declare.code_parts import (
     HasCode,
     closure_cell_value,
     defining_module,
-    has_instance_dict,
+    instance_dict,
     shortened_text,
 )
 from shiplap.declare.code_text import ENVIRONMENT, PLAIN, CodeUse, code_use, plain_text, syntax_digest
@@ -189,6 +189,9 @@ class _CodeWalk:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
             self.add("data", self.text(root))
+            # A library's version covers the code of its function, not the objects that this one has captured.
+            if isinstance(root, FunctionType) and not is_followed(root):
+                self.add("data", self.text(tuple(map(closure_cell_value, root.__closure__ or ()))))
         while self._left and len(self._held) <= self.most:
             value, self._home = self._left.popleft()
             self._describe(value)
@@ -487,7 +490,7 @@ class _CodeWalk:
     def _attributes(self, value: AnyValue) -> None:
         """Add as parts the attributes of an object, also those in ``__slots__``, without cached properties."""
         members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
-        held = dict(vars(value)) if has_instance_dict(value) else {}
+        held = instance_dict(value)
         for name, member in members.items():
             if isinstance(member, MemberDescriptorType) and name not in DERIVED:
                 try:
@@ -570,7 +573,7 @@ class _CodeWalk:
         """Add the settings of a Triton kernel and a digest of its syntax. Add the attributes of any object without a
         Python function.
         """
-        held = vars(value) if has_instance_dict(value) else {}
+        held = instance_dict(value)
         function = held.get("fn")
         if function is None:
             self._attributes(value)
