@@ -207,12 +207,16 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
-    if node.target is auto_functionalized:
-        return node.args[0], dict(node.kwargs)
     bases = node.kwargs.get("_all_bases")
-    if node.target is not auto_functionalized_v2 or not isinstance(bases, (list, tuple)):
+    if node.target not in (auto_functionalized, auto_functionalized_v2):
         return None
     operator_: Any = node.args[0]
+    # A graph has the defaults of arguments that were left out, a pattern has what its author wrote.
+    defaults = {a.name: a.default_value for a in operator_._schema.arguments if a.has_default_value()}
+    if node.target is auto_functionalized:
+        return operator_, defaults | node.kwargs
+    if not isinstance(bases, (list, tuple)):
+        return None
     names = [a.name for a in operator_._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     # Only where each tensor that is written to is a base of its own, results of both forms have the same numbers.
     numbers = [node.kwargs.get(f"_{name}_base_index") for name in names]
@@ -220,7 +224,7 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
     plain = {k: v for k, v in node.kwargs.items() if k not in known}
     if numbers != list(range(len(bases))) or any(k.startswith("_") for k in plain):
         return None
-    return operator_, {**plain, **dict(zip(names, bases, strict=True))}
+    return operator_, {**defaults, **plain, **dict(zip(names, bases, strict=True))}
 
 
 def separate_written_views(graph: Graph, operators: Collection[Any], level: str) -> None:
@@ -277,6 +281,11 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
         if seen:
             node.kwargs = {**kwargs, "_all_bases": bases}
             set_value(node, tuple(values), level)
+            if eager := node.meta.get("eager_input_vals"):  # torch pairs them with the arguments of the call
+                kept = {n: v for n, v in eager[1].items() if n in kwargs}
+                of_bases = [seen[i][1] if i in seen else base for i, base in enumerate(kept["_all_bases"])]
+                kept["_all_bases"] = type(kept["_all_bases"])(of_bases)
+                node.meta["eager_input_vals"] = eager[0], kept
 
 
 def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any, Tensor] | None:
