@@ -60,11 +60,14 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 # What the demonstration uses, and no more: its own family, the core and the headers.
 DEMO_PACKAGES := shiplap-headers shiplap shiplap-sparse3d
 
+# The kernels are compiled while torch is downloaded and unpacked. Python files are compiled when they are imported, since
+# the demonstration imports less than half of those that are installed.
 $(DEMO): $(DEMO_PACKAGES:%=packages/%/pyproject.toml) constraints.txt $(filter packages/shiplap-sparse3d/%,$(NATIVE)) | $(BIN)/python
-	$(PIP) torch numpy
-	$(PIP) scikit-build-core cmake ninja hatchling editables
+	$(PIP) --no-compile scikit-build-core cmake ninja hatchling editables
 	$(PIP) --no-build-isolation -e packages/shiplap-headers
-	$(PIP) --no-build-isolation -e packages/shiplap -e "packages/shiplap-sparse3d[demo]"
+	@echo "installing torch and compiling kernels"; $(PIP) --no-build-isolation --no-deps -e packages/shiplap-sparse3d & kernels=$$!; \
+	$(PIP) --no-compile --no-build-isolation torch numpy -e packages/shiplap; torch=$$?; wait $$kernels && exit $$torch
+	$(PIP) --no-compile "shiplap-sparse3d[demo]"
 	@touch $@
 
 # Where everything is installed, that is brought up to date instead.
@@ -120,7 +123,7 @@ $(DOCS): $(STAMP)
 	@touch $@
 
 docs: export SHIPLAP_TEST_UNOPTIMIZED := 1
-docs: $(DOCS) ## check pages, guides, records and tools, and build the documentation into site/
+docs: $(DOCS) ## check pages, examples, records, tools and distributions, and build the documentation into site/
 	$(PYTEST) -m "docs and not long"
 	$(BIN)/mkdocs build --strict $(ARGS)
 

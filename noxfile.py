@@ -34,7 +34,9 @@ Without such an index the CUDA build serves as well, without a GPU: an environme
 """
 
 import os
+import platform
 import runpy
+import shutil
 from pathlib import Path
 
 import nox
@@ -129,14 +131,27 @@ def install_pinned(session: nox.Session, name: str) -> None:
     session.install("--require-hashes", "-r", str(REQUIREMENTS / f"{name}.txt"))
 
 
+def older_target(session: nox.Session) -> dict[str, str]:
+    """The environment of builds whose wheels run on systems with an older C library than this one, where that can be.
+
+    A compiler that ``CXX`` names is kept, and so is that of other machines than x86-64 Linux.
+    """
+    gcc = shutil.which("g++") is not None and "CXX" not in os.environ
+    if not gcc or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return {}
+    folder = Path(session.create_tmp()).absolute() / "older"
+    session.run("python", "tools/older_glibc.py", str(folder))
+    return {"CXX": str(folder / "c++")}
+
+
 def build_all(session: nox.Session) -> Path:
     """Build every published distribution into ``dist/``, the compiled ones with native bindings."""
     install_pinned(session, "release")
-    dist = Path("dist").absolute()
-    session.run("python", "tools/distributions.py", "build", "--output", str(dist))
+    dist, target = Path("dist").absolute(), older_target(session)
+    session.run("python", "tools/distributions.py", "build", "--output", str(dist), env=target)
     # Bindings are compiled by the shiplap that is released with them; those of Triton kernels need Triton's signatures.
     session.install("-c", pins(session), "--find-links", str(dist), "torch", "numpy", "triton", "shiplap")
-    session.run("python", "tools/distributions.py", "repair", "--output", str(dist))
+    session.run("python", "tools/distributions.py", "repair", "--output", str(dist), env=target)
     return dist
 
 

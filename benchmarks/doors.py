@@ -1,18 +1,21 @@
 """Hostile input and lacks in one run: mutated files, wrong calls, threads with redeclaration, sanitizers, and
 judgements while something runs out or is killed.
 
-    python benchmarks/doors.py [--parts files calls threads sanitizers lacks] [--cores 8] [--limit 3600]
-        [--files 1000000] [--calls 400] [--threads 600] [--seed 3406] [--json benchmarks/results/doors.json]
+    python benchmarks/doors.py [--parts files calls threads sanitizers lacks] [--json benchmarks/results/doors.json]
+        [--cores 8] [--limit 3600] [--files 1000000] [--calls 400] [--threads 600] [--seed 3406] [--folder build/doors]
 
 Each part is many processes, which run side by side on so many cores. ``--files`` is the number of mutated files of all
 kinds, ``--calls`` that of the rounds for each op, ``--threads`` that of the seconds in which sixteen threads call an op
 while another one declares it again, attaches native code and tunes. A process that runs when the limit of seconds is
-over is ended and counts as cut. The record says for each part what ran, what was wrong, and the processor seconds.
+over is ended and counts as cut. The folder keeps the rows of the others, for as long as the code is the same: the
+next run goes on there, and the record has the rows of all runs. The record says for each part what ran, what was wrong,
+and the processor seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -23,10 +26,12 @@ import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from _record import ROOT, record, write
+from records import code_text
 
 sys.path[:0] = [str(ROOT)]
 SOURCES = (
@@ -49,6 +54,7 @@ class Job:
 
     Attributes:
         kind: what of the part it runs, such as the kind of its files.
+        number: which of the processes of this kind it is.
         command: the words of the command behind the name of Python.
         cores: how many cores it keeps busy.
         first: jobs with a lower number begin earlier, since they take longest.
@@ -56,6 +62,7 @@ class Job:
 
     part: str
     kind: str
+    number: int
     command: list[str]
     cores: int = 1
     first: int = 9
@@ -70,18 +77,18 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
     jobs: list[Job] = []
     for kind, share in SHARES.items():
         left = given.files * share // 100
-        for number in range(-(-left // FILES_EACH)):
-            rounds = min(FILES_EACH, left - number * FILES_EACH)
+        for number in range(-(-left // given.each)):
+            rounds = min(given.each, left - number * given.each)
             place = folder / f"files-{kind}-{number}"
             place.mkdir()
             command = ["tests/fuzz/fuzzer.py", kind, str(rounds), str(given.seed + number), str(place)]
-            jobs.append(Job("files", kind, command, first=3 if kind in ("metadata", "suite") else 5))
+            jobs.append(Job("files", kind, number, command, first=3 if kind in ("metadata", "suite") else 5))
     parts = max(1, given.calls // ROUNDS_EACH)
     programs = {module: ["tests/families/hostile.py", module] for _, module in sorted(FAMILIES.values())}
     for kind, program in {**programs, "layers": ["tests/families/hostile_layers.py"]}.items():
         for number in range(parts):
             command = [*program, str(given.calls // parts), str(given.seed + number)]
-            jobs.append(Job("calls", kind, command, first=4))
+            jobs.append(Job("calls", kind, number, command, first=4))
     storms = max(1, -(-given.threads // SECONDS_EACH))
     for number in range(storms):
         place = folder / f"threads-{number}"
@@ -89,22 +96,24 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
         program = "packages/shiplap/tests/safe_io/storm.py"
         command = [program, "everything", str(given.threads / storms), str(THREADS), str(place)]
         env = {"SHIPLAP_CACHE_DIR": str(place / "cache"), "SHIPLAP_NATIVE": "1"}
-        jobs.append(Job("threads", "storm", command, 2, 1, env))
+        jobs.append(Job("threads", "storm", number, command, 2, 1, env))
     for who in ("this", "another") if os.geteuid() == 0 else ("this",):
         for number in range(LACK_PARTS):
             place = f"{number + 1}/{LACK_PARTS}"
             command = ["-P", "packages/shiplap/tests/sandbox/lacks.py", str(MOMENTS), str(KILLS), str(given.seed)]
-            jobs.append(Job("lacks", f"{who} user", [*command, place, who], first=4))
+            jobs.append(Job("lacks", f"{who} user", number, [*command, place, who], first=4))
     if os.geteuid() == 0:
-        jobs.append(Job("lacks", "two users", ["packages/shiplap/tests/safe_io/users.py", "20"], 2, 3))
+        jobs.append(Job("lacks", "two users", 0, ["packages/shiplap/tests/safe_io/users.py", "20"], 2, 3))
     workers = max(2, given.cores // 4)
-    jobs.append(Job("sanitizers", "tests", ["tools/sanitize.py", "--", "-n", str(workers)], workers, 0))
-    jobs.append(Job("sanitizers", "storm", ["tools/sanitize.py", "storm", "--", str(given.threads // 10)], 2, 2))
+    jobs.append(Job("sanitizers", "tests", 0, ["tools/sanitize.py", "--", "-n", str(workers)], workers, 0))
+    jobs.append(Job("sanitizers", "storm", 0, ["tools/sanitize.py", "storm", "--", str(given.threads // 10)], 2, 2))
     return sorted((job for job in jobs if job.part in given.parts), key=lambda job: job.first)
 
 
-def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path) -> list[dict[str, Any]]:
-    """Run the jobs on so many cores until the time ``ends``, and return a row for each that has begun."""
+def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path) -> list[dict[str, Any]]:
+    """Run the jobs on so many cores until the time ``ends``, return a row for each that has begun, and append it to the
+    file ``kept``.
+    """
     waiting, rows = list(jobs), list[dict[str, Any]]()
     running: dict[int, tuple[Job, float, Path]] = {}
     while waiting or running:
@@ -123,8 +132,10 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path) -> list[dic
         if pid in running:
             job, began, log = running.pop(pid)
             rows.append(describe_job(job, os.waitstatus_to_exitcode(status), log, time.monotonic() - began))
-            rows[-1]["cpu_s"] = round(used.ru_utime + used.ru_stime, 1)
+            rows[-1] |= {"cpu_s": round(used.ru_utime + used.ru_stime, 1), "code": digest_job(job)}
             print(json.dumps(rows[-1])[:300], flush=True)
+            with kept.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
         elif time.monotonic() > ends:
             waiting.clear()
             for each in running:
@@ -133,6 +144,19 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path) -> list[dic
         else:
             time.sleep(0.05)
     return rows
+
+
+@cache
+def digest_code(*patterns: str) -> str:
+    """Return a digest of the code of files, without its docstrings and comments."""
+    files = sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
+    return hashlib.sha256("\0".join(code_text(path.read_text()) for path in files).encode()).hexdigest()[:12]
+
+
+def digest_job(job: Job) -> str:
+    """Return a digest of the package's code and of the program that a job runs."""
+    source = [pattern for pattern in SOURCES if "/src/" in pattern]
+    return digest_code(*source, *(word for word in job.command if word.endswith(".py")))
 
 
 def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, Any]:
@@ -144,8 +168,10 @@ def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, 
     for number, what in (found for line in last for found in COUNTS.findall(line)):
         counts[what] += int(number)
     how = "right" if status == 0 else "cut" if status == -signal.SIGKILL else f"status {status}"
-    row: dict[str, Any] = {"part": job.part, "kind": job.kind, "outcome": how, **counts, "seconds": round(seconds, 1)}
-    return row if status == 0 else {**row, "words": text[-1500:]}
+    what = {"part": job.part, "kind": job.kind, "number": job.number, "outcome": how}
+    row: dict[str, Any] = {**what, **counts, "seconds": round(seconds, 1)}
+    wrong = [line for line in text.splitlines() if line.startswith("WRONG")]
+    return row if status == 0 else {**row, "words": "\n".join([*wrong, text[-1500:]])}
 
 
 def summarise(rows: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
@@ -156,7 +182,7 @@ def summarise(rows: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:
         sums: dict[str, Any] = defaultdict(int)
         for row in mine:
             for name, value in row.items():
-                if isinstance(value, (int, float)):
+                if isinstance(value, (int, float)) and name != "number":
                     sums[name] += value
         sums["processes"] = len(mine)
         sums["planned"] = sum((job.part, job.kind) == (part, kind) for job in jobs)
@@ -173,20 +199,29 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=1_000_000)
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--threads", type=int, default=600)
+    parser.add_argument("--each", type=int, default=FILES_EACH, help="mutated files of a process")
     parser.add_argument("--seed", type=int, default=3406)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "doors")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     began = time.monotonic()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    kept = given.folder / "rows.jsonl"
+    before = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     with tempfile.TemporaryDirectory(prefix="doors-", ignore_cleanup_errors=True) as folder:
         jobs = list_jobs(given, Path(folder))
-        rows = run_jobs(jobs, given.cores, began + given.limit, Path(folder))
+        done = [row for row in before if row["outcome"] != "cut"]
+        known = {(row["part"], row["kind"], row["number"], row["code"]): row for row in done}
+        names = [(job.part, job.kind, job.number, digest_job(job)) for job in jobs]
+        left = [job for job, name in zip(jobs, names, strict=True) if name not in known]
+        rows = [known[name] for name in names if name in known]
+        rows += run_jobs(left, given.cores, began + given.limit, Path(folder), kept)
     measured = summarise(rows, jobs)
     wrong = [row for row in rows if row["outcome"] != "right"]
     for name, sums in measured.items():
         print(name, json.dumps(sums))
     if given.json:
-        seconds = round(time.monotonic() - began, 1)
-        result = record(SOURCES, ("shiplap",), seed=given.seed, seconds=seconds, parts=measured, failures=wrong)
+        result = record(SOURCES, ("shiplap",), seed=given.seed, parts=measured, failures=wrong)
         write(given.json, result)
     return int(bool(wrong))
 

@@ -10,6 +10,7 @@ import pytest
 
 import shiplap as sl
 
+pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "defects"
 

@@ -17,6 +17,7 @@ from tests.projects import COMPILED, PUBLISHED
 from shiplap_testing.environment import BUILD, Environment, build, ours, with_requirements
 from shiplap_testing.paths import REPOSITORY
 
+pytestmark = pytest.mark.docs
 PURE = tuple(name for name in PUBLISHED if name not in COMPILED)
 BESIDE = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"}
 

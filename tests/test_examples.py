@@ -1,7 +1,7 @@
 """Every example runs as its reader would run it, and shows what its page says it shows.
 
-Each is a process that imports and most of them compile: ``make test`` runs the first op and the cheapest, and looks at
-the names that the others use.
+Each is a process that imports, and most of them compile, so ``make docs`` runs the shortest of them, as it checks the
+pages that quote them. ``make test`` looks at the names that they use.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def test_a_name_that_is_not_there_is_seen() -> None:
     assert missing(tree) == {("shiplap", "nothing"), ("shiplap", "gone")}
 
 
+@pytest.mark.docs
 def test_out_variant() -> None:
     done = run("examples/out_variant.py")
     assert done.returncode == 0, done.stderr
@@ -93,6 +94,7 @@ print(report.verdict)
 """
 
 
+@pytest.mark.docs
 def test_first_op() -> None:
     """With three checks of its audit; all take as long as the rest of these examples."""
     done = run("-c", FIRST)
@@ -109,6 +111,7 @@ def test_first_op_with_its_whole_audit() -> None:
     assert "rms_norm: proven by " in shown
 
 
+@pytest.mark.docs
 def test_triton_kernel() -> None:
     assert output("triton_kernel.py") == "compiled for a device that need not be here\n"
 
@@ -130,6 +133,7 @@ def test_c_kernel() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.docs
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_source_kernel() -> None:
     assert "agrees with the reference" in output("source_kernel.py")
@@ -150,6 +154,7 @@ def test_the_cuda_source_compiles() -> None:
     assert "librms_norm_cuda-" in done.stdout
 
 
+@pytest.mark.docs
 def test_coming_from() -> None:
     shown = output("coming_from.py")
     assert "each declaration computes what the form before it computed" in shown
@@ -196,6 +201,7 @@ def test_every_op_of_the_examples_is_ejected(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.docs
 def test_adopt_foreign_op() -> None:
     shown = output("adopt_foreign_op.py")
     assert "torch.library.opcheck passes" in shown
@@ -210,6 +216,7 @@ def test_data_dependent() -> None:
     assert "SL302: a data-dependent size exceeds its bound" in shown
 
 
+@pytest.mark.docs
 def test_gather_rows() -> None:
     assert output("gather_rows.py") == "gather does what it declares\n"
 
@@ -258,6 +265,7 @@ def test_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert output("rewrite.py") == "one_product replaced linear, silu, linear, mul\n"
 
 
+@pytest.mark.docs
 def test_slidesparse() -> None:
     lines = output("slidesparse.py").splitlines()
     assert lines[0] == "6:8 keeps 0.990 of the weight's norm; int8 adds an error of 0.0093"

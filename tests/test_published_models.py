@@ -26,6 +26,7 @@ def test_the_list_is_long_enough() -> None:
     assert len(MODELS) >= 40
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", sampled(MODELS, long=[name for name in MODELS if name not in OFTEN]))
 def test_every_place_matches_and_results_and_gradients_are_those_of_eager(name: str) -> None:
     torch.manual_seed(0)

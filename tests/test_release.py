@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
 import runpy
 import shutil
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.projects import COMPILED, PROJECTS, PUBLISHED
 
+from shiplap.packaging.tags import platform_tag
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 
@@ -130,6 +134,7 @@ def wheel(folder: Path, name: str, tag: str, *files: str, text: str = "") -> Pat
         (True, "manylinux_2_28_x86_64", ("x/_shiplap/a/binding.so",), "", ["x/_shiplap/a/binding.so fits linux_"]),
         (True, "manylinux_2_28_x86_64", (), "", ["no native binding"]),
         (True, "linux_x86_64", ("x/_shiplap/a/binding.so",), "", ["no manylinux tag"]),
+        (True, "manylinux_2_34_x86_64", ("x/_shiplap/a/binding.py",), "", ["no native binding", "needs glibc 2.34"]),
     ],
 )
 def test_a_wheel_that_an_index_or_a_user_could_not_use_is_named(
@@ -147,6 +152,57 @@ def test_a_wheel_that_an_index_or_a_user_could_not_use_is_named(
     lines = [line for line in done.stdout.splitlines() if line]
     assert len(lines) == len(found)
     assert all(line.startswith(begin) for line, begin in zip(lines, found, strict=True)), lines
+
+
+NEWER = """
+#include <dlfcn.h>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <vector>
+#ifdef STAT
+#include <sys/stat.h>
+#endif
+extern "C" int count(int n, const char* path) {
+  std::stringstream text;
+  text << n;
+  std::vector<int> values(n);
+  auto shared = std::make_shared<int>(n);
+  std::thread([&, copy = shared] { values[0] = *copy; }).join();
+  if (void* there = dlopen(path, RTLD_NOW)) dlclose(there);
+#ifdef STAT
+  struct stat about;
+  if (stat(path, &about) == 0) return 0;
+#endif
+  return values[0] + static_cast<int>(std::move(text).str().size());
+}
+#ifdef MAIN
+int main() { return count(30, "") == 32 ? 0 : 1; }
+#endif
+"""
+
+
+def test_a_compiler_for_older_systems_takes_no_newer_symbols(tmp_path: Path) -> None:
+    """Of the C++ library neither, although its headers are new; what an older C library lacks is refused."""
+    if shutil.which("g++") is None or platform.machine() != "x86_64":
+        pytest.skip("the compiler is for GCC on x86-64")
+    compiler = runpy.run_path(str(REPOSITORY / "tools" / "older_glibc.py"))["write_folder"](tmp_path / "older")
+    (tmp_path / "a.cpp").write_text(NEWER)
+
+    def link(program: Path | str, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+        kind = () if "-DMAIN" in more else ("-shared", "-fPIC")
+        call = [program, "-std=c++20", *kind, *more, tmp_path / "a.cpp", "-o", tmp_path / name]
+        return subprocess.run(call, capture_output=True, text=True, check=False)
+
+    assert link("g++", "here.so").returncode == link(compiler, "older.so").returncode == 0
+    here, older = (int(platform_tag([tmp_path / f"{name}.so"])[0].split("_")[2]) for name in ("here", "older"))
+    assert older <= 28 < here, "this system is an old one itself" if here <= 28 else ""
+    assert ctypes.CDLL(str(tmp_path / "older.so")).count(30, b"") == 32
+    assert link(compiler, "program", "-DMAIN").returncode == 0  # CMake tries a compiler so
+    assert subprocess.run([tmp_path / "program"], check=False).returncode == 0
+    refused = link(compiler, "stat.so", "-DSTAT")
+    assert refused.returncode != 0
+    assert re.search("undefined reference to .stat'", refused.stderr), refused.stderr
 
 
 def test_every_published_distribution_is_built_after_what_it_requires() -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = ("shiplap-headers", "shiplap")  # what all others require, in the order in which they are built
 BINDING = re.compile(r"(^|/)_shiplap/.+\.so$")
+PROMISED = 28  # wheels with kernels run where the C library is 2.28 or newer
 MANYLINUX = re.compile(r"-manylinux_(?P<major>\d+)_(?P<minor>\d+)_(?P<machine>\w+)\.whl$")
 
 
@@ -71,7 +72,9 @@ def repair(wheels: Iterable[Path], dist: Path) -> None:
             plat = os.environ.get("AUDITWHEEL_PLAT", "auto")
             run(sys.executable, "-m", "auditwheel", "repair", "--plat", plat, "--wheel-dir", scratch, wheel)
             (tagged,) = Path(scratch).glob("*.whl")
-            run(sys.executable, "-m", "shiplap.cli", "package", tagged, "--output", dist)
+            # An empty cache: in that of the user may be bindings of another compiler.
+            call = (sys.executable, "-m", "shiplap.cli", "package", tagged, "--output", dist)
+            run(*call, env={"SHIPLAP_CACHE_DIR": f"{scratch}/cache"})
             if wheel.resolve().parent == dist.resolve() and wheel.name != tagged.name:
                 wheel.unlink()
 
@@ -93,7 +96,11 @@ def problems_of_wheel(wheel: Path, compiled: bool) -> list[str]:
         if not any(map(BINDING.search, names)):
             found.append("no native binding: run 'tools/distributions.py repair'")
         tag = MANYLINUX.search(wheel.name)
-        return found + (["no manylinux tag"] if tag is None else too_new(archive, names, int(tag["minor"])))
+        if tag is None:
+            return [*found, "no manylinux tag"]
+        if int(tag["minor"]) > PROMISED:
+            found.append(f"needs glibc 2.{tag['minor']}, and docs/stability.md promises 2.{PROMISED}")
+        return found + too_new(archive, names, int(tag["minor"]))
 
 
 def relative_links(metadata: str) -> list[str]:

@@ -110,18 +110,18 @@ def _has_equal_code(root: Path, commit: str, file: str) -> bool:
     if not file.endswith(".py") or not now.is_file():
         return False
     before = _code_at(root, commit, file)
-    return before is not None and before == _code(now.read_text(encoding="utf-8"))
+    return before is not None and before == code_text(now.read_text(encoding="utf-8"))
 
 
 @cache
 def _code_at(root: Path, commit: str, file: str) -> str | None:
-    """Return :func:`_code` of a file of ``commit``, or None if it was not there."""
+    """Return :func:`code_text` of a file of ``commit``, or None if it was not there."""
     text = _git(root, "show", f"{commit}:{file}")
-    return None if text is None else _code(text)
+    return None if text is None else code_text(text)
 
 
 @cache
-def _code(text: str) -> str:
+def code_text(text: str) -> str:
     """Return the syntax tree of Python source as text, without docstrings, comments and places."""
     tree = ast.parse(text)
     for node in ast.walk(tree):

@@ -160,24 +160,23 @@ def test_public_names(name: str) -> None:
 SHARED = {"audit": "finding", "doctor": "diagnosis", "rewrite": "match"}
 
 
+PROGRAMS = [
+    "import shiplap as sl; f = sl.{0}",
+    "from shiplap import {0} as f",
+    "from shiplap.{0} import {0} as f",
+    "import shiplap.{0}; f = shiplap.{0}",
+    "import shiplap as sl; f = sl.{0}; import shiplap.{0}; assert sl.{0} is f; f = shiplap.{0}",
+    "import shiplap.{0}.{1}; f = shiplap.{0}",
+    "from importlib import import_module; import_module('shiplap.{0}.{1}'); from shiplap import {0} as f",
+    "import sys, importlib, shiplap; importlib.reload(importlib.import_module('shiplap.{0}')); f = shiplap.{0}",
+    "from shiplap import *; f = {0}",
+]
+
+
 @pytest.mark.parametrize(
-    "program",
-    sampled(
-        [
-            "import shiplap as sl; f = sl.{0}",
-            "from shiplap import {0} as f",
-            "from shiplap.{0} import {0} as f",
-            "import shiplap.{0}; f = shiplap.{0}",
-            "import shiplap as sl; f = sl.{0}; import shiplap.{0}; assert sl.{0} is f; f = shiplap.{0}",
-            "import shiplap.{0}.{1}; f = shiplap.{0}",
-            "from importlib import import_module; import_module('shiplap.{0}.{1}'); from shiplap import {0} as f",
-            "import sys, importlib, shiplap; importlib.reload(importlib.import_module('shiplap.{0}')); f = shiplap.{0}",
-            "from shiplap import *; f = {0}",
-        ],
-        3,
-    ),
+    ("program", "name", "module"),
+    sampled([pytest.param(program, *shared) for program in PROGRAMS for shared in SHARED.items()], 4),
 )
-@pytest.mark.parametrize(("name", "module"), SHARED.items())
 def test_a_function_keeps_its_name_whatever_is_imported(program: str, name: str, module: str) -> None:
     check = f"import sys; assert type(f).__name__ == 'function' and f.__name__ == {name!r}, f"
     check += (

@@ -36,8 +36,9 @@ SweepCase = tuple[str, str]  # operator, dtype
 class SweepVerdict:
     """The verdict on one operator or model in one dtype.
 
-    ``state`` is a key of ``STATES``. ``native`` and ``fallback`` name the operators that ran on the device and on the
-    CPU. ``why`` is the reason if a call failed, was refused or did not run.
+    ``state`` is a key of ``STATES``, such as ``native`` or ``fail``. ``native`` names the operators that ran on the
+    device. ``fallback`` names those that ran on the CPU, each with a reason. ``why`` is the reason if a call failed,
+    was refused or did not run.
     """
 
     op: str
@@ -50,15 +51,15 @@ class SweepVerdict:
     gradients: int = 0  # samples of which the gradients were compared too
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields of the verdict as plain data for JSON."""
+        """Return the fields of the verdict as a dict that can be written as JSON."""
         return asdict(self)
 
 
 def operator_names(project: Project) -> list[str]:
-    """Return the names of the operators in OpInfo, torch's database of test cases.
+    """Return the sorted names of the operators in OpInfo, torch's database of test cases.
 
-    They are read in a process that has loaded the device of ``project``, the generated package. Raise ``SL906`` if
-    torch's test package cannot be imported there.
+    A separate process reads them after it has loaded the device of ``project``. Raise ``SL906`` if torch's test package
+    cannot be imported there.
     """
     lines, end = _read_sweep_lines(project, None)
     if end:
@@ -82,11 +83,11 @@ def model_names() -> list[str]:
 
 
 def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Run one process that compares ``cases`` on the device of ``project`` with the CPU. Return the lines of its
-    output, and a text that says how the process failed.
+    """Run one process that compares ``cases`` on the device of ``project`` with the CPU. Return the lines that it
+    printed, and a message that says how it failed.
 
-    The text is empty if the process succeeded. A case is a pair of an operator or model and a dtype. If ``cases`` is
-    None, the process prints the names of the operators instead. ``samples`` is the largest number of samples of an
+    The message is empty if the process succeeded. A case is a pair of an operator or model and a dtype. If ``cases`` is
+    None, the process prints a JSON list of the operators instead. ``samples`` is the largest number of samples of an
     operator. If it is 0, the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
@@ -112,18 +113,19 @@ def run_sweep(
     models: bool = False,
     tell: Callable[[str], object] = str,
 ) -> Iterator[SweepVerdict]:
-    """Yield a verdict for each of ``names`` in each of ``dtypes``.
+    """Yield a verdict for each of ``names`` in each of ``dtypes``. Operators that torch does not test in a dtype are
+    left out.
 
     Raise ``SL906`` if the device cannot be loaded.
 
     Args:
         project: A project that was built.
-        names: Names of ``operator_names``, or of ``model_names`` with ``models``.
+        names: Names that ``operator_names`` returns, or ``model_names`` if ``models`` is true.
         dtypes: Short names such as ``"f32"``. Models are compared in ``["f32"]`` only.
         samples: The largest number of samples that are run of one operator.
         jobs: The number of processes that run at a time.
         models: Whether ``names`` are models instead of operators.
-        tell: A function that is called with a text about the progress after each process.
+        tell: A function that is called with a message about the progress after each process.
     """
     cases = [(name, dtype) for name in names for dtype in dtypes]
     # A process has a time limit, and a model takes longer than an operator.
@@ -136,7 +138,7 @@ def run_sweep(
 
 
 def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> list[SweepVerdict]:
-    """Run ``cases`` on the device of ``project`` in one process, and return their verdicts.
+    """Compare ``cases`` on the device of ``project`` with the CPU in a process, and return their verdicts.
 
     ``samples`` is the largest number of samples of an operator, or 0 for models. A case that ends the process gets the
     verdict ``crash``. A new process then runs the cases after it. Raise ``SL906`` if a process ends before its first
@@ -197,7 +199,7 @@ def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
 
 
 def count_by_dtype(verdicts: Sequence[SweepVerdict]) -> dict[str, dict[str, int]]:
-    """Return the number of ``verdicts`` by dtype and then by state.
+    """Return the number of ``verdicts`` for each dtype and state, as a dict of dicts.
 
     A state without a verdict has the count 0.
     """

@@ -33,7 +33,7 @@ _SAME = {
 class _BodyDefinition:
     """A C++ function that a file in ``csrc/`` defines, with its name, the type of its result and its parameters.
 
-    ``where`` is the file with the number of the line.
+    ``where`` is the path of the file and the number of the line, as ``file:line``.
     """
 
     where: str
@@ -59,7 +59,7 @@ def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
 
 
 def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
-    """Yield a record of each C++ function that the file ``path`` defines."""
+    """Yield a ``_BodyDefinition`` for each C++ function that the file ``path`` defines."""
     text = strip_comments(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:
@@ -91,9 +91,10 @@ def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) 
 
 
 def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
-    """Return the first difference between the definition ``d`` and the body that the generated wrapper ``w`` needs.
+    """Return the first difference between the signature of ``d`` and that of the body which the generated wrapper ``w``
+    calls.
 
-    The text is empty if they agree.
+    Return an empty string if they agree.
     """
     arguments = w.declaration.arguments
     if _normalize_type(d.returns) != _normalize_type(w.declaration.cpp_returns):
@@ -125,9 +126,10 @@ def _split_parameter(text: str) -> tuple[str, str]:
 
 
 def _normalize_type(text: str) -> str:
-    """Return the C++ type ``text`` without namespaces and spaces, and with ``const`` in front.
+    """Return the C++ type ``text`` without namespaces, spaces, ``inline`` and ``static``. ``const`` is moved to the
+    front for references and pointers, and removed for values.
 
-    Two spellings of one type give the same text.
+    Two spellings of one type give the same string.
     """
     plain = re.sub(r"\b(?:inline|static)\b|(?:\b\w+)?::", " ", text)
     constant = bool(re.search(r"\bconst\b(?![^<]*>)", plain))
@@ -141,8 +143,8 @@ def _normalize_type(text: str) -> str:
 def _body_error(w: Wrapper, where: str, got: str) -> ShiplapError:
     """Return the error ``SL908`` for the hand-written body of the generated wrapper ``w``.
 
-    ``where`` is the file and line of the body, and ``got`` is its mistake. The error gives the signature that the
-    wrapper needs as expected.
+    ``where`` is the file and line of the body, and ``got`` is its mistake. The field ``expected`` of the error is the
+    signature that the wrapper needs.
     """
     signature = f"{w.declaration.cpp_returns} {w.id}({w.parameters})"
     return error("SL908", where=f"{where}: {w.declaration.name}", got=got, expected=signature)

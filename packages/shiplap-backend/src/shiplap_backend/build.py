@@ -32,16 +32,16 @@ _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADE
 def build_extension(
     project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
 ) -> Path:
-    """Compile changed files of a generated project, link ``_C.so`` into its package, and return the path of ``_C.so``.
+    """Compile changed files of a generated project and link ``_C.so`` into its package. Return the path of ``_C.so``.
 
     ``jobs`` is the number of compilers that run at a time. If it is None, ninja chooses it. ``tell`` is called after
-    each compiled file with a text such as ``3/21 files``. If ``together`` is true, the generated wrappers and the
+    each compiled file with a string such as ``3/21 files``. If ``together`` is true, the generated wrappers and the
     device core, the C++ that all devices share, form one translation unit. Otherwise each file is one. For few ops on
     one CPU core this takes a third less work, but nothing runs in parallel.
 
     The manifest, a file with the versions that the library was built for, is written after the library. An interrupted
-    build can thus not claim that an older library fits this torch. Raise ``SL906`` with the compiler's first error, if
-    ninja is not installed, or if the compiler has linked another C++ runtime than torch's.
+    build can thus not claim that an older library fits this torch. Raise ``SL906`` if the compilation fails (with the
+    first error), if ninja is not installed, or if the compiler has linked another C++ runtime than torch's.
     """
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ def build_extension(
 def _run_ninja(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
     """Run ninja by ``command``, and return its exit status and its output.
 
-    ``tell`` is called with a text such as ``3/21 files`` after each compiled file.
+    ``tell`` is called with a string such as ``3/21 files`` after each compiled file.
     """
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -106,7 +106,7 @@ def _find_ninja() -> str:
 
 
 def _render_ninja_file(project: Project, target: Path, together: bool = False) -> str:
-    """Return the text of the file ``build.ninja`` of ``project``, which compiles its sources and links ``target``.
+    """Return the content of the file ``build.ninja`` of ``project``, which compiles its sources and links ``target``.
 
     If ``together`` is true, the generated wrappers and the device core, the C++ that all devices share, are compiled as
     one file. Otherwise each file is compiled on its own.
@@ -168,7 +168,7 @@ def _object_files(sources: Iterable[Path]) -> list[tuple[str, str]]:
 
 
 def _quote_words(arguments: Iterable[str]) -> str:
-    """Return ``arguments`` as one text that is quoted for the shell and escaped for the value of a ninja variable."""
+    """Return ``arguments`` as one string, quoted for the shell and escaped for the value of a ninja variable."""
     # A dollar sign begins a variable in ninja, also inside quotes.
     return shlex.join(arguments).replace("$", "$$")
 
@@ -182,7 +182,7 @@ def _escape_path(path: str) -> str:
 
 
 def _first_error(output: str) -> str:
-    """Return 12 lines of the compiler's ``output``, from the first error on.
+    """Return up to 12 lines of the compiler's ``output`` as one string, from the first line with an error on.
 
     If no line names an error, the last 12 lines are returned. The whole output can have thousands of lines about
     templates.

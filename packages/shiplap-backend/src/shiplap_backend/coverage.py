@@ -28,11 +28,12 @@ State = Literal["native", "composite", "expected", "gap", "elsewhere"]
 
 @dataclass(frozen=True)
 class OverloadPlacement:
-    """The state of one overload of torch on the device, with the reason for it. The state says where a call of the
-    overload runs.
+    """The state of one overload of torch on the device, with the reason ``why``.
 
-    The state ``elsewhere`` means that torch has no dense CPU kernel of the overload. ``required`` is true if the device
-    must have a kernel for the overload.
+    A call in the state ``native`` runs on the device. ``composite`` means that the overload calls other ones.
+    ``expected`` means that it runs on the CPU for a known reason, and ``gap`` that it does so without one.
+    ``elsewhere`` means that torch has no dense CPU kernel of it. ``required`` is true if the device must have a kernel
+    for the overload.
     """
 
     name: str
@@ -58,8 +59,9 @@ class ProgramNeed:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The states of all overloads of the installed torch on one target, that is, on one vendor's runtime. A state says
-    whether an overload runs on the device or on the CPU.
+    """The coverage of torch's overloads by one target, that is, by one vendor's runtime. ``places`` has the state of
+    each overload, which says whether it runs on the device or on the CPU. ``target`` is the name of the runtime, and
+    ``torch`` is torch's version.
     """
 
     target: str
@@ -67,17 +69,18 @@ class Coverage:
     places: tuple[OverloadPlacement, ...]
 
     def of(self, state: State) -> list[str]:
-        """Return the names of the overloads in the state ``state``.
+        """Return the names of the overloads in the state ``state``, in the order of ``places``.
 
-        In the state ``native``, an overload has a kernel of the device. In the state ``gap`` it has none, although the
-        metadata gives no reason for that.
+        For ``native`` they are the overloads with a kernel of the device. For ``gap`` they are those that run on the
+        CPU although the metadata gives no reason for it.
         """
         return [p.name for p in self.places if p.state == state]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the coverage as plain data for JSON.
+        """Return the coverage as a dict that can be written as JSON.
 
-        It has the counts by state, the names of native overloads, and the reason for each overload without a kernel.
+        ``counts`` has the number of overloads in each state, and ``required`` the number of required ones. ``native``
+        has the names of the native overloads. ``reasons`` has the reason for each overload that runs on the CPU.
         """
         required = [p for p in self.places if p.required]
         return {
@@ -91,7 +94,7 @@ class Coverage:
 
 
 def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrappers) -> Coverage:
-    """Return for each overload of torch's operators whether it runs on the device, and why.
+    """Return the state of each overload of torch's operators on the device, with the reason.
 
     A ``native`` overload has a wrapper in ``made`` or a kernel of ``runtime``. A ``composite`` overload is made of
     calls of other overloads. An ``expected`` overload runs on the CPU for a reason that ``metadata`` or a range of
@@ -153,7 +156,8 @@ finally:
 
 
 def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[ProgramNeed]:
-    """Run the Python file ``script`` with the device of ``project``, and return the operators that it called.
+    """Run the Python file ``script`` with the device of ``project``, and return the calls of each operator that it
+    called.
 
     The file runs in a separate process, with the command-line arguments ``arguments``. ``cover`` says where each
     overload runs. Operators that ran on the CPU unexpectedly come first. Raise ``SL905`` if the file is missing or
@@ -198,10 +202,11 @@ def _final_exception(traceback: str) -> str:
 
 
 def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed]:
-    """Return one record for each operator that a program called and each reason of a fallback to the CPU.
+    """Return a ``ProgramNeed`` for each operator that a program called and each reason of its fallbacks to the CPU.
 
-    ``counters`` has the counted calls by operator. ``cover`` has the reasons why overloads run on the CPU. Unexpected
-    fallbacks come first, and then the most frequent ones.
+    An operator without fallbacks has one ``ProgramNeed`` with an empty reason. ``counters`` has the counted calls by
+    operator. ``cover`` has the reasons why overloads run on the CPU. Unexpected fallbacks come first, and then the most
+    frequent ones.
     """
     places = {p.name: p for p in cover.places}
     needed = []

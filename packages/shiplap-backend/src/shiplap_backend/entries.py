@@ -17,11 +17,15 @@ Empty = Literal["fallback", "run"]
 class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rule for the shape, strides and dtype of one output.
 
-    Most outputs need none, because torch computes them by the operator's ``meta`` function. ``mode`` names the rule. In
-    the mode ``sizes``, ``sizes`` is an expression for the list of sizes. ``format`` names tensors. If one of them is
-    stored channels last, the output is, too. ``order`` lists the dims as they are stored, the outermost first. The mode
-    ``meta`` is for outputs whose shape the ``meta`` function gives, but whose memory format the CPU's kernel chooses
-    afterwards.
+    Most outputs need none, because torch computes them by the operator's ``meta`` function. ``mode`` says how the sizes
+    are found. In the mode ``sizes``, the field ``sizes`` is an expression for the list of sizes. ``of`` names the
+    tensor with the device and memory format of the output, or in the mode ``iterator`` a function of
+    ``TensorIterator``. ``dtype`` is an expression. ``when`` is a condition, without which the output is an undefined
+    tensor.
+
+    If one of the tensors in ``format`` is stored channels last, the output is, too. ``order`` lists the dims as they
+    are stored, the outermost first. The mode ``meta`` is for outputs whose shape the ``meta`` function gives, but whose
+    memory format the CPU's kernel chooses afterwards.
     """
 
     mode: Literal[
@@ -38,8 +42,8 @@ class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ArgumentUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A write to an argument of the operator, such as to running statistics.
 
-    ``graph`` is the expression of the new value. ``when`` is the condition for the write. If it is empty, the write is
-    made in every call.
+    ``graph`` is the expression of the new value. ``when`` is the condition for the write. If ``when`` is empty, the
+    write is made in every call.
     """
 
     graph: str
@@ -50,7 +54,14 @@ class MetadataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The implementation of one overload on the target, that is, on the vendor's runtime, as the metadata file
     describes it.
 
-    ``graph`` is the expression of the only output, or one expression for each output by name.
+    ``template`` names the kind of C++ wrapper. ``graph`` is the expression of the only output, or one expression for
+    each output by name. ``let`` names expressions that ``graph`` and ``updates`` can read. ``dtypes`` are the accepted
+    dtypes, and ``compute`` is the dtype of the computation. ``inputs`` has the dtypes to which tensors are converted.
+
+    ``guard`` maps conditions that a call must satisfy to the reason for them. Only shapes depend on the arguments
+    ``shape_only``, and ``redundant`` names arguments whose value follows from others. ``empty`` says whether a call
+    with an input without elements runs on the CPU. ``torch`` and ``vendor`` are the ranges of versions for which the
+    entry applies.
     """
 
     template: str
@@ -72,9 +83,10 @@ class MetadataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class MetadataTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The facts of the target, that is, of one vendor's runtime.
 
-    ``runtime`` is its name, and ``dtypes`` maps names of sets of dtypes to their members. ``operators`` maps operators
-    such as ``+`` to vendor functions. ``falls_back`` maps patterns of overload names to the reason why these run on the
-    CPU.
+    ``runtime`` is its name, and ``dtypes`` maps names of sets of dtypes to their members. ``requires`` maps Python
+    packages to version ranges. ``operators`` maps operators such as ``+`` to vendor functions. ``index_parameters`` are
+    the parameters of vendor functions that take integer constants. ``falls_back`` maps patterns of overload names to
+    the reason why these run on the CPU.
     """
 
     runtime: str

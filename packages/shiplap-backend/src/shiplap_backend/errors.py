@@ -7,7 +7,7 @@ from shiplap.plugin_api import register_errors
 
 
 class BackendError(ShiplapError, RuntimeError):
-    """A generated backend that cannot be described, generated, built or loaded (SL9xx)."""
+    """The error for a generated backend that cannot be described, generated, built or loaded (SL9xx)."""
 
 
 register_errors(

@@ -53,14 +53,14 @@ OPERATORS = (
 class ExpressionError(ValueError):
     """The error of an expression in the metadata that is invalid.
 
-    Its text is the mistake alone. The caller adds the file and the line.
+    Its message is the mistake alone. The code that catches it adds the file and the line.
     """
 
 
 def suggest_nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
     """Return ``"; did you mean 'x'?"`` for the name in ``names`` that is nearest to ``name``.
 
-    Return an empty text if none is near.
+    Return an empty string if none is near.
     """
     match = difflib.get_close_matches(name, list(names), 1)
     return f"; did you mean {match[0]!r}?" if match else ""
@@ -70,8 +70,8 @@ def _operand_kind(expected: str) -> str:
     """Return the kind to which the operands of an operator are compiled. ``expected`` is the kind of the operator's
     result.
 
-    If ``expected`` is a node (a value in the vendor's graph), nodes, or ``any``, return ``any``. Otherwise return
-    ``value``, which stands for plain C++ values.
+    If ``expected`` is ``node`` (a value in the vendor's graph), ``nodes`` or ``any``, return ``any``. Otherwise return
+    ``value``, which stands for any C++ value that is not in the graph.
     """
     return "any" if expected in ("any", "node", "nodes") else "value"
 
@@ -81,7 +81,8 @@ class TypedExpression:
     """The C++ code of one subexpression, and the kind of its value.
 
     A kind is ``node`` (a value in the vendor's graph) or that of a C++ value, such as ``tensor``, ``int``, ``ints``,
-    ``bool`` or ``dtype``. A kind that ends with ``?`` can be missing.
+    ``bool`` or ``dtype``. A kind that ends with ``?`` can be missing. ``length`` is the number of nodes in a list, or 0
+    if it is not known. ``given`` is true for an argument that a caller cannot leave out.
     """
 
     kind: str
@@ -110,7 +111,10 @@ class ExpressionCompiler:
     """The compiler of the expressions of one overload.
 
     ``nodes`` has the C++ of the arguments that can be inputs of the vendor's graph. ``values`` has all arguments as C++
-    values. The other fields record what the compiled expressions use.
+    values, and ``lets`` has the names under ``let``. The other fields record what the compiled expressions use.
+    ``used`` are the arguments that they read, ``inputs`` those that become inputs of the graph, and ``baked`` those
+    whose values are built into the graph. ``conditions`` are the C++ conditions that are evaluated while the graph is
+    built. ``headers`` declare the vendor functions.
     """
 
     vocabulary: Vocabulary
@@ -208,11 +212,12 @@ class ExpressionCompiler:
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> TypedExpression:
-        """Return the C++ of ``name``, which is an argument, an output or a name under ``let``.
+        """Return the C++ of ``name``, which is an argument, an output, a name under ``let``, ``inf``, ``nan`` or
+        ``compute`` (the dtype of the computation).
 
-        The use of ``name`` is recorded. If ``expected`` is a kind of node, an argument that can be one becomes an input
-        of the vendor's graph. Otherwise the argument is a plain value, which becomes a part of the graph's cache key.
-        Raise ``ExpressionError`` for an unknown name.
+        The use of an argument or output is recorded. If ``expected`` is a kind of node, an argument that can be one
+        becomes an input of the vendor's graph. Any other use of an argument that is no tensor makes its value a part of
+        the graph's cache key. Raise ``ExpressionError`` for an unknown name.
         """
         if name in self.lets:
             return self.lets[name]
@@ -436,7 +441,7 @@ class ExpressionCompiler:
         raise ExpressionError("; ".join(dict.fromkeys(problems)))
 
     def _arguments(self, function: VendorFunction, tree: ast.Call) -> str:
-        """Return the C++ arguments of a call of a vendor function.
+        """Return the C++ arguments of a call of ``function``, separated by commas.
 
         Raise ``ExpressionError`` if the arguments of the call ``tree`` do not fit the parameters of ``function``.
         """
@@ -459,10 +464,10 @@ class ExpressionCompiler:
         return self._emit(function, given)
 
     def _emit(self, function: VendorFunction, given: dict[str, ast.expr]) -> str:
-        """Return the C++ arguments of a call of ``function``, up to the last one in ``given``.
+        """Return the C++ arguments of a call of ``function``, separated by commas, up to the last one in ``given``.
 
-        ``given`` has the expressions by parameter. Raise ``ExpressionError`` if one before the last is omitted, since
-        C++ passes arguments by position only.
+        ``given`` has the expressions by parameter. C++ passes arguments by position only. So raise ``ExpressionError``
+        if ``given`` lacks a parameter before its last one.
         """
         codes = []
         # Parameters after the last given one keep their defaults in C++.

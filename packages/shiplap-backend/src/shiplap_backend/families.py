@@ -16,7 +16,9 @@ class WrapperFamily:
     """A family of wrappers, with the values that its metadata entries may leave out.
 
     ``file`` is the C++ template of the family in ``codegen/templates/backend``. ``about`` describes the operators in a
-    few words. ``graph`` is true if the wrapper builds a graph of the vendor, and false if it builds none.
+    few words. ``graph`` is true if the wrapper builds a graph of the vendor, and false if it builds none. ``compute``,
+    ``dtypes``, ``empty`` and ``output`` are for entries without such a field. The conditions in ``guard`` hold for
+    every entry.
     """
 
     file: str

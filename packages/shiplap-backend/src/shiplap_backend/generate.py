@@ -30,7 +30,9 @@ _UNREAD = {
 
 @dataclass(frozen=True)
 class SkippedEntry:
-    """An entry of the metadata that is for another version of torch or of the vendor's package, and the reason."""
+    """A metadata entry for another version of torch or of the vendor's package. ``name`` is its overload, and
+    ``reason`` says which version it needs.
+    """
 
     name: str
     reason: str
@@ -40,7 +42,7 @@ class SkippedEntry:
 class GeneratedWrappers:
     """The C++ wrappers of one vendor's runtime for the installed torch.
 
-    ``files`` has the C++ texts by file name. ``skipped`` has the metadata entries that are for other versions.
+    ``files`` has the C++ source code by file name. ``skipped`` has the metadata entries that are for other versions.
     """
 
     wrappers: tuple[Wrapper, ...]
@@ -97,11 +99,11 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
 def _check_entry(
     name: str, entry: MetadataEntry, metadata: Metadata, declared: Mapping[str, AtenDeclaration], runtime: Runtime
 ) -> str:
-    """Return the reason why ``entry``, the metadata of the overload ``name``, is skipped.
+    """Return the reason why ``entry``, the metadata of the overload ``name``, is skipped. Return an empty string if it
+    applies.
 
-    The reason is a range of versions that excludes the installed torch or the vendor package of ``runtime``. The text
-    is empty if the entry applies. ``declared`` has torch's overloads by name. Raise ``SL901`` with the place in
-    ``metadata`` if the entry is wrong.
+    The reason is a range of versions that excludes the installed torch or the vendor package of ``runtime``.
+    ``declared`` has torch's overloads by name. Raise ``SL901`` with the entry's file and line if the entry is wrong.
     """
     where = metadata.where[name]
     if entry.template not in FAMILIES:
@@ -161,7 +163,8 @@ def _derived_overloads(
 
 
 def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
-    """Return the text of each C++ file by name, with the generated ``wrappers`` spread over at most ``units`` files.
+    """Return the C++ source code of each file by file name. The generated ``wrappers`` are spread over at most
+    ``units`` files.
 
     The name of an operator alone determines its file. A change of one operator therefore changes only one file.
     """
@@ -195,7 +198,7 @@ def write_generated(directory: Path, files: Mapping[str, str]) -> list[str]:
     """Write the changed ones of ``files`` into ``directory``, and remove old files of wrappers that are not in
     ``files``.
 
-    ``files`` has the texts by name. Return the names of the files that were written or removed.
+    ``files`` maps file names to contents. Return the names of the files that were written or removed.
     """
     directory.mkdir(parents=True, exist_ok=True)
     touched = []

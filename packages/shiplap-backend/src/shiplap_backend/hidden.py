@@ -10,8 +10,8 @@ from math import inf, nextafter
 def unused_operand_reason(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
     """Return the reason why one of ``operands`` cannot change the operator's result.
 
-    The text is empty if each of them can. A tensor times zero is allowed, since the product is NaN where the tensor is
-    infinite or NaN. Some operators need that.
+    The result is an empty string if each of them can. A tensor times zero is allowed, since the product is NaN where
+    the tensor is infinite or NaN. Some operators need that.
 
     Args:
         symbol: The operator, such as ``+``.
@@ -50,8 +50,8 @@ _WORDS = {
 
 
 def constant_condition_reason(tree: ast.expr) -> str:
-    """Return the reason why ``tree``, or a condition in it, has the same outcome in every call. The text is empty if
-    there is none.
+    """Return the reason why ``tree``, or a condition in it, has the same outcome in every call. Return an empty string
+    if neither has.
 
     >>> constant_condition_reason(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
     "'True' asks for no argument"
@@ -74,8 +74,8 @@ def constant_condition_reason(tree: ast.expr) -> str:
 
 
 def find_contradiction(conditions: Sequence[str]) -> str:
-    """Return the two parts of ``conditions`` that no call can satisfy together. The text is empty if some call
-    satisfies all.
+    """Return the two simple conditions in ``conditions`` that no call can satisfy together, as in the example. Return
+    an empty string if some call satisfies all of ``conditions``.
 
     >>> find_contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
     "'alpha == 1' and 'alpha == 2'"
@@ -144,9 +144,10 @@ def _ways(tree: ast.expr) -> list[list[ast.expr]]:
 
 
 def _clash(parts: Sequence[ast.expr]) -> str:
-    """Return the first two of the conditions ``parts`` that exclude each other, or the one that never holds.
+    """Return a message with the first two of the conditions ``parts`` that exclude each other, or with the one that
+    never holds.
 
-    The text is empty if they may all hold.
+    Return an empty string if they may all hold.
     """
     demands: dict[str, tuple[str, object]] = {}
     orders: dict[tuple[str, str], tuple[str, set[str]]] = {}
@@ -179,8 +180,8 @@ def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
 
 
 def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str]]]) -> str:
-    """Return the reason why the comparison ``tree`` of two expressions contradicts earlier comparisons, or an empty
-    text.
+    """Return the reason why the comparison ``tree`` of two expressions contradicts earlier comparisons. Return an empty
+    string if it does not.
 
     ``known`` has the orders (``<``, ``=``, ``>``) that are still possible for each pair of expressions. Orders that
     ``tree`` excludes are removed from it.
@@ -202,7 +203,8 @@ def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str
 
 
 def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> str:
-    """Return the reason why the comparison ``tree`` with a number contradicts earlier comparisons, or an empty text.
+    """Return the reason why the comparison ``tree`` with a number contradicts earlier comparisons. Return an empty
+    string if it does not.
 
     ``known`` has the range that is still possible for each expression. Values that ``tree`` excludes are removed from
     it.
@@ -236,7 +238,7 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
 
 
 def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield function, argument and wanted outcome of each test of one argument that ``condition`` requires.
+    """Yield ``(function, argument, outcome)`` for each test of one argument that ``condition`` requires.
 
     >>> list(find_calls("is_bool(self) and not is_float(other)"))
     [('is_bool', 'self', True), ('is_float', 'other', False)]
@@ -265,8 +267,9 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield (text of the condition, argument or call, value) if the condition ``tree`` fixes an argument or call to one
-    value. Examples are ``name``, ``not name``, ``name == 2`` and ``is_bool(name)``.
+    """Yield ``(source, name, value)`` if the condition ``tree`` fixes an argument or a call to one value. ``source`` is
+    the source code of the condition, and ``name`` that of the argument or call. Examples of conditions are ``name``,
+    ``not name``, ``name == 2`` and ``is_bool(name)``.
     """
     match tree:
         case ast.Name() | ast.Call():
@@ -296,8 +299,8 @@ def _size_test_is_constant(tree: ast.Compare) -> bool:
 
 
 def find_negative_size(sizes: str) -> str:
-    """Return the text of the first size in the list expression ``sizes`` that is negative for all arguments. The text
-    is empty if there is none or if the expression is invalid.
+    """Return the source code of the first size in the list expression ``sizes`` that is negative for all arguments.
+    Return an empty string if there is none or if the expression is invalid.
 
     >>> find_negative_size("[size(self, -1), 2 - 3]")
     '2 - 3'
@@ -309,10 +312,10 @@ def find_negative_size(sizes: str) -> str:
 
 
 def _find_negative_literal(tree: ast.expr) -> str:
-    """Return the text of the first negative integer in ``tree``, a size or a list of sizes.
+    """Return the source code of the first negative integer in ``tree``, a size or a list of sizes.
 
     Both branches of ``a if test else b`` are searched. Only integer literals, and sums and products of them, are found.
-    The text is empty if there is none.
+    Return an empty string if there is none.
     """
     parts = tree.elts if isinstance(tree, ast.List) else []
     parts = [tree.body, tree.orelse] if isinstance(tree, ast.IfExp) else parts
@@ -358,7 +361,7 @@ def written_number(tree: ast.expr) -> list[float]:
 
 
 def _argument_names(*trees: ast.expr) -> set[str]:
-    """Return all names that occur in ``trees``, which include the names of functions."""
+    """Return all names that occur in ``trees``, including the names of functions."""
     return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 

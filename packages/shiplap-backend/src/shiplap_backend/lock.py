@@ -18,13 +18,13 @@ from shiplap_backend.metadata import Metadata
 
 @dataclass(frozen=True)
 class SchemaLock:
-    """The schemas of a torch version, by overload."""
+    """The operator schemas of the version ``torch`` of torch, by the name of the overload."""
 
     torch: str
     schemas: Mapping[str, str]
 
     def text(self) -> str:
-        """Return the schema lock as JSON text, which is the content of its file."""
+        """Return the schema lock as a JSON string, which is the content of its file."""
         return json.dumps({"torch": self.torch, "schemas": dict(sorted(self.schemas.items()))}, indent=1) + "\n"
 
 
@@ -32,8 +32,8 @@ class SchemaLock:
 class SchemaChange:
     """The difference between the schemas of one overload in two versions of torch.
 
-    ``kind`` is ``added``, ``removed`` or ``changed``. ``old`` and ``new`` are the schemas. One of them is empty if the
-    overload was added or removed.
+    ``kind`` is ``added``, ``removed`` or ``changed``. ``old`` and ``new`` are the schemas. If the overload was added,
+    ``old`` is empty. If it was removed, ``new`` is empty.
     """
 
     name: str
@@ -108,7 +108,9 @@ def read_lock(path: Path) -> SchemaLock:
 
 
 def diff_schemas(old: SchemaLock, new: SchemaLock) -> list[SchemaChange]:
-    """Return the schemas that were added, removed or changed from ``old`` to ``new``, sorted by overload."""
+    """Return a ``SchemaChange`` for each schema that was added, removed or changed from ``old`` to ``new``, sorted by
+    overload.
+    """
     changes = []
     for name in sorted({*old.schemas, *new.schemas}):
         a, b = old.schemas.get(name, ""), new.schemas.get(name, "")

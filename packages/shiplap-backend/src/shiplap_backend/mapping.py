@@ -52,7 +52,9 @@ def map_entry(name: str, declaration: AtenDeclaration, metadata: Metadata, vocab
 
 
 class _EntryMapping:
-    """The state while one entry of the metadata is compiled to C++ fragments."""
+    """The state while one entry of the metadata is compiled to C++ fragments. It has one expression compiler for the
+    vendor's graph, one for guards (conditions on the arguments) and one for shapes.
+    """
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class _EntryMapping:
         self.shape = ExpressionCompiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
-        """Return the wrapper of the metadata entry, compiled to C++ text.
+        """Return the wrapper of the metadata entry, with its expressions compiled to C++ source code.
 
         It has the guards (conditions under which the wrapper runs a call), the vendor's graph, the outputs and the
         graph's cache key.
@@ -150,8 +152,8 @@ class _EntryMapping:
     def _result_names(self) -> list[str]:
         """Return the names of the overload's results.
 
-        They are its ``out=`` arguments or the arguments that it mutates. The results of another overload are called
-        ``result``, or ``result0`` and so on.
+        They are its ``out=`` arguments or the arguments that it mutates. If it has neither, its results are called
+        ``result``, or ``result0``, ``result1`` and so on.
         """
         if self.d.kind == "out":
             return [a.name for a in self.d.outs]
@@ -160,7 +162,7 @@ class _EntryMapping:
         return ["result"] if len(self.d.returns) == 1 else [f"result{i}" for i in range(len(self.d.returns))]
 
     def _outputs(self) -> dict[str, TypedExpression]:
-        """Return the C++ expression of each result by name."""
+        """Return the C++ variable of each result by the result's name, as an expression of the kind ``tensor``."""
         return {n: TypedExpression("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
 
     def _result(self, index: int, name: str) -> str:
@@ -197,8 +199,7 @@ class _EntryMapping:
         return list(members)
 
     def _gated_tensors(self) -> tuple[str, ...]:
-        """Return the names of the tensors whose dtypes the generated wrapper must check. The metadata entry lists the
-        dtypes that it accepts.
+        """Return the names of the tensors whose dtypes the generated wrapper must compare with the accepted ones.
 
         They are the inputs, or the outputs of an overload without tensor inputs. Inputs that the entry passes to the
         graph in another dtype than that of the computation are left out.
@@ -254,8 +255,9 @@ class _EntryMapping:
     def _computed_dtypes(self, decides: str) -> list[str]:
         """Return the short names, such as ``f32``, of all dtypes in which the overload may be computed.
 
-        If ``decides`` is a short name, the result has this name only. If it is C++ code, the result has the accepted
-        dtypes, of which narrow ones are replaced by wider ones.
+        ``decides`` is the dtype of the computation, as ``_computation_dtype`` returns it. If it is a short name, the
+        result has this name only. If it is C++ code, the result has the accepted dtypes, of which narrow ones are
+        replaced by wider ones.
         """
         if decides in DTYPES:
             return [decides]
@@ -398,9 +400,10 @@ class _EntryMapping:
             yield name, self.entry.graph[name]
 
     def _updates(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield a record for each argument to which the call writes besides its results, such as running statistics.
+        """Yield ``(argument, tensor, condition, value)`` for each argument to which the call writes besides its
+        results, such as running statistics.
 
-        A record has the argument's name and, in C++, the tensor, the condition for the write, and the new value. Raise
+        ``argument`` is the name. The others are C++: the tensor, the condition for the write, and the new value. Raise
         ``SL901`` if the name is that of a result, or is not that of a tensor.
         """
         for name, update in self.entry.updates.items():
@@ -416,19 +419,19 @@ class _EntryMapping:
             yield name, self.values[name].code, when, graph
 
     def _how(self, name: str) -> str:
-        """Return the C++ text that sets the dtype of the graph's input ``name``.
+        """Return the last C++ argument of the call that creates the graph's input ``name``. It sets the input's dtype.
 
-        The text, such as ``, compute``, is appended to the call that creates the input. It is empty for an input that
-        the metadata entry marks as ``raw``, which keeps its own dtype.
+        An example, with the comma before it, is ``, compute``. The result is an empty string for an input that the
+        metadata entry marks as ``raw``, which keeps its own dtype.
         """
         how = self.entry.inputs.get(name, "compute")
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
     def _key_statements(self) -> Iterator[str]:
-        """Yield the C++ statements that fill the record of a call.
+        """Yield the C++ statements that describe a call in the variable ``call``.
 
-        The record has the inputs of the vendor's graph, and the values that are built into the graph. These values are
-        a part of the graph's cache key.
+        They add the inputs of the vendor's graph, and the values that are built into the graph. These values are a part
+        of the graph's cache key.
         """
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
@@ -474,10 +477,11 @@ class _EntryMapping:
         return f"compared({promoted}, compute)" if rounds else "compute"
 
     def _number_conditions(self) -> Iterator[str]:
-        """Yield the C++ conditions under which dtypes hold the numbers that are inputs of the vendor's graph.
+        """Yield a C++ condition for each number that is an input of the vendor's graph. It says whether the input's
+        dtype can represent the number.
 
-        A number that becomes infinite or 0 in its dtype sends the call to the CPU. Only an operand of an overload of
-        several tensors can be a Python number.
+        A number that becomes infinite or 0 in its dtype sends the call to the CPU. A tensor argument can be a Python
+        number only if the overload has several tensors.
         """
         several = self.entry.template != "matmul" and sum(a.tensor for a in self.d.inputs) > 1
         promoted = self._promoted_dtype()
@@ -515,14 +519,14 @@ class _EntryMapping:
     def _promoted_dtype(self) -> str:
         """Return the C++ of the dtype to which torch's structured operator promotes its inputs.
 
-        Integers wrap around in this dtype before they are widened for the computation. The text is empty for an
+        Integers wrap around in this dtype before they are widened for the computation. Return an empty string for an
         operator without promotion.
         """
         decides = self._computation_dtype()
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
-        """Return how the metadata entry uses each argument.
+        """Return how the metadata entry uses each argument, by the argument's name.
 
         An argument is an input of the graph, an attribute (a value built into the graph), or used in a guard or for a
         shape. Raise ``SL903`` for an argument without a use.
@@ -537,7 +541,7 @@ class _EntryMapping:
 def _takes_nodes(function: VendorFunction, count: int) -> bool:
     """Return whether the vendor's ``function`` computes a value of the graph from ``count`` other values of the graph.
 
-    It must not require another argument.
+    Return False if the function requires a further argument.
     """
     nodes, rest = function.parameters[:count], function.parameters[count:]
     kinds = [p.kind for p in nodes] == ["node"] * count

@@ -65,7 +65,7 @@ def shipped_metadata(runtime: str) -> Path:
 def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
     """Return the checked metadata in the YAML file ``path`` and in the file that it extends.
 
-    Raise ``SL901`` with file and line, the mistake and the nearest valid name.
+    If the metadata is invalid, raise ``SL901`` with file and line, the mistake and the nearest valid name.
 
     Args:
         path: The metadata file.
@@ -145,7 +145,8 @@ def _inherited_entries(
 
 
 def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
-    """Return the content of the metadata file ``path``, and the line of each key by its nested keys.
+    """Return the content of the metadata file ``path``, and a mapping from nested keys to the line of the innermost
+    key.
 
     Raise ``SL907`` without PyYAML, and ``SL901`` for invalid content.
     """
@@ -191,7 +192,7 @@ def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
 def _convert_node(
     path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]
 ) -> _T:
-    """Return ``raw``, plain data of the YAML file ``path``, as a struct of the class ``kind``.
+    """Return ``raw``, a value that was read from the YAML file ``path``, as a struct of the class ``kind``.
 
     ``at`` are the nested keys under which ``raw`` stands. ``lines`` has the line of each key. Raise ``SL901`` with the
     line of the mistake.
@@ -220,8 +221,8 @@ def _convert_node(
 def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yield the nested keys and the line of every key below ``node``, a node of the YAML file ``path``.
 
-    ``at`` are the nested keys of ``node`` itself. Raise ``SL901`` for a repeated key, because YAML would use the last
-    one without a warning.
+    Nested keys are a tuple that begins with ``at``, the keys of ``node`` itself. Raise ``SL901`` for a repeated key,
+    because YAML would use the last one without a warning.
     """
     import yaml
 

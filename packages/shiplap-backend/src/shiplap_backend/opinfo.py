@@ -29,8 +29,9 @@ UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 class SampleEvidence:
     """The outcome of running the samples of one operator in one dtype.
 
-    ``native`` and ``fallback`` name the operators that ran on the device and on the CPU. ``refused`` is the text of a
-    ``NotImplementedError``. ``failure`` describes a wrong value or another error.
+    ``samples`` counts the samples that ran, and ``gradients`` those whose gradients were compared. ``native`` names the
+    operators that ran on the device. ``fallback`` counts the calls that ran on the CPU, by operator and reason.
+    ``refused`` is the message of a ``NotImplementedError``. ``failure`` describes a wrong value or another error.
     """
 
     samples: int = 0
@@ -41,7 +42,7 @@ class SampleEvidence:
     failure: str = ""
 
     def count(self, counters: dict[str, Any]) -> None:
-        """Add the calls that the device has counted to the evidence.
+        """Add the operators that the device has called to ``native`` and ``fallback``.
 
         ``counters`` has the numbers of native calls and of fallbacks to the CPU by operator.
         """
@@ -76,9 +77,9 @@ def instantiate(
     infos = [op for name, op in sorted(aten_operators.op_infos().items()) if names is None or name in names]
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
-        """Compare an operator in one dtype on the device with the CPU, and raise the first error.
+        """Compare the operator ``op`` in ``dtype`` on ``device`` with the CPU, and raise the first error.
 
-        Skip the test if the CPU accepts no sample.
+        Skip the test if the CPU accepts no sample. The outcome is stored as ``self.evidence``.
         """
         # The sweep reads the evidence from the test case afterwards.
         self.evidence = evidence = SampleEvidence()
@@ -96,8 +97,8 @@ def instantiate(
 def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence: SampleEvidence) -> Exception | None:
     """Compare the operator ``op`` in ``dtype`` on ``device`` with the CPU, and return the first error or None.
 
-    Up to ``most`` samples that the CPU accepts are run. The outcome of each sample is added to ``evidence``. A wrong
-    value is returned rather than a ``NotImplementedError``.
+    Up to ``most`` samples that the CPU accepts are run. The outcome of each sample is added to ``evidence``. A
+    ``NotImplementedError`` is returned only if there is no other error.
     """
     module = getattr(torch, device.partition(":")[0])
     failure = refusal = None
@@ -139,15 +140,16 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
 
 
 def _on_cpu(arguments: Any, device: str) -> Any:
-    """Return ``arguments``, which are on ``device``, on the CPU.
+    """Return the nested ``arguments`` with each tensor replaced by a copy on the CPU.
 
-    Tensors keep their strides and offset. Their whole storage is copied.
+    The copies have the strides and the offsets of the tensors, since whole storages are copied. The name ``device`` in
+    ``arguments`` becomes ``"cpu"``.
     """
 
     def twin(value: Any) -> Any:
-        """Return the copy of a tensor on the CPU. Return another value unchanged.
+        """Return a copy of a tensor on the CPU. Return another value unchanged.
 
-        A text with the name of the device becomes ``"cpu"``.
+        A string or ``torch.device`` that names the enclosing ``device`` becomes ``"cpu"``.
         """
         if isinstance(value, (str, torch.device)) and str(value) == device:
             return "cpu"
@@ -175,7 +177,8 @@ def _call_operator(op: Any, arguments: Any) -> Any:
 
 
 def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None]:
-    """Return the gradient of the results of ``op`` with respect to each floating-point tensor in ``arguments``.
+    """Return the gradient of the results of ``op`` with respect to each floating-point or complex tensor in
+    ``arguments``.
 
     ``sample`` is the sample of these arguments. The results are weighted with fixed random numbers. An item is None if
     the tensor has no gradient. The list is empty if the results require no gradient.
@@ -183,7 +186,8 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
     tracked: list[torch.Tensor] = []
 
     def track(value: Any) -> Any:
-        """Return a floating-point or complex tensor as a new leaf that requires a gradient, and record it.
+        """Return a floating-point or complex tensor as a new leaf that requires a gradient, and append it to
+        ``tracked``.
 
         Return another value unchanged.
         """
@@ -203,7 +207,7 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
 
 
 def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[Any], kept: Any) -> bool:
-    """Compare the gradients on the device with the CPU's, and return whether there are any.
+    """Compare the gradients on the device with the CPU's, and return whether any gradients were compared.
 
     Raise ``AssertionError`` for a difference.
 

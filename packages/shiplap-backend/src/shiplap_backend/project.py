@@ -211,7 +211,7 @@ def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_error(where: str, got: str) -> ShiplapError:
-    """Return the error ``SL905`` for the invalid setting ``got`` at the file and line ``where``."""
+    """Return the error ``SL905`` for an invalid setting at the file and line ``where``. ``got`` is the mistake."""
     return error(
         "SL905",
         where=where,
@@ -244,7 +244,7 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
 
     If ``accept_drift`` is true, torch's schemas may differ from the locked ones. Otherwise a difference raises
     ``SL904``. Nothing is written before all checks have passed. Raise ``SL901``, ``SL902`` or ``SL903`` for wrong
-    metadata, ``SL904`` for changed schemas, and ``SL908`` for wrong bodies.
+    metadata, ``SL904`` for changed schemas, and ``SL908`` for hand-written bodies of a wrong signature.
     """
     metadata = project.metadata()
     # All checks come before the first write, so that an error leaves the project as it was.
@@ -279,7 +279,7 @@ def _compares_tensors(d: AtenDeclaration) -> bool:
 
 
 def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
-    """Return the manifest of ``project`` with the generated wrappers ``made``, as JSON text.
+    """Return the manifest of ``project`` with the generated wrappers ``made``, as a JSON string.
 
     It has the device, the versions of torch and of the vendor, and a digest of each overload's schema.
     ``build_extension`` writes it next to the library.
@@ -297,7 +297,7 @@ def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
 
 
 def _device_modules() -> Mapping[str, str]:
-    """Return the texts of the device's Python files by name.
+    """Return the source code of the device's Python files by file name.
 
     They are copied next to the library, which then does not need shiplap.
     """

@@ -90,7 +90,9 @@ class Runtime:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options of the C++ compiler, which set the kind of memory, its layout and the vendor's own options."""
+        """The options of the C++ compiler. They say whether the device has its own memory and how it stores tensors,
+        and include the vendor's own options.
+        """
         return (
             f"-DSHIPLAP_DISCRETE={int(self.discrete)}",
             f"-DSHIPLAP_BLOCK_LAST={self.block}",
@@ -108,7 +110,8 @@ class Runtime:
     def needed(self) -> tuple[Path, ...]:
         """The files without which a runtime cannot be used.
 
-        They are a C++ header that generated code includes, and the metadata file.
+        They are ``vendor.h`` or, for a runtime without a graph of its own, the header of its functions, and the
+        metadata file.
         """
         header = "vendor.h" if self.graph == "own" else self.functions_header
         return (self.directory / header, self.metadata)

@@ -91,7 +91,7 @@ def _run_case(case: Any) -> dict[str, Any]:
 def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
     """Return the result ``seen`` of a case as a row, that is, a dict for JSON.
 
-    ``skipped`` is the reason why the case was skipped, or an empty text.
+    ``skipped`` is the reason why the case was skipped, or an empty string.
     """
     return {
         "samples": seen.samples,
@@ -124,7 +124,7 @@ def main() -> None:
         return
 
     def sweep() -> None:
-        """Run the cases on stdin, and print a row for each."""
+        """Run the cases in the JSON on stdin, and print a row of JSON for each."""
         cases = json.load(sys.stdin)
         rows = (
             model_results(options.package, [name for name, _ in cases])

@@ -52,11 +52,12 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise ``SL901`` if the metadata entry ``entry`` uses a name that the overload ``d`` does not have, or uses a name
-    in a role that it does not have.
+    """Raise ``SL901`` if the metadata entry ``entry`` names an argument that the overload ``d`` does not have, or names
+    one under a key that does not suit it.
 
-    Also raise it if no call can satisfy all of the entry's guards, which are conditions on the arguments. ``where`` is
-    the file and line of the entry, and ``results`` are the names of its results.
+    For example, only arguments of sizes or dtypes may stand under ``shape_only``. Also raise it if no call can satisfy
+    all of the entry's guards, which are conditions on the arguments. ``where`` is the file and line of the entry, and
+    ``results`` are the names of its results.
     """
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
@@ -275,8 +276,8 @@ def uses_of(
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
     """Return how the metadata ``entry`` uses the argument ``a``, such as ``graph input``, ``guard`` or ``shape only``.
 
-    The text is empty if the entry does not use it. ``used`` maps each use to the names that the entry's expressions use
-    so. ``family`` has the guards (conditions on the arguments) that its entries share.
+    Return an empty string if the entry does not use it. ``used`` maps each use to the names that the entry's
+    expressions use so. ``family`` has the guards (conditions on the arguments) that its entries share.
     """
     for use in ("graph input", "attribute"):
         if a.name in used[use]:

@@ -30,7 +30,7 @@ _NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of", "meta": "fo
 def check_target(target: MetadataTarget, at: At) -> None:
     """Raise ``SL901`` for the first invalid field of ``target``.
 
-    ``at`` returns the file and line of nested keys.
+    The function ``at`` returns the file and line of nested keys.
     """
     _raise_first(_target_problems(target), at)
 
@@ -38,7 +38,7 @@ def check_target(target: MetadataTarget, at: At) -> None:
 def check_entry(entry: MetadataEntry, target: MetadataTarget, at: At) -> None:
     """Raise ``SL901`` for the first field of the metadata ``entry`` that is invalid for ``target``.
 
-    ``at`` returns the file and line of nested keys.
+    The function ``at`` returns the file and line of nested keys.
     """
     _raise_first(_entry_problems(entry, target), at)
 
@@ -46,7 +46,8 @@ def check_entry(entry: MetadataEntry, target: MetadataTarget, at: At) -> None:
 def _raise_first(problems: Iterator[Problem], at: At) -> None:
     """Raise the first of ``problems`` as ``SL901``, if there is one.
 
-    A problem has nested keys, a mistake, and what is expected. ``at`` returns the file and line of the keys.
+    A problem has nested keys, a mistake, and what is expected. The function ``at`` returns the file and line of the
+    keys.
     """
     for keys, got, expected in problems:
         problem: ShiplapError = metadata_error(at(*keys), got, expected)
@@ -148,9 +149,10 @@ def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterato
 
 
 def _output_problems(name: str, rule: OutputRule) -> Iterator[Problem]:
-    """Yield the problems of ``rule``, the rule for the output ``name``.
+    """Yield the problems of ``rule``, the rule for the output ``name``. A problem has nested keys, a mistake, and what
+    is expected.
 
-    Examples are fields that its mode does not read, and fields that are missing.
+    Examples are fields that the rule's mode does not read, and fields that are missing.
     """
     for field, modes in _READ.items():
         if getattr(rule, field) and rule.mode not in modes:

@@ -61,9 +61,10 @@ _NAMESPACES = re.compile(r"\b(?:::)?(?:std|ov|op|at|c10|util)::")
 
 @dataclass(frozen=True)
 class VendorParameter:
-    """A parameter of a vendor function, with the kind of value that an expression gives it.
+    """A parameter of a vendor function.
 
-    ``cpp`` is its C++ type without ``const`` and reference.
+    ``kind`` is the kind of value that an expression gives it, such as ``node`` or ``int``. ``cpp`` is its C++ type
+    without ``const`` and reference. ``optional`` is true if it has a default.
     """
 
     name: str
@@ -76,9 +77,10 @@ class VendorParameter:
 class VendorFunction:
     """One overload of a vendor function.
 
-    ``call`` is the C++ that returns its first output, and ``every`` the C++ that returns all outputs. ``header``
-    declares it, and ``about`` is the comment there. ``outputs`` is the number of outputs, or the name of the parameter
-    that gives it. ``unusable`` is the reason why metadata cannot call it, or an empty text.
+    ``call`` is the C++ function that returns its first output, and ``every`` the one that returns all outputs.
+    ``returns`` is the kind of the first output. ``header`` declares the function, and ``about`` is the comment above
+    the declaration. ``outputs`` is the number of outputs, or the name of the parameter that gives it. ``unusable`` is
+    the reason why metadata cannot call it, or an empty string.
     """
 
     name: str
@@ -117,14 +119,14 @@ Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
 def strip_comments(text: str, *, quoted: bool = True) -> str:
-    """Return C++ ``text`` without comments.
+    """Return the C++ source code ``text`` without comments.
 
-    If ``quoted`` is false, quoted text is removed as well. Line breaks stay, so that lines keep their numbers.
+    If ``quoted`` is false, string literals are removed as well. Line breaks stay, so lines keep their numbers.
     """
 
     def left(m: re.Match[str]) -> str:
-        """Return the text that replaces a comment or a quotation. It is the quotation itself, or the line breaks in the
-        comment or quotation.
+        """Return the string that replaces a comment or a string literal. If ``quoted`` is true, a literal stays as it
+        is. Everything else is replaced by its line breaks.
         """
         # A quoted text may contain "//", so quotes are matched before comments. Line breaks stay for line numbers.
         return m[0] if quoted and m[0].startswith('"') else "\n" * m[0].count("\n")
@@ -133,7 +135,9 @@ def strip_comments(text: str, *, quoted: bool = True) -> str:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Return the parts of C++ ``text`` between its outermost commas, without surrounding spaces."""
+    """Return the parts of the C++ source code ``text`` between its outermost commas. Surrounding spaces and empty parts
+    are dropped.
+    """
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         # Angle brackets count as well: template arguments contain commas.
@@ -158,7 +162,7 @@ def find_closing_bracket(text: str, at: int, pair: str) -> int:
 
 
 def _parse_parameter(text: str) -> VendorParameter | None:
-    """Return the parameter that ``text``, a part of a C++ declaration, declares.
+    """Return the parameter that ``text``, one item of a C++ parameter list, declares.
 
     Return None if no expression of the metadata can have its type.
     """
@@ -179,7 +183,7 @@ def _parse_parameter(text: str) -> VendorParameter | None:
 
 
 def _parse_parameters(text: str) -> tuple[VendorParameter, ...] | None:
-    """Return the parameters of ``text``, a part of a C++ declaration.
+    """Return the parameters that ``text``, a C++ parameter list without its brackets, declares.
 
     Return None if no expression of the metadata can have the type of one of them.
     """
@@ -223,7 +227,9 @@ def node_classes(
 
 
 def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the innermost namespace and the body of each exported class in ``text``, a C++ header."""
+    """Yield the name, the innermost namespace and the body of each exported class in ``text``, the source code of a C++
+    header.
+    """
     for m in re.finditer(r"class \w+_API (\w+)\s*(?:final\s*)?:[^{;]*\{", text):
         yield (
             m[1],
@@ -233,7 +239,9 @@ def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
-    """Return the names of the namespaces and classes around index ``at`` of the C++ ``text``, outermost first."""
+    """Return the names of the namespaces and classes around index ``at`` of the C++ source code ``text``, outermost
+    first.
+    """
     opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
     return [m[1] for m in opened if find_closing_bracket(text, m.end() - 1, "{}") > at]
 
@@ -241,7 +249,7 @@ def _open_namespaces(text: str, at: int) -> list[str]:
 def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, ...]]:
     """Yield the parameters of each constructor of the class ``name`` that metadata can call.
 
-    ``body`` is the C++ text of the class.
+    ``body`` is the C++ source code of the class. Constructors without parameters are left out.
     """
     for m in re.finditer(rf"(?:^|\s){name}\(", body):
         parameters = _parse_parameters(body[m.end() : find_closing_bracket(body, m.end() - 1, "()") - 1])
@@ -281,7 +289,7 @@ def check_function_names(header: Path, core: Functions) -> None:
     """Raise ``SL910`` if one call in the metadata could mean two functions of the same name.
 
     The functions of ``header`` are compared with each other and with those of ``core``. A call takes the first function
-    that accepts its arguments. A plain number is also accepted in place of a value in the vendor's graph.
+    that accepts its arguments. A number is also accepted in place of a value in the vendor's graph.
     """
     text = strip_comments(header.read_text(encoding="utf-8"))
     seen = {name: [("every runtime has the first", _kinds(f.parameters)) for f in fs] for name, fs in core.items()}
@@ -305,7 +313,9 @@ def check_function_names(header: Path, core: Functions) -> None:
 
 
 def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
-    """Return the kind of each of ``parameters`` that an expression gives, and whether it may be left out."""
+    """Return ``(kind, optional)`` for each of ``parameters`` except the vendor's graph, which no expression gives.
+    ``optional`` is true if the parameter may be left out. A ``?`` at the end of a kind is removed.
+    """
     return [(p.kind.rstrip("?"), p.optional) for p in parameters if p.kind != "graph"]
 
 
@@ -313,7 +323,7 @@ def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]
     """Return whether a call with the same arguments could mean either of two functions, which have the parameters
     ``one`` and ``other``.
 
-    Each parameter is a pair of its kind and whether it may be left out.
+    Both lists are results of ``_kinds``.
     """
     numbers = {"int", "float", "scalar"}
     for (a, _), (b, _) in zip(one, other, strict=False):
@@ -333,7 +343,9 @@ def _is_unknown_enum(parameter: VendorParameter, enums: Collection[str] | None) 
 
 
 def _function_comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name of each commented function in ``text``, a C++ header, and the text of the comment above it."""
+    """Yield ``(name, comment)`` for each function with a comment above it in ``text``, the source code of a C++ header.
+    The lines of the comment are joined by spaces.
+    """
     for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 

@@ -21,7 +21,7 @@ def _release_number(version: str) -> tuple[int, ...]:
 def range_allows(range_: str, version: str) -> bool:
     """Return whether ``version`` lies in ``range_``, such as ``>=2.11,<2.14``.
 
-    A version is compared to the precision of each bound. An empty range allows all versions.
+    A version is compared to the precision of each bound. If ``range_`` is an empty string, all versions lie in it.
     """
     for part in filter(None, range_.split(",")):
         bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip())

@@ -41,7 +41,11 @@ _ALWAYS = OutputRule("bypass")
 class Wrapper:
     """The values from which a template generates the C++ wrapper of one overload.
 
-    ``uses`` has the use of each argument. ``derived`` are the variants, such as in-place, that get a wrapper with it.
+    ``declaration`` is torch's, and ``entry`` is the metadata at the file and line ``where``. ``mask`` are the accepted
+    dtypes, which the tensors ``gated`` must have. ``compute`` is the C++ of the dtype of the computation. ``guards``
+    are pairs of a condition and its reason. ``keys``, ``nodes``, ``lets`` and ``prepare`` are C++ statements, and
+    ``results`` are the C++ values of ``outputs``. ``uses`` has the use of each argument. ``derived`` are the variants,
+    such as in-place, that get a wrapper with it.
     """
 
     declaration: AtenDeclaration
@@ -98,7 +102,7 @@ class Wrapper:
     def placed(self) -> str:
         """The name of the tensor argument on whose device the call runs.
 
-        The text is empty if the overload has no such argument.
+        It is an empty string if the overload has no such argument.
         """
         return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
 
@@ -106,7 +110,7 @@ class Wrapper:
     def uniform(self) -> str:
         """The name of the tensor whose dtype the other operands must have.
 
-        The text is empty if their dtypes may differ. The CPU's kernels refuse most products and convolutions of two
+        It is an empty string if their dtypes may differ. The CPU's kernels refuse most products and convolutions of two
         dtypes. Elementwise overloads promote their operands, and so do those whose output rule says ``promoted``.
         """
         structured = self.declaration.structured
@@ -120,7 +124,9 @@ class Wrapper:
 
     @property
     def stated(self) -> list[str]:
-        """The expressions of the overload's metadata, for the comment above the generated C++."""
+        """The expressions of the overload's metadata as strings ``name: expression``, for the comment above the
+        generated C++.
+        """
         graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}
         return [f"{name}: {' '.join(text.split())}" for name, text in {**self.entry.let, **graphs}.items() if text]
 
@@ -137,7 +143,7 @@ class Wrapper:
 def argument_kind(argument: AtenArgument) -> str:
     """Return the kind of value that ``argument`` has in an expression, such as ``tensor`` or ``ints?``.
 
-    The text is empty if an expression cannot contain it.
+    Return an empty string if an expression cannot contain it.
     """
     base, bracket, rest = argument.type.partition("[")
     if bracket and base in ("int", "SymInt"):

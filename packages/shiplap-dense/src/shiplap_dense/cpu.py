@@ -30,8 +30,8 @@ def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], confi
 
 
 def _few_rows(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if a call has at most ``FEW`` rows and dtypes that the CPU templates accept. Otherwise return the
-    reason why not.
+    """Return True if a call has at most ``FEW`` rows, and operands that ``_accepts_float_dtypes`` accepts. Otherwise
+    return the reason why not.
     """
     return f"more than {FEW} rows" if sizes["m"] > FEW else _accepts_float_dtypes(sizes, dtypes, config)
 
@@ -42,9 +42,10 @@ def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _even_blocks(rows: int, limit: int) -> int:
-    """Return the height of equal blocks into which ``rows`` are cut, a multiple of 12 and at most about ``limit``.
+    """Return the height of the equal blocks into which ``rows`` rows are cut. It is a multiple of 12 and at most about
+    ``limit``.
 
-    Equal blocks give all threads the same number of them.
+    With blocks of one height the threads get equal work.
     """
     # The micro-kernel computes 12 rows at once, so blocks of other heights would waste registers.
     blocks = -(-max(rows, 1) // limit)
@@ -52,9 +53,9 @@ def _even_blocks(rows: int, limit: int) -> int:
 
 
 def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the two configurations of the int8 product that tuning measures. The first has blocks as tall as the call,
-    up to about 384 rows, and the second has blocks of about half that height. Each block widens the int8 weights again,
-    so fewer blocks do less of that work.
+    """Return the two configurations of the int8 product that tuning measures. The first has one block of rows for up to
+    about 384 rows, and the second has blocks of about half that height. Each block widens the int8 weights again, so
+    fewer blocks do less of that work.
     """
     tall, low = _even_blocks(sizes["m"], 384), _even_blocks(sizes["m"], 192)
     return {"BM": tall, "BN": 64, "KC": 256}, {"BM": low, "BN": 128, "KC": 512}
@@ -83,8 +84,9 @@ def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if the convolution has at least ``LANES`` input channels and dtypes that the CPU templates accept.
-    Otherwise return the reason why not. The channels of a pixel lie side by side in memory and are loaded as vectors.
+    """Return True if the convolution has at least ``LANES`` input channels, and operands that ``_accepts_float_dtypes``
+    accepts. Otherwise return the reason why not. The channels of a pixel are contiguous in memory and are loaded as
+    vectors.
     """
     return (
         f"fewer than {LANES} channels lie side by side"

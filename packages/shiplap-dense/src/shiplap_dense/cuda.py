@@ -111,8 +111,8 @@ def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", c
 
 
 def _product_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configurations of the matrix product that tuning measures, the default first. Up to 32 rows have flat
-    tiles, and more rows have the other tiles.
+    """Return the configurations of the matrix product that tuning measures, the default first. For up to 32 rows they
+    are the default and the tiles with few rows (``FLAT``). For more rows they are all of ``TILES``.
     """
     return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
 
@@ -125,8 +125,8 @@ def _processor_count() -> int:
 
 
 def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configurations of the matrix product with bulk copies that tuning measures. Up to 256 rows have flat
-    tiles.
+    """Return the configurations that tuning measures for the matrix product whose operands are loaded by bulk copies.
+    For up to 256 rows their tiles have few rows.
     """
     processors = _processor_count()
     # Flat tiles keep many programs busy where rows are few.
@@ -155,23 +155,23 @@ def _accepts_bulk_copy(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | s
 
 
 def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the grid of the launch (three numbers), with one Triton program for each tile of the result along the
-    first axis.
+    """Return the grid of the launch as three numbers. The first one is the number of tiles of the result, since one
+    Triton program computes each tile. The others are 1.
     """
     return cdiv(sizes["m"], config["BLOCK_M"]) * cdiv(sizes["n"], config["BLOCK_N"]), 1, 1
 
 
 def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the grid of the launch (three numbers). It has ``config["PROGRAMS"]`` Triton programs, each of which
-    computes several tiles in turn. If that value is 0, it has one program for each tile.
+    """Return the grid of the launch as three numbers. It has ``config["PROGRAMS"]`` Triton programs, each of which
+    computes several tiles in turn. If that value is 0, the grid has one program for each tile.
     """
     # Persistent programs walk over the tiles, and start the loads of the next tile early.
     return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
 
 
 def _tap_offsets(sizes: Sizes) -> torch.Tensor:
-    """Return the offset (y, x) of the input pixel that each tap of the filter reads, as int32 ``[kh * kw, 2]``. The
-    offset is counted from ``stride * output pixel``.
+    """Return the offset (y, x) of the input pixel that each element of the filter window reads, as int32 ``[kh * kw,
+    2]``. The offset is counted from ``stride * output pixel``.
     """
     (pad_y, pad_x), (dil_y, dil_x) = sizes["padding"], sizes["dilation"]
     y, x = torch.meshgrid(torch.arange(sizes["kh"]), torch.arange(sizes["kw"]), indexing="ij")
@@ -186,15 +186,15 @@ def _group_slots(sizes: Sizes) -> int:
 
 
 def _grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configurations of the grouped product that tuning measures, each with the length of its table of
-    groups.
+    """Return the configurations of the grouped product that tuning measures. ``GROUPS`` of each is the length of the
+    kernel's table of the ends of groups.
     """
     return [{**tile, "GROUPS": _group_slots(sizes)} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
 
 
 def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configurations of the grouped product with bulk copies that tuning measures. Each Triton program
-    computes several tiles in turn.
+    """Return the configurations that tuning measures for the grouped product whose operands are loaded by bulk copies.
+    Each Triton program computes several tiles in turn.
     """
     # Rows, columns and inner size of a tile, warps, stages, and programs for each multiprocessor.
     tiles = (
@@ -214,8 +214,8 @@ def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if torch's own grouped kernels accept the call, otherwise the reason why not. For other calls torch
-    runs a loop that waits for the device.
+    """Return True if the kernels behind ``torch.nn.functional.grouped_mm`` accept the call, otherwise the reason why
+    not. For other calls that function runs a loop that waits for the device.
     """
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "torch's kernels are for compute capability 9.0"
@@ -227,9 +227,9 @@ def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Return torch's product of rows ``ends[i-1]:ends[i]`` of ``a`` and ``b[i]``, with zeros in the rows past the last
-    end. Torch would read past ``a`` for an end that is too large, so the ends are limited first. It leaves the rows
-    past the last end unwritten, so zeros replace them.
+    """Return ``[m, n]``, the products of rows ``ends[i-1]:ends[i]`` of ``a`` with ``b[i]``, computed by torch. Rows
+    past the last end are zeros. Torch would read past ``a`` for an end that is too large, so the ends are limited
+    first.
     """
     products = torch.nn.functional.grouped_mm(a, b, offs=ends.clamp(0, a.shape[0]))
     row = torch.arange(a.shape[0], device=a.device)
@@ -271,8 +271,8 @@ def attach_templates(device: str) -> None:
 
 
 def _attach_grouped(device: str) -> None:
-    """Bind the two Triton templates of the grouped product for the device type ``device``. The first has plain loads,
-    and the second has bulk copies.
+    """Bind the two Triton templates of the grouped product for the device type ``device``. The first loads operands by
+    ordinary loads, and the second by bulk copies.
     """
     ops.grouped_mm.template(
         device,

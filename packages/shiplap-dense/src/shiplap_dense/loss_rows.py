@@ -28,7 +28,7 @@ def _load_logits(row, column, there, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _largest_finite(x):
-    """Return ``x``, or 0 if ``x`` is minus infinity. The result can be subtracted from logits without NaN."""
+    """Return ``x`` with 0 in place of minus infinity. The result can be subtracted from logits without NaN."""
     return tl.where(x == float("-inf"), 0.0, x)
 
 
@@ -52,9 +52,9 @@ def _rows_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the cross entropy of one row of ``logits`` to ``losses``. If ``GRADIENT`` is true, overwrite the row's
-    logits with their gradient times the row's scale. Write ``code`` and the row to ``status`` if the target is not a
-    class.
+    """Write the cross entropy of one row of ``logits`` to ``losses``, or 0 if the target is ``ignore_index``. If
+    ``GRADIENT`` is true, overwrite the row's logits with their gradient times the row's scale. If the target is not a
+    class, write ``code`` and the number of the row to ``status``.
     """
     at = tl.program_id(0).to(tl.int64)
     row, inside = logits + at * row_stride, tl.arange(0, BLOCK)

@@ -51,7 +51,7 @@ FLAGGED = (*OPTIONS, *(f"{text} <= 1" for text in FLAGS), *(f"0 <= {text}" for t
 class LossOptions:
     """The numeric options of a loss, under their names in ``linear_cross_entropy``. A target of ``ignore_index`` does
     not count. ``label_smoothing`` is that of torch. ``lse_square_scale`` is the factor of ``logsumexp(logits) ** 2``,
-    which is added. ``softcap`` is the limit of logits, or 0 for none.
+    which is added to each loss. Logits become ``softcap * tanh(logits / softcap)`` unless ``softcap`` is 0.
     """
 
     ignore_index: int
@@ -66,9 +66,9 @@ class LossOptions:
 def _written_losses(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of the rows, the logits after the soft cap, and the derivative of the cap. The cap is ``softcap
-    * tanh(logits / softcap)``. Plain PyTorch computes them, as the definition of the op. ``options`` holds the numeric
-    options of the loss.
+    """Return the loss of each row, the logits after the soft cap, and the derivative of the cap. The cap is ``softcap *
+    tanh(logits / softcap)``. The function uses only operators of torch and defines the result of the op. ``options``
+    holds the numeric options of the loss.
     """
     logits = F.linear(hidden, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -210,8 +210,8 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the row losses with respect to those of hidden states, weight and bias that autograd
-    needs, as a dict by argument name. They are computed from the inputs in another pass over the logits.
+    """Return the gradients of the row losses by argument name. The dict has those of ``hidden``, ``weight`` and
+    ``bias`` that autograd needs. They are computed from the inputs in another pass over the logits.
     """
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
@@ -233,9 +233,9 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the mean or sum with respect to those of hidden states, weight and bias that autograd
-    needs, as a dict by argument name. The forward has computed them. They are multiplied by the gradient of the loss,
-    in place if the graph is not kept.
+    """Return the gradients of the mean or sum by argument name. The dict has those of ``hidden``, ``weight`` and
+    ``bias`` that autograd needs. The forward has computed them. They are multiplied by the gradient of the loss, in
+    place if the graph is not kept.
     """
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
@@ -270,8 +270,9 @@ replaced by their gradients."""
 
 
 def chunk_rows(rows: int, classes: int, width: int) -> int:
-    """Return the number of rows whose logits are computed at once. With ``width`` features and ``classes`` classes,
-    these logits are about as large as the hidden states and 1/32 of the weights together.
+    """Return how many of ``rows`` rows form a chunk, whose logits are computed at once. With ``width`` features and
+    ``classes`` classes, a chunk's logits are about as large as the hidden states and 1/32 of the weights together. A
+    chunk has at least 128 rows if there are as many.
     """
     # Fewer rows read the weights more often, and add to their gradient more often.
     fitting = rows * width // classes + width // 32
@@ -345,8 +346,8 @@ def _in_chunks(
 
 def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions) -> None:
     """Write the losses of a chunk of rows to ``losses`` with operators of torch. If ``scales`` is given, overwrite
-    ``logits`` with their scaled gradients. Raise ``SL211`` if a target is not a class. ``options`` holds the numeric
-    options of the loss.
+    ``logits`` with their gradients times the row's scale. Raise ``SL211`` if a target is not a class. ``options`` holds
+    the numeric options of the loss.
     """
     counted = target != options.ignore_index
     if bool((counted & ((target < 0) | (target >= logits.shape[1]))).any()):
@@ -387,7 +388,7 @@ def _pass_by_triton(
     logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions
 ) -> None:
     """Write the losses of a chunk of rows to ``losses`` with one Triton kernel. If ``scales`` is given, overwrite
-    ``logits`` with their scaled gradients. ``options`` holds the numeric options of the loss.
+    ``logits`` with their gradients times the row's scale. ``options`` holds the numeric options of the loss.
     """
     from shiplap_dense import loss_rows
 
@@ -480,8 +481,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @linear_cross_entropy_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return random scales of the losses, then random tensors, and the options and flags as ``sizes`` gives them. They
-    are one sample of arguments of ``linear_cross_entropy_gradients``.
+    """Return random scales of the losses, random hidden states, weight, targets and bias, and then the options and
+    flags in ``sizes``. They are one sample of arguments of ``linear_cross_entropy_gradients``.
     """
     scales = torch.rand(sizes["n"], generator=rng).to(device)
     return scales, *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in (*NUMBERS, *FLAGS))
@@ -489,8 +490,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @linear_cross_entropy_with_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return random hidden states, weight, targets and bias, and the options, with a request for each gradient. They
-    are one sample of arguments of ``linear_cross_entropy_with_gradients``.
+    """Return random hidden states, weight, targets and bias, the options in ``sizes``, and the flag 1 for each
+    gradient. They are one sample of arguments of ``linear_cross_entropy_with_gradients``.
     """
     options = (sizes[name] for name in ("reduction", *NUMBERS))
     # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.

@@ -28,8 +28,8 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the matrix product with respect to those of ``a``, ``b`` and the bias that autograd
-    needs, as a dict by argument name.
+    """Return the gradients of the matrix product by argument name. The dict has those of ``a``, ``b`` and ``bias`` that
+    autograd needs. ``grad`` is the gradient of the product.
     """
     gradients = {}
     if needs.a:
@@ -52,8 +52,8 @@ bmm.batches("batch")
 
 @bmm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the batched product with respect to those of ``a`` and ``b`` that autograd needs, as a
-    dict by argument name.
+    """Return the gradients of the batched product by argument name. The dict has those of ``a`` and ``b`` that autograd
+    needs. ``grad`` is the gradient of the product.
     """
     gradients = {}
     if needs.a:
@@ -80,8 +80,8 @@ int8_mm.batches("m", "n")
 
 @int8_mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the int8 product with respect to those of the activations, the scales and the bias that
-    autograd needs, as a dict by argument name. The 8-bit weights have no gradient.
+    """Return the gradients of the int8 product by argument name. The dict has those of ``a``, ``scale`` and ``bias``
+    that autograd needs. ``grad`` is the gradient of the product. The 8-bit weights have no gradient.
     """
     gradients = {}
     if needs.a:

@@ -37,8 +37,8 @@ FEW_ROWS = 256
 
 
 def _on_gpu(x: Tensor, **others: Any) -> bool | str:
-    """Return True if ``x`` is on a GPU, where the Triton template of a rewrite is faster than the library. Otherwise
-    return the reason against the rewrite.
+    """Return True if ``x`` is on a GPU, where the Triton template is faster than the library's product. Otherwise
+    return the reason against the rewrite. The other arguments are not read.
     """
     return x.device.type == "cuda" or "on the CPU a product of the library's is faster than the template"
 
@@ -103,7 +103,9 @@ def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tenso
         return act(F.linear(x, gate)) * F.linear(x, up)
 
     def replacement(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-        """Return the pattern's result with Shiplap's matrix product for the gate. This code replaces the pattern."""
+        """Return the pattern's result with Shiplap's matrix product for the layer with the activation. This code
+        replaces the pattern.
+        """
         return act(matmul(x, gate.t())) * F.linear(x, up)
 
     return pattern, replacement
@@ -124,8 +126,8 @@ def _split_gate_rewrite(
         return act(halves[last]) * halves[not last]
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the gated product from two products with the halves of the weight. Shiplap's matrix product computes
-        the gate, and a plain linear layer computes the other half.
+        """Return the product of the two halves of the layer, each computed from its half of the weight. Shiplap's
+        matrix product computes the half with the activation, and ``F.linear`` computes the other half.
         """
         # Rows of the weight are output features, so the halves are views.
         weights = weight.chunk(2)
@@ -163,8 +165,8 @@ def _layer_norm(
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Return a layer norm over the last dimension, followed by Shiplap's matrix product. This code replaces the
-    pattern. ``gain`` and ``shift`` are those of the norm.
+    """Return a layer norm over the last dimension, followed by Shiplap's matrix product. This code replaces the pattern
+    ``_layer_norm``. ``gain`` and ``shift`` are those of the norm.
     """
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
@@ -213,8 +215,8 @@ def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _few_rows(x: Tensor, **others: Any) -> bool | str:
-    """Return True if ``x`` has so few rows that the int8 template is faster than the library. Otherwise return the
-    reason against the template.
+    """Return True if ``x`` has at most ``FEW_ROWS`` rows or is on a CPU, where the int8 template is faster than the
+    library. Otherwise return the reason against the template. The other arguments are not read.
     """
     # On the CPU the template is used for any number of rows.
     few = x.device.type != "cuda" or x.numel() <= FEW_ROWS * x.shape[-1]
@@ -222,8 +224,8 @@ def _few_rows(x: Tensor, **others: Any) -> bool | str:
 
 
 def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement of a linear layer whose 8-bit weights are converted and scaled first. They
-    are for tensors of ``dtype``, whose annotation class is ``kind``.
+    """Return the pattern and the replacement of a rewrite as two functions, for tensors of ``dtype``. The pattern is a
+    linear layer whose 8-bit weights are converted and scaled first. ``kind`` is the annotation class of ``dtype``.
     """
 
     def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -248,8 +250,8 @@ def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor],
 
 def linear_loss(*, always: bool = False) -> Rewrites:
     """Return the rewrite of ``cross_entropy(linear(hidden, weight), target)`` to ``linear_cross_entropy``. It applies
-    if nothing else reads the logits. Neither the logits of all rows nor their gradients are then computed at once.
-    ``always`` applies it where it is not expected to pay, too.
+    if nothing else reads the logits. Neither the logits of all rows nor their gradients are then computed at once. If
+    ``always`` is false, small losses are left as they are.
     """
     return (LinearLoss("linear_cross_entropy", linear_cross_entropy, always=always),)
 
@@ -258,8 +260,7 @@ def _call_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
     """Return the convolution of ``input`` with weights into which a norm was folded, computed by ``dense.conv2d``.
-    Raise ``NotImplementedError`` if ``groups`` is not 1. The other arguments are those of
-    ``torch.nn.functional.conv2d``.
+    Raise ``NotImplementedError`` if ``groups`` is not 1. The arguments are those of ``torch.nn.functional.conv2d``.
     """
     if groups != 1:
         raise NotImplementedError("dense.conv2d has no groups")

@@ -19,14 +19,14 @@ WINDOW = 2048  # tokens in one forward pass, at most
 
 @dataclass(frozen=True)
 class AccuracyDrift:
-    """The difference between two models on the same tokens, the second being the converted one.
+    """The difference between the predictions of a model before and after its conversion, on the same tokens.
 
     Attributes:
         tokens: how many were predicted.
         perplexity, perplexity_after: exp of the mean negative log-likelihood of the next token.
         divergence: mean Kullback-Leibler divergence of the predictions after from those before, nats.
         agreement: share of positions in the text at which both models rank the same token first.
-        largest: largest difference of two logits.
+        largest: largest absolute difference between corresponding logits of the two models.
     """
 
     tokens: int
@@ -38,8 +38,8 @@ class AccuracyDrift:
 
 
 def window_of(model: nn.Module) -> int:
-    """Return the number of tokens for one forward pass of ``model``. It is ``WINDOW``, or the number of positions in
-    the config of a transformers model if that is smaller.
+    """Return the number of tokens that one forward pass of ``model`` takes here. It is ``WINDOW``, or
+    ``model.config.max_position_embeddings`` if the model has that attribute and it is smaller.
     """
     # Models that are not of transformers need not have this attribute.
     places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
@@ -47,9 +47,10 @@ def window_of(model: nn.Module) -> int:
 
 
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
-    """Return the logits of ``model``, float32 ``[t, vocabulary]`` on the CPU, for each window of ``tokens``. A last
-    window of one token is left out. Raise ``SL613`` if there are fewer than two tokens or the model lacks one of them.
-    ``window`` is the number of tokens for one forward pass.
+    """Return the logits of each window of ``tokens``, as a list of float32 tensors ``[t, vocabulary]`` on the CPU. A
+    window is a run of ``window`` tokens, which one forward pass of ``model`` takes. A last window of one token is left
+    out. Raise ``SL613`` if there are fewer than two tokens, if one is outside the model's vocabulary, or if the model
+    returns no logits.
     """
     if len(tokens) < 2:
         raise error(
@@ -75,8 +76,8 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
 
 
 def _window_logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the float32 logits ``[t, vocabulary]`` of one window of tokens ``[1, t]``, on the CPU. Raise ``SL613`` if
-    the call fails or does not return logits of these tokens.
+    """Return the float32 logits ``[t, vocabulary]`` that ``model`` computes for one window of tokens ``[1, t]``. They
+    are on the CPU. Raise ``SL613`` if the call fails or its result is not ``[1, t, vocabulary]``.
     """
     cause = None
     try:
@@ -135,6 +136,8 @@ def _token_windows(tokens: Sequence[int], window: int) -> list[list[int]]:
 
 
 def _exp_or_infinity(value: float) -> float:
-    """Return the exponential of ``value``, or infinity if it overflows."""
+    """Return the exponential of ``value``, or infinity if ``value`` is at least 700. ``math.exp`` overflows from about
+    709 on.
+    """
     # ``math.exp`` raises an OverflowError from about 709 on.
     return math.exp(value) if value < 700 else math.inf

@@ -53,9 +53,9 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of ``convert``. ``pattern`` and ``dtype`` are its arguments. ``converted`` and ``skipped`` hold the
-    layers that were converted and those that were not. ``share`` is the fraction of the model's parameters that lie in
-    converted layers.
+    """The result of ``convert``. ``pattern`` and ``dtype`` are its arguments. ``converted`` holds a ``ConvertedLayer``
+    for each converted layer, and ``skipped`` a ``SkippedLayer`` for each weight that was left as it was. ``share`` is
+    the fraction of the model's parameters that lie in converted layers.
     """
 
     pattern: str
@@ -66,8 +66,8 @@ class Conversion:
 
     @property
     def large(self) -> tuple[ConvertedLayer, ...]:
-        """The converted layers whose output error is above ``LARGE_ERROR``, largest error first. Rounding to 8 bits
-        alone does not explain such an error.
+        """The converted layers whose output has a relative error above ``LARGE_ERROR`` (5 %), largest error first.
+        Rounding to 8 bits alone does not explain such an error.
         """
         found = [c for c in self.converted if c.output_error > LARGE_ERROR]
         return tuple(sorted(found, key=lambda c: -c.output_error))
@@ -104,7 +104,8 @@ def convert(
     Args:
         pattern: ``"dense"``, which prunes nothing, or ``"2:4"``, ``"4:6"``, ``"6:8"``, ...
         dtype: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
-        skip: layers to keep, by name, last parts of a name, or wildcards (``"model.layers.0.*"``).
+        skip: names of layers that stay unconverted. Each is a full name, the last components of one, or has wildcards
+            (``"model.layers.0.*"``).
         example: arguments of the model (a tensor, a tuple or a dict). The model is called with them once, and the
             output errors are those of its own activations.
         progress: show a bar on stderr, by default when that is a terminal.
@@ -141,7 +142,9 @@ def convert(
 
 
 def _warn_of_large_errors(conversion: Conversion) -> None:
-    """Issue a notice that names the layer with the largest output error, if that error is above ``LARGE_ERROR``."""
+    """Issue a notice that names the layer with the largest output error. Do nothing if no output error is above
+    ``LARGE_ERROR``.
+    """
     if not (large := conversion.large):
         return
     worst, count = large[0], f"{len(large)} of {len(conversion.converted)} layers"
@@ -154,8 +157,8 @@ def _warn_of_large_errors(conversion: Conversion) -> None:
 
 
 def skip_patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of layers to keep as a tuple. ``skip`` is a sequence of names, or a single text, which counts as
-    one name.
+    """Return the names of layers to leave unconverted as a tuple. ``skip`` is a sequence of names, or a string, which
+    counts as one name.
     """
     return (skip,) if isinstance(skip, str) else tuple(skip)
 
@@ -166,8 +169,8 @@ def layers_of(model: nn.Module) -> dict[str, Linear]:
 
 
 def matches_name(name: str, wanted: str) -> bool:
-    """Return whether ``wanted`` names the module ``name``. ``wanted`` may be the full name, its last parts, or a text
-    with wildcards such as ``layers.0.*``.
+    """Return whether ``wanted`` matches the module name ``name``. ``wanted`` is a full name, the last dotted components
+    of one, or a wildcard pattern such as ``layers.0.*``.
     """
     return name == wanted or name.endswith(f".{wanted}") or fnmatchcase(name, wanted)
 
@@ -181,8 +184,8 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def require_form(pattern: Pattern, dtype: str) -> None:
-    """Raise ``SL211`` if the dtype is unknown. Raise it also for 16 bits with the dense pattern, which would convert
-    nothing.
+    """Raise ``SL211`` if ``dtype`` is unknown. Raise it also if ``dtype`` has 16 bits and ``pattern`` is ``dense``,
+    since such a conversion would change nothing.
     """
     if MODES[known_mode(dtype, "slidesparse.convert", "dtype")].itemsize > 1 and not pattern.sparse:
         raise error(
@@ -195,17 +198,18 @@ def require_form(pattern: Pattern, dtype: str) -> None:
 
 
 def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> dict[str, Tensor]:
-    """Return some rows of the input of each layer of ``chosen``, by layer name. The model is called once with
-    ``example``, which is a tensor, a tuple or a dict of arguments.
+    """Return the first ``_ROWS`` rows of the input of each layer of ``chosen``, by layer name. The model is called once
+    with ``example``, which is a tensor, a tuple or a dict of arguments. Layers that this call does not reach are
+    missing from the result.
     """
     inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        """Return a forward hook that keeps some rows of the first input of the layer ``name``."""
+        """Return a forward pre-hook that stores rows of the input of the layer ``name`` in the enclosing ``inputs``."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:  # what it returned would replace the input
-            """Store some rows of the layer's first input under its name, at its first call only. Return nothing, since
-            torch would take a result as the new input.
+            """Store the first rows of the layer's first input in ``inputs[name]``, at its first call only. Return None,
+            since torch would use a result as the new input.
             """
             if args and name not in inputs and args[0].numel():
                 # A copy, since a view would keep the whole input in memory.
@@ -227,8 +231,8 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
 
 
 def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the name of each unconverted parameter with two or more dimensions, such as an embedding table, and the
-    reason why it stays.
+    """Yield ``(name, reason)`` for each parameter of ``model`` that has two or more dims and lies outside of converted
+    layers, such as an embedding table. The reason says why the parameter was not converted.
     """
     for home, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -243,8 +247,9 @@ def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _choose_experts(
     model: nn.Module, skip: Sequence[str], pattern: Pattern, dtype: str, skipped: dict[str, str]
 ) -> dict[str, nn.Module]:
-    """Return the modules of experts (mixtures with weights of three dimensions) that are to be converted, by name. Add
-    the weights of all other modules of experts to ``skipped``, with the reason. ``skip`` names modules to keep.
+    """Return the modules of experts (mixtures with weights of three dims) that are to be converted, by name. Add the
+    weights of all other modules of experts to ``skipped``, with the reason. ``skip`` holds the names of modules to
+    leave unconverted.
     """
     chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -258,8 +263,8 @@ def _choose_experts(
 
 
 def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Return the linear layers to convert by name, and the reasons why the other ones are kept, also by name. ``skip``
-    names layers to keep.
+    """Return two mappings by layer name. The first holds the linear layers of ``model`` to convert to ``dtype``. The
+    second holds the reason for each linear layer that is left as it is. ``skip`` holds names of layers to leave.
     """
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
@@ -290,8 +295,8 @@ def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[d
 
 
 def _state_that_blocks(module: nn.Linear) -> str:
-    """Return a text that names state of ``module`` which a conversion would lose, or an empty text. Such state is
-    hooks, a replaced ``forward``, and tensors or modules beside weight and bias.
+    """Return a string such as ``it has hooks`` if ``module`` has state that a conversion would lose. Such state is
+    hooks, a replaced ``forward``, or tensors and modules beside weight and bias. Otherwise return an empty string.
     """
     if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
         return "it has hooks"
@@ -302,7 +307,9 @@ def _state_that_blocks(module: nn.Linear) -> str:
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
-    """Yield the first name, the layer and all names of each linear layer of ``model`` that is not yet converted."""
+    """Yield ``(first name, layer, all names)`` for each linear layer of ``model`` that is not yet converted. A layer
+    has several names if several modules share it.
+    """
     layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear) and not isinstance(module, Linear):
@@ -320,8 +327,8 @@ def _check_layers(
     skipped: dict[str, str],
     skip: Sequence[str],
 ) -> None:
-    """Raise ``SL211`` if a name in ``skip`` has no module, or if there is nothing to convert. Raise it also if a weight
-    is not finite or not loaded.
+    """Raise ``SL211`` if a name in ``skip`` matches no module of ``model``, or if ``chosen`` and ``experts`` leave
+    nothing to convert. Raise it also if a weight to convert is on the meta device or not finite in ``dtype``.
     """
     where = "slidesparse.convert"
     # A module that is used twice has two names, and ``skip`` may hold either.
@@ -359,7 +366,7 @@ def _check_layers(
 
 
 def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) -> ConvertedLayer:
-    """Return the record of a converted layer with the relative errors of its weight and of its output. The output is
+    """Return a ``ConvertedLayer`` with the relative errors of the layer's weight and of its output. The output is
     computed for the rows ``x``, or for random rows if ``x`` is None. ``weight`` is the weight before the conversion,
     and ``made`` is the converted layer.
     """

@@ -30,9 +30,10 @@ def _bind_kernel(op: sl.Op, workspace: str | None = None, dtypes: tuple[str, ...
 
 
 def _bind_layer_kernels(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
-    """Bind one C function as two CPU kernels of a layer op. ``slide`` reads the packed weight, and ``dense`` reads the
-    weight in plain rows. ``workspace`` is the expression for the number of scratch bytes. ``dtypes`` are those that the
-    kernels accept. If it is empty, they accept all dtypes that the op declares.
+    """Bind one C function as two CPU kernels of ``op``, an op that computes a linear layer. The kernel ``slide`` reads
+    the packed sparse weight, and the kernel ``dense`` reads the row-major matrix. ``workspace`` is the expression for
+    the number of scratch bytes. ``dtypes`` are those that the kernels accept. If it is empty, they accept all dtypes
+    that the op declares.
     """
     for name, slide in (("slide", 1), ("dense", 0)):
         kernel = sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}")

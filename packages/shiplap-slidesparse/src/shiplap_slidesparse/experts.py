@@ -25,8 +25,8 @@ _FACTS = ("has_gate", "has_bias", "is_transposed", "num_experts", "act_fn", "_ap
 
 
 class ConvertedExperts(nn.Module):
-    """A module of experts with converted weights. This class is mixed into the class that the module had, and replaces
-    its forward pass.
+    """The experts of a mixture (a module of transformers) with 8-bit weights. A converted module's class derives from
+    this class and from the class that the module had before. This class replaces the forward pass.
     """
 
     # Code that draws new weights for modules of the class reads these names, and leaves loaded weights alone.
@@ -84,8 +84,8 @@ def experts_matmul(x: Tensor, chosen: Tensor, layer: Linear, experts: int) -> Te
 
 
 class _ExpertsStraightThrough(torch.autograd.Function):
-    """The product of rows and their experts' weights, with the gradient of the product without rounding. The weight is
-    frozen.
+    """The autograd function of the product of each row with the 8-bit weight of its expert. Its gradient is that of the
+    product without the rounding of the rows. The weight gets no gradient.
     """
 
     generate_vmap_rule = True
@@ -93,7 +93,7 @@ class _ExpertsStraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int, mode: str) -> Tensor:
         """Return the product of each row with the 8-bit weight of its expert. ``chosen`` holds the number of the expert
-        of each row, and ``experts`` is the number of experts.
+        of each row, and ``experts`` is the number of experts. ``mode`` is ``int8`` or ``fp8``.
         """
         out: Tensor = PRODUCTS[mode](x, chosen, scale, weight, experts)
         return out
@@ -120,8 +120,9 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
 
 def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the two parameters ``[experts, n, k]`` of a module of experts by name. Return an empty mapping for any
-    other module.
+    """Return the two projection weights of a transformers module of experts, by parameter name. They are ``[experts, n,
+    k]``, or ``[experts, k, n]`` if the module's ``is_transposed`` is true. Return an empty mapping for any other
+    module.
     """
     own = {name: p for name, p in module.named_parameters(recurse=False) if name in _PARTS and p.dim() == 3}
     return own if len(own) == 2 and all(hasattr(module, fact) for fact in _FACTS) else {}
@@ -129,7 +130,7 @@ def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
     """Return the reason why the experts of ``module`` cannot be converted to ``dtype`` with the sparsity ``pattern``,
-    such as that there are too many. Return an empty text if they can.
+    such as too many experts. Return an empty string if they can.
     """
     held: Any = module
     weights = list(expert_weights(module).values())
@@ -146,8 +147,8 @@ def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
 
 
 def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor, Linear]]:
-    """Convert the experts of ``module`` in place to 8-bit weights. For each projection, yield the name of the new
-    layer, the weight ``[experts * n, k]`` before the conversion, and the layer.
+    """Convert the experts of ``module`` in place to 8-bit weights, one projection per step of the returned iterator.
+    Yield the name of the new layer, the weight ``[experts * n, k]`` before the conversion, and the layer.
     """
     held: Any = module
     for name, weight in expert_weights(module).items():
@@ -175,8 +176,8 @@ def replace_experts(module: nn.Module, name: str, layer: Linear) -> None:
 
 
 def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give converted experts their original class and dense weights ``[experts, n, k]`` of ``dtype``. The weights have
-    the values that remain after rounding to 8 bits. Leave any other module unchanged.
+    """Give converted experts their original class and dense weights of ``dtype`` with three dims. The weights have the
+    values that remain after rounding to 8 bits. Leave any other module unchanged.
     """
     if not isinstance(module, ConvertedExperts):
         return
@@ -190,8 +191,8 @@ def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
-    """Return a converted layer on the meta device, without values, for the expert parameter ``weight`` ``[experts, n,
-    k]``. A checkpoint's values are loaded into it afterwards.
+    """Return a converted layer on the meta device, without values, for ``weight``, a parameter of ``module`` with the
+    weights of all experts. A checkpoint's values are loaded into it afterwards.
     """
     held: Any = module
     experts, n, k = weight.mT.shape if held.is_transposed else weight.shape
@@ -199,13 +200,15 @@ def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
 
 
 def _unpickled(kind: type[nn.Module]) -> nn.Module:
-    """Return an empty module of converted experts of the class ``kind``, for unpickling."""
+    """Return a module of the converted class of ``kind`` whose ``__init__`` was not called, for unpickling."""
     made = _converted_class(kind)
     return made.__new__(made)
 
 
 def _converted_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of converted experts that derives from ``kind``. It is made once."""
+    """Return the class that derives from ``ConvertedExperts`` and ``kind``. Each ``kind`` gets one such class per
+    process.
+    """
     if kind not in _classes:
         _classes[kind] = type(f"Converted{kind.__name__}", (ConvertedExperts, kind), {})
     return _classes[kind]

@@ -60,8 +60,8 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str | Pattern) -> Pattern:
-        """Return the pattern that a text names, such as ``Pattern(4)`` for ``"6:8"`` and ``Pattern(0)`` for
-        ``"dense"``. A pattern is returned as it is. Raise ``SL211`` for anything else.
+        """Return the pattern that a string names, such as ``Pattern(4)`` for ``"6:8"`` and ``Pattern(0)`` for
+        ``"dense"``. If ``text`` is a pattern, return it unchanged. Raise ``SL211`` for anything else.
         """
         if isinstance(text, Pattern) or text == "dense":
             return text if isinstance(text, Pattern) else cls(0)
@@ -95,7 +95,7 @@ class Pattern:
 
     @property
     def kept(self) -> int:
-        """The number of weights of a group that may be nonzero."""
+        """The number of weights of a group that may be nonzero, 6 for 6:8. It is defined for sparse patterns only."""
         return 2 * self.pairs - 2
 
     @property
@@ -127,9 +127,9 @@ def lifted_depth(k: int, pairs: int) -> int:
 
 
 def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the index of the element that each place of a lifted row takes, as int64 ``[k']``. In a lifted row,
-    overlapping windows of four elements lie side by side. The index ``k`` stands for a zero. ``device`` is that of the
-    result. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
+    """Return an int64 tensor ``[k']`` on ``device`` with the index of the original element that each element of a
+    lifted row copies. In a lifted row of length k', overlapping windows of four elements lie side by side. The index
+    ``k`` stands for a zero. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
     """
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
@@ -148,8 +148,9 @@ def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def lift_columns(x: Tensor, pairs: int) -> Tensor:
-    """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``, with zeros in the added rows. Lifting writes the four
-    elements of each overlapping window side by side. A group of ``pairs`` pairs of elements has ``pairs - 1`` windows.
+    """Return ``x`` ``[m, k]`` lifted to ``[m', k']``, where m' is ``m`` rounded up to a multiple of 16 and k' is
+    ``lifted_depth(k, pairs)``. Added rows hold zeros. Lifting writes the four elements of each overlapping window side
+    by side. A group of ``pairs`` pairs of elements has ``pairs - 1`` windows.
 
     A weight of a pattern such as 6:8 then becomes a 2:4 weight. Each window multiplies with at most two weights that
     are not zero.
@@ -159,7 +160,8 @@ def lift_columns(x: Tensor, pairs: int) -> Tensor:
 
 
 def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
-    """Return ``weight`` ``[n, k]`` with the two smallest magnitudes of each group of a row set to zero.
+    """Return a copy of ``weight`` ``[n, k]`` in which the two smallest magnitudes of each group are set to zero. A
+    group is ``2N`` neighbours of a row for the pattern ``(2N-2):2N``.
 
     Magnitudes are compared in float32, or in float64 for float64 weights. Of equal magnitudes the first is dropped. If
     ``k`` cuts a group short, the missing elements count as dropped zeros. So a group of ``s`` elements loses ``max(0, s
@@ -185,7 +187,9 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def check_matrix(weight: Any, where: str) -> Tensor:
-    """Return ``weight`` if it is a loaded matrix of real numbers. Otherwise raise ``SL211``."""
+    """Return ``weight`` if it is a matrix of real numbers that is not on the meta device. Otherwise raise ``SL211``.
+    ``where`` names the caller in the error.
+    """
     if not isinstance(weight, Tensor):
         got = type(weight).__name__
     elif weight.dim() != 2 or weight.is_complex() or weight.dtype == torch.bool:
@@ -211,12 +215,12 @@ def _refuse_nan(where: str, weight: Tensor) -> None:
 
 
 def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
-    """Return ``weight`` ``[n, k]``, pruned to ``pattern``, rearranged to a weight ``[n, k']`` for sparse tensor cores.
-    It has at most two non-zeros in each four elements (2:4).
+    """Return the 2:4 weight ``[n, k']`` for sparse tensor cores that replaces ``weight`` ``[n, k]``, which is pruned to
+    ``pattern``. Each four neighbours of the result have at most two non-zeros.
 
-    Its product with lifted activations equals that of ``weight`` with plain ones. Lifting writes overlapping windows of
-    four elements side by side. -0.0 becomes 0.0. Raise ``SL211`` with the first group that has more than ``2N - 2``
-    non-zeros.
+    The product of the result with lifted activations equals that of ``weight`` with the activations themselves. Lifting
+    writes overlapping windows of four elements side by side. -0.0 becomes 0.0. Raise ``SL211`` with the first group
+    that has more than ``2N - 2`` non-zeros.
     """
     shape = Pattern.parse(pattern)
     (n, k), pairs = weight.shape, shape.pairs
@@ -248,9 +252,9 @@ def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return two masks of the non-zeros of each pair of neighbours. The first mask selects those that are stored in the
     window of four that ends with the pair. The second selects those in the window that begins with it.
 
-    Windows are filled greedily from the left. ``counts`` holds the number of non-zeros of each pair, and ``C_k`` is its
-    sum up to and including pair ``k``. The windows before pair ``k`` hold two each. So ``max(0, C_k - 2k)`` of its
-    non-zeros are left for the next window.
+    Windows are filled greedily from the left. ``counts`` holds the number of non-zeros of each pair, and ``C_k`` is the
+    sum of the counts up to and including pair ``k``. The ``k`` windows before pair ``k`` have room for two non-zeros
+    each. So ``max(0, C_k - 2k)`` non-zeros of pair ``k`` are left for the next window.
     """
     pairs = counts.shape[-1]
     first = torch.arange(0, 2 * pairs, 2, dtype=counts.dtype, device=counts.device)
@@ -262,7 +266,7 @@ def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
     """Return the weight ``[n, k]`` of the sparsity ``pattern`` from ``slid``, the result ``[n, k']`` of
-    ``slide_weight``. This is the inverse of that function.
+    ``slide_weight``.
     """
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
@@ -284,8 +288,8 @@ def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
 
 
 def compress_two_of_four(slid: Tensor) -> Tensor:
-    """Return a 2:4 weight ``[n, k']`` in the portable packed format, as uint8. The values ``[n, k' / 2]`` come first,
-    then the metadata ``[n, k' / 8]``.
+    """Return a 2:4 weight ``[n, k']`` in the packed format that is the same for all devices, as a uint8 vector. The
+    bytes of the values ``[n, k' / 2]`` come first, then the metadata ``[n, k' / 8]``.
 
     Of each four neighbours two are kept, in their order. The position of each takes two bits of metadata, the first one
     in the lower bits. Two groups share a byte, the first one in the lower half. If fewer than two are non-zero, the
@@ -314,16 +318,16 @@ def compress_two_of_four(slid: Tensor) -> Tensor:
 
 
 def _kept_lanes(device: torch.device) -> Tensor:
-    """Return a uint8 table ``[16, 2]``. For each mask of the non-zero ones among four elements, it holds the positions
-    (0 to 3) of the two elements to keep.
+    """Return a uint8 table ``[16, 2]`` on ``device``. Its row index is a 4-bit mask of the non-zeros among four
+    elements. Each row holds the ascending positions (0 to 3) of the two elements to keep.
     """
     masks = torch.arange(16, device=device)[:, None] >> torch.arange(4, device=device) & 1
     return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 
 
 def decompress_two_of_four(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
-    """Return the 2:4 weight ``[n, depth]`` of ``dtype`` from its portable packed format ``packed``. Raise ``SL211`` if
-    the number of bytes is wrong.
+    """Return the 2:4 weight ``[n, depth]`` of ``dtype`` from ``packed``, a result of ``compress_two_of_four``. Raise
+    ``SL211`` if the number of bytes is wrong.
     """
     wanted = compressed_bytes(n, depth, dtype.itemsize)
     if packed.numel() != wanted:

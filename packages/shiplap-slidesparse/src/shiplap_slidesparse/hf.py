@@ -38,7 +38,8 @@ METHOD = "slidesparse (of the package shiplap-slidesparse: call shiplap_slidespa
 
 
 class SlidesparseConfig(QuantizationConfigMixin):
-    """The ``quantization_config`` of a model. ``pattern``, ``dtype`` and ``skip`` are those of :func:`convert`.
+    """The ``quantization_config`` of a transformers model. ``pattern``, ``dtype`` and ``skip`` are those of
+    :func:`convert`.
 
     By default the layers that transformers itself would not convert (the output layer, tied ones) are kept as well.
     ``converted`` lists the exact names of the layers that were converted, or is None before a conversion.
@@ -69,16 +70,18 @@ class SlidesparseConfig(QuantizationConfigMixin):
 
 
 class SlidesparseQuantizer(HfQuantizer):
-    """The quantizer that transformers calls. It converts a dense checkpoint after loading, and loads and packs a
-    converted one.
+    """The quantizer that transformers calls while it loads a model. It converts a model with a dense checkpoint after
+    the weights are loaded. If the checkpoint is that of a converted model, it creates the converted layers before the
+    weights are loaded, and packs them afterwards.
     """
 
     requires_calibration = False
     quantization_config: SlidesparseConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        """Replace the layers that the checkpoint holds in converted form by empty converted ones, into which
-        transformers loads. Raise ``SL211`` if the checkpoint's configuration does not list them.
+        """Replace the layers that the checkpoint holds in converted form by converted layers on the meta device, into
+        which transformers loads. Do nothing for a dense checkpoint. Raise ``SL211`` if the checkpoint's configuration
+        does not list its converted layers.
         """
         config = self.quantization_config
         if not self.pre_quantized:
@@ -193,8 +196,8 @@ def _checkpoint_names(model: Any, name: str) -> set[str]:
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    """Raise ``SL211`` if transformers has sharded the weight of a linear layer over ranks. Such cuts may go through
-    groups of the sparsity pattern. ``slidesparse.shard`` cuts between groups, after loading.
+    """Raise ``SL211`` if transformers has sharded the weight of a linear layer over ranks, since its shards may split
+    groups of the sparsity pattern. The error suggests ``slidesparse.shard``, which cuts between groups after loading.
     """
     for name, m in model.named_modules():
         if not isinstance(m, nn.Linear):
@@ -211,7 +214,7 @@ def _refuse_shards(model: nn.Module) -> None:
 
 def _pack_layer(name: str, layer: Linear) -> None:
     """Pack the loaded weight of ``layer`` for its device. Raise ``SL211``, with the layer's ``name``, if the weight
-    does not have its sparsity pattern.
+    does not have the sparsity pattern of ``layer``.
     """
     try:
         layer.pack()

@@ -26,9 +26,9 @@ _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 def _dense_weight(
     dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the weight ``[n, k]`` in plain rows. It is ``dense`` if that is given, else ``packed`` expanded. ``pairs``
-    is the number of pairs in a group of the pattern, and ``layout`` is the number of the packed format. Raise ``SL211``
-    if both are None.
+    """Return the weight as a row-major matrix ``[n, k]``. It is ``dense`` if that is given, and otherwise the expanded
+    ``packed``. ``pairs`` is the number of pairs in a group of the pattern, and ``layout`` is the number of the packed
+    format. Raise ``SL211`` if both are None.
     """
     if dense is not None:
         return dense
@@ -122,8 +122,9 @@ def linear_fp16(
 
 
 def _experts_product(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int) -> Tensor:
-    """Return each row of ``x``, quantised, times the 8-bit weight of its expert. ``chosen`` holds the number of the
-    expert of each row. A row whose number is not that of an expert gives zeros.
+    """Return the products of the rows of ``x`` with the 8-bit weights of their experts, in the dtype of ``x``. Each row
+    is quantised first. ``chosen`` holds the number of the expert of each row. The result of a row is zeros if its
+    number is not that of an expert.
     """
     total = x.new_zeros(x.shape[0], scale.shape[0] // experts)
     for number, (part, scales) in enumerate(zip(weight.chunk(experts), scale.chunk(experts), strict=True)):

@@ -25,28 +25,30 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating t
 
 
 class PlacedPart(Protocol):
-    """The interface of a layer's part on one rank. ``shiplap_slidesparse.tensor_parallel`` implements it."""
+    """The interface of a layer's shard on one rank. ``shiplap_slidesparse.tensor_parallel`` implements it."""
 
     @property
     def mesh(self) -> Any:
-        """The device mesh of the ranks that hold the parts of the layer."""
+        """The device mesh of the ranks that hold the shards of the layer."""
 
     def local(self, held: Tensor) -> Tensor:
-        """Return this rank's part of the parameter ``held``."""
+        """Return this rank's shard of ``held``, a parameter of the layer."""
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Return the result of ``layer`` on ``x``, computed by several ranks together."""
+        """Return this rank's result of ``layer`` on ``x``. All ranks of the mesh must call this method together."""
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """Raise ``SL211``, since a part is packed for the device on which it was cut and cannot be moved."""
+        """Raise ``SL211``, since a shard is packed for the device on which it was cut and cannot be moved. Nothing is
+        returned.
+        """
 
 
 class Linear(nn.Linear):
     """An ``nn.Linear`` whose weight has 8 bits or the pattern (2N-2):2N, for inference, and frozen under adapters.
 
     ``weight`` and ``weight_scale`` keep their dtype when the model is cast (``.half()``), while ``bias`` is cast.
-    Results have the dtype of the input, or that of autocast. Both the plain rows of the weight (dense) and its packed
-    form are kept. ``shiplap.tune`` chooses between them for each number of rows. Without a choice the dense form runs.
+    Results have the dtype of the input, or that of autocast. Both the row-major weight (dense) and the packed one are
+    kept. ``shiplap.tune`` chooses between them for each number of rows. Without a choice the row-major one is used.
 
     Gradients reach the input, and the bias if it requires one, as if activations were not rounded. The weight is
     frozen. Libraries that put adapters on layers accept the layer as an ``nn.Linear``, but adapters cannot be merged
@@ -102,8 +104,8 @@ class Linear(nn.Linear):
     ) -> Linear:
         """Return a new layer with the weight of ``linear``, pruned by magnitude to the sparsity ``pattern`` and
         quantised to ``mode`` (such as ``int8``). If ``pack`` is true, the weight is packed for its device. Otherwise
-        only its plain rows are kept, until :meth:`pack` is called. Raise ``SL211`` if it is not finite or ``linear`` is
-        not an unconverted ``nn.Linear``.
+        only the row-major matrix is kept, until :meth:`pack` is called. Raise ``SL211`` if the weight is not finite or
+        ``linear`` is not an unconverted ``nn.Linear``.
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, cls):
             raise error(
@@ -123,8 +125,8 @@ class Linear(nn.Linear):
 
     @classmethod
     def from_weight(cls, weight: Packed, bias: Tensor | None = None) -> Linear:
-        """Return a layer around the tensors of ``weight`` and ``bias``. The weight must include its plain rows (the
-        dense form). The layer has no packed form until ``pack`` is called. If ``bias`` is None, the layer has no bias.
+        """Return a layer whose parameters hold the tensors of ``weight`` and ``bias`` without a copy. The layer has no
+        packed weight until ``pack`` is called, even if ``weight`` has one. If ``bias`` is None, the layer has no bias.
         """
         made = cls(weight.k, weight.n, bias is not None, pattern=weight.pattern, mode=weight.mode, device="meta")
         made.weight = _frozen_parameter(weight.weight())
@@ -138,8 +140,8 @@ class Linear(nn.Linear):
 
     @property
     def fresh(self) -> bool:
-        """Whether the packed form was made from the present ``weight``. It is False after a write to the weight and if
-        another tensor has taken its place. The packed form is then not used.
+        """Whether the packed weight was made from the present ``weight``. It is False if nothing is packed, after a
+        write to ``weight``, and after ``weight`` was replaced by another tensor.
         """
         if self.packed is None or self._packed_from is None:
             return False
@@ -156,12 +158,12 @@ class Linear(nn.Linear):
         super().__setattr__(name, value)
 
     def _weight_state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
-        """Return numbers that change when the parameter ``held`` is written to or replaced. They show whether a packed
-        form was made from the present values.
+        """Return numbers that identify the present memory and values of the parameter ``held``. They change when
+        ``held`` is written to or replaced.
 
-        ``weight`` is this rank's part of ``held``. For a weight that ``fully_shard`` gathers, the numbers describe its
-        shard and the gathered tensor. The address of the gathered tensor is left out, since torch reuses one object and
-        gathering is not a write to the weight. If ``weight`` is None, the part that :meth:`local` returns is used.
+        ``weight`` is this rank's shard of ``held``. If it is None, the shard that :meth:`local` returns is used. For a
+        weight that ``fully_shard`` gathers, the numbers describe its shard and the gathered tensor. The address of the
+        gathered tensor is left out, since torch reuses one object and gathering is not a write to the weight.
         """
         if self._shard is not None and held is self._shard:
             return state_of_shard(held)
@@ -170,7 +172,7 @@ class Linear(nn.Linear):
 
     def local(self) -> tuple[Tensor, Tensor | None]:
         """Return ``weight`` and ``weight_scale`` (None in 16-bit modes). If ``shard`` has cut the layer over ranks,
-        return this rank's parts of them.
+        return this rank's shards of them.
         """
         weight, scale = self.weight, self.weight_scale
         if self.placed is None:
@@ -190,7 +192,7 @@ class Linear(nn.Linear):
         change of the weight.
 
         If the new packed weight fits the existing tensor, it is written into that tensor, so that captured or compiled
-        graphs stay correct. On a device without sparse units only the dense form is kept, with a notice. Each rank of a
+        graphs stay correct. On a device without sparse units nothing is packed, and a notice is given. Each rank of a
         layer that ``fully_shard`` has sharded packs the whole weight, so all ranks have to call this method. Raise
         ``SL211`` for a weight that does not have the pattern, and ``SL608`` in a trace, a capture or an op.
         """
@@ -224,12 +226,12 @@ class Linear(nn.Linear):
         return self
 
     def _still_matches(self, weight: Tensor, packed: Tensor) -> bool:
-        """Return whether ``weight`` still equals the weight in ``packed`` after something was written to it. A
+        """Return whether ``weight`` equals the weight in ``packed``. It is called after a write to ``weight``, since a
         broadcast of DDP, for example, writes equal values.
 
-        The comparison takes longer than a product, and a program may write to the weight in every step. So it is made
-        at most ``LOOKS`` times, and the result is False afterwards. FSDP2 writes a gathered weight next to its shard,
-        which is compared once.
+        The comparison takes longer than a product, and a program may write to the weight in every step. So at most
+        ``LOOKS`` comparisons are made after each packing, and the result is False afterwards. It is also False in a
+        trace, a capture or an op.
         """
         if self._looked >= LOOKS or blocked():
             return False
@@ -239,8 +241,8 @@ class Linear(nn.Linear):
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
-        """Return the weight, or this rank's part of it, as the ``Packed`` value that ``matmul`` takes. The packed form
-        is left out if the weight has changed since packing.
+        """Return the weight, or this rank's shard of it, as the ``Packed`` value that ``matmul`` takes. Its field
+        ``packed`` is None if the weight has changed since packing.
         """
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape
@@ -250,14 +252,14 @@ class Linear(nn.Linear):
     # --- forward --------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the result of the layer on ``x`` ``[..., in_features]``, ``[..., out_features]``. A sharded layer
+        """Return the result ``[..., out_features]`` of the layer on ``x`` ``[..., in_features]``. A sharded layer
         returns this rank's result (see ``LayerPart.forward``).
         """
         return self.multiply(x, self.bias) if self.placed is None else self.placed.forward(self, x)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return the result of the layer on ``x`` with ``bias`` in place of its own bias. If the weight was changed
-        after packing, a notice is given and the plain rows of the weight are used.
+        after packing, a notice is given and the unpacked weight is used.
         """
         held, packed = self.weight, self.packed  # once: a module's attributes are slow
         weight, scale = self.checked_weight()
@@ -286,7 +288,7 @@ class Linear(nn.Linear):
         return out if out.dtype == x.dtype else out.to(x.dtype)
 
     def _refuse_cast(self, weight: Tensor, scale: Tensor | None) -> None:
-        """Raise ``SL211``, because the ``weight`` of a converted layer or its ``scale`` was cast to another dtype."""
+        """Raise ``SL211`` with the dtypes of ``weight`` and ``scale``. The caller found that one was cast."""
         raise error(
             "SL211",
             where=f"slidesparse.Linear of mode {self.mode}",
@@ -305,7 +307,9 @@ class Linear(nn.Linear):
                 parameter.fill_(1 if parameter is self.weight_scale else 0)
 
     def extra_repr(self) -> str:
-        """Return the sizes, pattern and mode of the layer as text, and whether its weight is packed."""
+        """Return the sizes, the pattern and the mode of the layer for ``repr``. For a sparse pattern the string also
+        says whether the weight is packed.
+        """
         form = "packed" if self.fresh else "not packed" if self.packed is None else "stale"
         form = f", {form}" if self.pattern.sparse else ""
         return (
@@ -317,8 +321,8 @@ class Linear(nn.Linear):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
         """Apply ``fn``, which moves or casts a tensor, to all tensors of the layer, and return the layer. The weight
-        and its scale are moved but not cast. If the device changes, the weight is packed again. ``recurse`` is that of
-        ``torch.nn.Module._apply``.
+        and its scale are moved but not cast. If the device changes, an up-to-date packed weight is packed again.
+        ``recurse`` is that of ``torch.nn.Module._apply``.
         """
         if self.placed is not None:
             return self.placed.refuse_move(self)
@@ -328,8 +332,8 @@ class Linear(nn.Linear):
         self.packed = None
 
         def moved(t: Tensor) -> Tensor:
-            """Return ``fn(t)``, but keep the dtype of the weight and its scale. They are passed to ``fn`` as integers
-            of the same bits, which a cast to floating dtypes leaves unchanged.
+            """Return ``fn(t)``. The weight and its scale keep their dtypes, since they are passed to ``fn`` as integers
+            of the same bits. A cast to floating dtypes leaves integers unchanged.
             """
             if id(t) not in held:
                 return fn(t)
@@ -351,12 +355,12 @@ class Linear(nn.Linear):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle. A flag in it says whether the packed form is valid."""
+        """Return the state to copy or pickle. A flag in it says whether the packed weight is valid."""
         # Addresses and versions mean nothing in another process.
         return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state. The packed form is valid if it was valid in the original layer."""
+        """Restore the state. The packed weight is valid if it was valid in the original layer."""
         super().__setstate__(state)
         self._packed_from = self._weight_state(self.weight) if state["_packed_from"] else None
 
@@ -406,15 +410,17 @@ def _layer_product(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Return ``x`` times a weight given by its tensors, plus ``bias``, computed by the layer op of ``mode`` (such as
-    ``int8``). ``dense`` has the plain rows, and ``packed`` and ``scale`` may be None. ``pairs`` is the number of pairs
-    in a group of the pattern, and ``layout`` is the number of the packed format.
+    """Return ``x`` times a weight given by its tensors, plus ``bias``. It is computed by the op for ``mode``, such as
+    ``linear_int8`` for ``int8``. ``dense`` is the row-major weight, and ``packed`` and ``scale`` may be None. ``pairs``
+    is the number of pairs in a group of the pattern, and ``layout`` is the number of the packed format.
     """
     return multiply_fields(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The product of a layer, with the gradient of the product without rounded activations. The weight is frozen."""
+    """The autograd function of a layer's product. Its gradient is that of the product without the rounding of the
+    activations. The weight gets no gradient.
+    """
 
     generate_vmap_rule = True
 
@@ -436,8 +442,8 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the dense weight and the scale for the backward pass. ``torch.func`` requires that this not be done in
-        ``forward``.
+        """Save the row-major weight and the scale for the backward pass. ``torch.func`` requires that this not be done
+        in ``forward``.
         """
         ctx.save_for_backward(inputs[1], inputs[3])
 
@@ -456,8 +462,8 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _packed_dense(weight: Tensor, pattern: str | Pattern, mode: str) -> Packed:
-    """Return the pruned ``weight``, quantised to ``mode`` (such as ``int8``), as a ``Packed`` value that holds plain
-    rows only.
+    """Return the pruned ``weight``, quantised to ``mode`` (such as ``int8``), as a ``Packed`` value. It holds the
+    row-major weight and no packed one.
     """
     return pack(weight, pattern, mode, keep="dense")
 
@@ -475,15 +481,15 @@ def _frozen_parameter(tensor: Tensor) -> nn.Parameter:
 
 
 def _can_load(given: torch.dtype, wanted: torch.dtype) -> bool:
-    """Return whether a weight of dtype ``given`` can be loaded into one of dtype ``wanted``, up to rounding. For 8-bit
-    weights the dtypes must be equal.
+    """Return whether a weight of dtype ``given`` can be loaded into one of dtype ``wanted``. An 8-bit ``wanted`` takes
+    only its own dtype. A 16-bit ``wanted`` also takes floating dtypes of 16 or more bits, and rounds their values.
     """
     return given == wanted or (wanted.itemsize == 2 and given.is_floating_point and given.itemsize > 1)
 
 
 def _per_channel(scale: Tensor, n: int) -> Tensor:
-    """Return float32 scales ``[n, 1]`` from ``n`` scales, or from one scale for the whole weight. If their number is
-    another one, return them in float32 as they are, and torch refuses them.
+    """Return ``scale`` as float32 ``[n, 1]`` if it holds ``n`` scales, or one scale for the whole weight. Otherwise
+    return it as float32 with its own shape, so torch reports the mismatch when it loads it.
     """
     wide = scale.detach().to(torch.float32)
     return wide.reshape(-1, 1).expand(n, 1).contiguous() if scale.numel() in (1, n) else wide

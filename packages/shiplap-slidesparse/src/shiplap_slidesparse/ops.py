@@ -44,7 +44,7 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
     """Return the rows of ``x`` quantised to ``dtype`` and lifted, and the scale of each row. Lifting writes overlapping
     windows of four elements side by side. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for
-    6:8). Rows of padding have the scale 1.
+    6:8). Rows of zeros with the scale 1 pad the number of rows to a multiple of 16.
     """
     q, scale = quantise_rows(x, dtype)
     lifted = formats.lift_columns(q, pairs)
@@ -84,8 +84,8 @@ def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
 
 
 def product_of_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left @ right.T``. The product of int8 is int32 and exact. Other products are float32, or float64 if
-    ``left`` is float64.
+    """Return ``left @ right.T``. If ``left`` is int8, the product is exact, in int32. Otherwise it is float32, or
+    float64 if ``left`` is float64.
     """
     if left.dtype == torch.int8:
         return (left.to(torch.float64) @ right.to(torch.float64).t()).to(torch.int32)
@@ -101,7 +101,7 @@ def round_to_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
-    """Return a packed weight as a plain matrix ``[n, k]`` with at most two non-zeros in each four elements (2:4).
+    """Return a packed weight as a row-major matrix ``[n, k]`` with at most two non-zeros in each four neighbours.
     ``layout`` is the number of the packed format. Raise ``SL211`` for cuSPARSELt's format on a device other than a GPU.
     """
     if layout == PORTABLE:

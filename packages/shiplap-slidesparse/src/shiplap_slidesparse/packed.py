@@ -22,8 +22,8 @@ Keep = Literal["both", "dense", "packed"]
 
 
 def known_mode(mode: str, where: str, called: str = "mode") -> str:
-    """Return ``mode`` if it is one of ``MODES``, such as ``int8``. Otherwise raise ``SL211`` for ``where``, with
-    ``called`` as the argument's name.
+    """Return ``mode`` if it is a key of ``MODES``, such as ``int8``. Otherwise raise ``SL211``. In the error, ``where``
+    names the caller and ``called`` names the caller's argument.
     """
     if mode not in MODES:
         raise error(
@@ -45,7 +45,7 @@ class Packed:
         pairs: N of the pattern ``(2N-2):2N``, 0 for dense.
         n, k: the numbers of rows and of columns.
         dense: the pruned weight in the mode's dtype, ``[n, k]``, or None.
-        packed: the weight in the packed form, uint8, or None.
+        packed: the weight packed for sparse tensor cores, uint8, or None.
         scale: one scale for each row, float32 ``[n]``, in the 8-bit modes, else None.
         layout: the number of the packed format.
     """
@@ -75,7 +75,7 @@ class Packed:
 
     def _check_sizes(self) -> None:
         """Raise ``SL211`` if the tensors do not have the sizes and dtypes that ``n``, ``k``, ``mode`` and the pattern
-        imply.
+        imply. Raise it also if both ``dense`` and ``packed`` are None.
         """
         known_mode(self.mode, "slidesparse.Packed")
         dtype, bytes_ = MODES[self.mode], None
@@ -100,8 +100,8 @@ class Packed:
 
     @classmethod
     def unchecked(cls, *fields: Any) -> Packed:
-        """Return a packed weight with ``fields``, in the order of the attributes, without checking them. It is for
-        fields that this package has made itself.
+        """Return a packed weight with the values ``fields``, in the order of the attributes, without checking them. A
+        missing ``layout`` becomes the portable one. The method is for values that this package has made itself.
         """
         # Past ``__init__`` and its checks.
         made = object.__new__(cls)
@@ -122,8 +122,8 @@ class Packed:
         return sum(t.numel() * t.itemsize for t in self.tensors)
 
     def weight(self) -> Tensor:
-        """Return the pruned weight ``[n, k]`` in the stored dtype, such as ``int8``, without its scales. It is computed
-        from the packed form if the plain rows are not kept.
+        """Return the pruned weight ``[n, k]`` in the stored dtype, such as ``int8``, without its scales. If ``dense``
+        is None, it is computed from ``packed``.
         """
         if self.dense is not None:
             return self.dense
@@ -133,7 +133,7 @@ class Packed:
         return formats.unslide_weight(slid, self.k, self.pattern)[: self.n]
 
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the weight ``[n, k]`` as numbers of ``dtype``, with the scales applied."""
+        """Return the weight ``[n, k]`` in ``dtype``. In the 8-bit modes its scales are multiplied in."""
         weight = self.weight().to(dtype)
         return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
 
@@ -144,8 +144,8 @@ class Packed:
 
     @built_outside_modes
     def to(self, device: torch.device | str) -> Packed:
-        """Return the weight on ``device``, packed again for that device, with the same forms kept. Return the weight
-        itself if it is on that device.
+        """Return the weight on ``device``, packed again for that device. If ``dense`` or ``packed`` is None, it stays
+        None. Return the weight itself if it is on that device.
         """
         target = torch.device(device)
         here = self.dense if self.dense is not None else self.packed
@@ -162,9 +162,9 @@ class Packed:
 
     @built_outside_modes
     def keeping(self, keep: Keep) -> Packed:
-        """Return the weight with one form only, to save memory. ``"dense"`` keeps plain rows, and ``"packed"`` keeps
-        the form of sparse tensor cores. Return the weight itself for ``"both"``, and for ``"packed"`` if there is no
-        packed form. Raise ``SL211`` for any other value.
+        """Return the weight with one of its two forms only, to save memory. ``"dense"`` keeps the row-major matrix, and
+        ``"packed"`` keeps the packed weight of sparse tensor cores. Return the weight itself for ``"both"``, and for
+        ``"packed"`` if there is no packed weight. Raise ``SL211`` for any other value.
         """
         _known_keep(keep, "Packed.keeping")
         if keep == "dense":
@@ -196,11 +196,11 @@ def pack(
 
     Args:
         weight: a weight that has the pattern, see :func:`prune`.
-        pattern: such as ``"6:8"``, or ``"dense"`` for any weight. A dense weight has no packed form.
+        pattern: such as ``"6:8"``, or ``"dense"`` for any weight. A dense weight is not packed.
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
         scale: the scales of a weight that is already in the mode's 8-bit dtype, float32 ``[n]``.
-        keep: which forms the result holds. With ``"both"``, ``sl.tune`` chooses between them. A device without sparse
-            units always gets ``"dense"``.
+        keep: which weights the result holds, ``"dense"`` (row-major), ``"packed"`` or ``"both"``. With ``"both"``,
+            ``sl.tune`` chooses between the two. A device without sparse units always gets ``"dense"``.
 
     Raises:
         ShiplapError: ``SL211`` for weights that are not of the pattern, not finite or too deep for int8 (65536
@@ -287,9 +287,9 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
 
 
 def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
-    """Return a ``Packed`` value around ``weight``, which is already pruned and in the dtype of ``mode``. It has the
-    packed form if the pattern is sparse and ``keep`` is not ``"dense"``. It has plain rows unless ``keep`` is
-    ``"packed"`` and there is a packed form.
+    """Return a ``Packed`` value around ``weight``, which is already pruned and in the dtype of ``mode``. Its ``packed``
+    is set if the pattern is sparse and ``keep`` is not ``"dense"``. Its ``dense`` is set unless ``keep`` is
+    ``"packed"`` and ``packed`` is set. Raise ``SL211`` if the weight does not have the pattern.
     """
     (n, k), packed, layout = weight.shape, None, ops.PORTABLE
     if pattern.sparse:
@@ -302,8 +302,8 @@ def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: P
 
 
 def _compress_for_device(slid: Tensor) -> tuple[Tensor | None, int]:
-    """Return a 2:4 weight (two non-zeros in each four) packed for its device, and the number of the packed format
-    (layout). On a GPU without cuSPARSELt the packed weight is None, with a notice.
+    """Return a 2:4 weight (two non-zeros in each four neighbours) packed for its device, and the number of the packed
+    format. On a GPU without cuSPARSELt the packed weight is None, and a notice is given.
     """
     if slid.device.type != "cuda":
         return formats.compress_two_of_four(slid), ops.PORTABLE
@@ -323,12 +323,12 @@ LAYERS: dict[str, Any] = {
 
 
 def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ weight.T + bias``, which is ``[..., n]`` for ``x`` ``[..., k]``, in the dtype of ``x`` and
-    contiguous.
+    """Return ``x @ weight.T + bias`` in the dtype of ``x``. The result is a contiguous tensor ``[..., n]`` for ``x``
+    ``[..., k]``.
 
     In the 8-bit modes ``x`` is quantised per row and may have any floating dtype. In the other modes it must have the
-    weight's dtype. One op (``slidesparse::linear_*``) computes the result. Some of its kernels read the plain rows of
-    the weight, others its packed form, and ``sl.tune`` chooses between them.
+    weight's dtype. One op (``slidesparse::linear_*``) computes the result. Some of its kernels read the row-major
+    weight and others the packed one. ``sl.tune`` chooses between them.
     """
     return multiply_fields(
         x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs, packed.layout
@@ -346,8 +346,8 @@ def multiply_fields(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Return the result of :func:`matmul` with a weight given by its fields, since a module holds them as parameters
-    and buffers. The fields are those of :class:`Packed`.
+    """Return the result of :func:`matmul` for a weight given by the fields of :class:`Packed`. A module holds them as
+    parameters and buffers and has no ``Packed`` value.
     """
     # Two dims, the usual case, need no view, whose making costs time on the host.
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]

@@ -40,8 +40,8 @@ class LayerCut:
 
     @property
     def unit(self) -> int:
-        """The number of features between which the layer may be cut. It is the group size of the sparsity pattern for a
-        converted layer that is cut along its input features, and 1 otherwise.
+        """The number of which each rank's features must be a multiple. It is the group size of the sparsity pattern for
+        a converted layer that is cut along its input features, and 1 otherwise.
         """
         return self.layer.pattern.size if self.style == "rowwise" and isinstance(self.layer, Linear) else 1
 
@@ -80,8 +80,9 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
 
 
 def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[LayerCut]:
-    """Return the cuts of the linear layers of ``model`` that ``plan`` names, for ``world`` ranks. Raise ``SL211`` if
-    there is none or one of them is not possible.
+    """Return a ``LayerCut`` for each linear layer of ``model`` that ``plan`` names, for ``world`` ranks. Layers with a
+    style of ``WHOLE`` are left out. Raise ``SL211`` if there is no such layer, a style is unknown, or a size cannot be
+    divided.
     """
     plans = []
     for name, module in model.named_modules():
@@ -120,7 +121,9 @@ def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Lay
 
 
 def _cut_sides(each: LayerCut) -> str:
-    """Return the word for the features that ``each`` divides among the ranks, for error messages."""
+    """Return what ``each`` divides among the ranks, for error messages. It is ``features of the output`` or
+    ``columns``.
+    """
     return "features of the output" if each.style == "colwise" else "columns"
 
 

@@ -38,8 +38,8 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a weight ``[n, k]`` quantised per output channel, and its scales. -0.0 becomes 0.0. Raise ``SL211`` if the
-    weight is not finite.
+    """Return a weight ``[n, k]`` quantised to ``dtype`` with one scale for each row, and the scales, float32 ``[n]``.
+    -0.0 becomes 0.0. Raise ``SL211`` if the weight is not finite.
     """
     q, scale = quantise_rows(weight, dtype)
     if (bad := torch.isnan(scale)).any():

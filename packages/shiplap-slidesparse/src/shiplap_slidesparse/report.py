@@ -23,9 +23,9 @@ EQUAL = 1.03  # times of medians that tell nothing
 
 @dataclass(frozen=True)
 class LayerBucket:
-    """The times of a layer for calls with ``rows`` rows. ``measured`` and ``predicted`` hold seconds by the form of the
-    layer. ``base`` is ``nn.Linear`` as before. ``dense`` and ``slide`` are the converted layer with plain rows and with
-    the packed weight.
+    """The times of the layers of one size for calls with ``rows`` rows. ``measured`` and ``predicted`` map the form of
+    the layer to seconds. ``base`` is the ``nn.Linear`` before the conversion. ``dense`` and ``slide`` are the converted
+    layer with a row-major and with a packed weight.
 
     ``predicted`` is empty if the peaks of the device are unknown. ``most`` is the largest possible gain of ``slide``
     over ``dense``. It is the ratio of their multiply-adds or of their bytes, whichever limits these rows.
@@ -39,8 +39,8 @@ class LayerBucket:
     @property
     def winner(self) -> str:
         """The form of the layer (``base``, ``dense`` or ``slide``) with the shortest measured time, or predicted time
-        if none was measured. It is empty if no time is known. Of forms that are about equal the first one in the order
-        ``base``, ``dense``, ``slide`` is taken.
+        if none was measured. It is an empty string if no time is known. Of forms that are about equal, it is the first
+        one in the order ``base``, ``dense``, ``slide``.
         """
         times = self.measured or self.predicted
         near = [form for form in times if times[form] <= EQUAL * min(times.values())]
@@ -56,15 +56,15 @@ class LayerBucket:
         return min(others) / times[self.winner] if others else 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, the winner and the gain as plain data for JSON."""
+        """Return all fields, ``winner`` and ``gain`` as a dict that can be written as JSON."""
         return {**asdict(self), "winner": self.winner, "gain": self.gain}
 
 
 @dataclass(frozen=True)
 class LayerSize:
     """The measurements of all layers whose weight has the size ``[n, k]``. ``layers`` holds their names, and
-    ``buckets`` the times for each number of rows. ``error`` and ``output_error`` are the largest relative changes of a
-    weight and of an output among them.
+    ``buckets`` the times for each number of rows. ``error`` is the largest relative error of the weights of these
+    layers, and ``output_error`` that of their outputs.
     """
 
     n: int
@@ -78,9 +78,9 @@ class LayerSize:
 @dataclass(frozen=True)
 class SparsityReport:
     """The whole report on a model that was converted with ``pattern`` and ``dtype`` on ``device``. ``sizes`` holds the
-    times of its layers, ``conversion`` the result of ``convert``, and ``drift`` the change of its accuracy or None.
-    ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` is the name of the device whose peak rates
-    the predictions use, or empty if they are not known.
+    times of its layers, and ``conversion`` is the result of ``convert``. ``drift`` is the change of the model's
+    accuracy, or None if it was not measured. ``ceiling`` is the largest possible speed-up of the pattern. ``peaks`` is
+    the name of the device whose peak rates the predictions use, or an empty string if they are not known.
     """
 
     pattern: str
@@ -94,14 +94,16 @@ class SparsityReport:
 
     @property
     def pays(self) -> bool:
-        """Whether the requested form is fastest at any size and number of rows. It is ``dense`` for the dense pattern,
-        and ``slide`` otherwise.
+        """Whether the form to which the model was converted is fastest for any size and number of rows. This form is
+        ``dense`` for the dense pattern, and ``slide`` otherwise.
         """
         wanted = "dense" if self.pattern == "dense" else "slide"
         return any(b.winner == wanted for size in self.sizes for b in size.buckets)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON."""
+        """Return the report as a dict that can be written as JSON, with ``pays`` and with ``winner`` and ``gain`` for
+        each number of rows.
+        """
         sizes = [{**asdict(s), "buckets": [b.as_json() for b in s.buckets]} for s in self.sizes]
         return {**asdict(self), "sizes": sizes, "pays": self.pays}
 
@@ -132,7 +134,7 @@ def survey_model(
         rows: the numbers of rows for which the layers are compared.
         tokens: the tokens that both models predict. Without tokens the accuracy is not measured.
         measure: whether to measure times. If false, they are only predicted.
-        tune: whether to choose the algorithms first.
+        tune: whether to tune the converted layers before they are measured.
         seconds: the time for one measurement.
     """
     if layers_of(model):
@@ -168,9 +170,9 @@ def _survey_sizes(
     seconds: float,
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
-    """Return one record for each size of a converted layer, with the times of its forms (base, dense, slide) at each
-    number of rows. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. ``progress`` is
-    whether a bar is shown, by default on a terminal. If ``seconds`` is 0, times are only predicted.
+    """Return a ``LayerSize`` for each size of a converted layer, with the times of its forms (base, dense, slide) at
+    each number of ``rows``. ``kind`` is the dtype of the activations. Each measurement takes ``seconds``. If
+    ``seconds`` is 0, times are only predicted. ``progress`` is whether a bar is shown, by default on a terminal.
     """
     errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)
@@ -196,9 +198,9 @@ def _float_of(model: nn.Module) -> torch.dtype:
 
 
 def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> LayerBucket:
-    """Return the predicted and measured seconds of each form of a layer (base, dense, slide) at ``m`` rows, and the
-    largest possible gain of slide over dense. ``kind`` is the dtype of the activations. If ``seconds`` is 0, nothing is
-    measured.
+    """Return the times of ``layer`` at ``m`` rows as a ``LayerBucket``. Each of its forms (base, dense, slide) is
+    predicted if the device's peak rates are known. Each is measured for ``seconds`` unless that is 0. ``kind`` is the
+    dtype of the activations.
     """
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
@@ -217,9 +219,9 @@ def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> 
 
 
 def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
-    """Return the median seconds of each form of a layer at ``m`` rows, measured in turns. ``base`` is a plain linear
-    layer of the dtype ``kind`` with a random weight. ``dense`` is the converted layer with plain rows. ``slide`` is the
-    one with the packed weight, if there is one.
+    """Return the median seconds of each form of ``layer`` at ``m`` rows, by form, measured in turns. ``base`` is an
+    ``nn.Linear`` of the dtype ``kind`` with a random weight. ``dense`` is the converted layer with a row-major weight.
+    ``slide`` is the converted layer with the packed weight, and is missing if nothing is packed.
     """
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)

@@ -51,9 +51,9 @@ def layer_work(
     form: str, mode: str, m: int, n: int, k: int, pairs: int, *, width: int = 2, sparse_units: bool = True
 ) -> LayerWork:
     """Return the multiply-adds, and the bytes read and written, of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``
-    (base, dense or slide). ``pairs`` is the number of pairs in a group of the pattern. ``width`` is the number of bytes
-    of an element of the model. Sparse units skip half of the products of slide. Without them all products are made.
-    ``sparse_units`` is whether the device has such units.
+    (base, dense or slide). ``mode`` is the format of the converted weight, and ``pairs`` is the number of pairs in a
+    group of the pattern. ``width`` is the number of bytes of an element of the model. If ``sparse_units`` is true, the
+    device skips half of the multiply-adds of slide. Otherwise it makes all of them.
     """
     # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)
@@ -77,7 +77,7 @@ def peaks_of(device: torch.device) -> DevicePeaks | None:
 
 
 def roofline_seconds(form: str, mode: str, done: LayerWork, peaks: DevicePeaks) -> float:
-    """Return the shortest possible time of the work ``done`` in seconds. It is the longer one of the times for
+    """Return the shortest possible time in seconds of the work ``done``. It is the longer one of the times for
     arithmetic alone and for memory traffic alone. ``form`` and ``mode`` determine the width of the operands, and
     thereby the rate of arithmetic among ``peaks``.
     """

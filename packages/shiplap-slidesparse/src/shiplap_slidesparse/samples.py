@@ -25,8 +25,8 @@ def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
 
 
 def _draw_matrix(rng: Generator, rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return a random matrix on ``device``. An int8 matrix has all values that quantisation gives. Any other matrix has
-    normally distributed numbers.
+    """Return a random matrix on ``device``. The values of an int8 matrix are uniformly distributed from -127 to 127.
+    Those of any other matrix are normally distributed.
     """
     if dtype == torch.int8:
         return torch.randint(-127, 128, (rows, columns), generator=rng).to(device, dtype)
@@ -34,7 +34,7 @@ def _draw_matrix(rng: Generator, rows: int, columns: int, dtype: torch.dtype, de
 
 
 def _draw_scale(rng: Generator, rows: int, device: Any) -> Tensor:
-    """Return random positive float32 scales ``[rows]`` on ``device``."""
+    """Return random float32 scales ``[rows]`` between 1/128 and 3/128 on ``device``."""
     return (torch.rand(rows, generator=rng) + 0.5).to(device) / 64
 
 
@@ -63,7 +63,9 @@ def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-        """Return two random operands, and their scales if the product applies them."""
+        """Return two random operands. For ``ops.mm_fp8``, which applies scales, return the scales of both operands,
+        too.
+        """
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         operands = _draw_matrix(rng, m, k, dtype, device), _draw_matrix(rng, n, k, dtype, device)
         scales = (_draw_scale(rng, m, device), _draw_scale(rng, n, device)) if op is ops.mm_fp8 else ()
@@ -77,9 +79,9 @@ def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-        """Return random activations, the scales of a pruned weight or its number of rows, and the weight in both forms.
-        They are followed by a bias, the pattern's pairs and the layout. Raise ``ValueError`` if both forms are to be
-        absent.
+        """Return random activations, the scales of a pruned weight (or its number of rows in 16 bits), the row-major
+        weight and the packed weight. They are followed by a bias, the number of the pattern's pairs and the number of
+        the packed format. Raise ``ValueError`` if ``sizes["absent"]`` names both weights.
         """
         m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
         if {"dense", "packed"} <= set(sizes["absent"]):

@@ -25,7 +25,7 @@ def is_dtensor(value: Any) -> bool:
 
 def state_of(held: Tensor, weight: Tensor) -> tuple[int, ...]:
     """Return numbers that change when the parameter ``held`` is replaced, written to, or given another ``.data``.
-    ``weight`` is this rank's part of it. Writes to tensors made in inference mode are not noticed.
+    ``weight`` is this rank's shard of ``held``. Writes to tensors made in inference mode are not noticed.
     """
     try:
         place = weight.data_ptr()

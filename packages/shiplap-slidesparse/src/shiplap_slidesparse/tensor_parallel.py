@@ -32,8 +32,8 @@ Style = Literal["colwise", "rowwise"]
 
 @dataclass(frozen=True)
 class LayerPart:
-    """The part of a layer on this rank of ``mesh``. If ``style`` is ``"colwise"``, it is rows of the weight. If
-    ``style`` is ``"rowwise"``, it is columns.
+    """The shard of a layer on this rank of ``mesh``. If ``style`` is ``"colwise"``, the rank holds some rows of the
+    weight (output features). If it is ``"rowwise"``, the rank holds some columns (input features).
     """
 
     style: Style
@@ -45,8 +45,8 @@ class LayerPart:
         return int(self.mesh.get_local_rank())
 
     def local(self, held: Tensor) -> Tensor:
-        """Return this rank's part of the parameter ``held``. It is gathered first if ``fully_shard`` has also sharded
-        it.
+        """Return this rank's shard of the parameter ``held``. If ``fully_shard`` has sharded the parameter once more,
+        it is gathered first.
         """
         with torch.no_grad():
             # ``fully_shard`` cut the part once more, over a mesh of its own.
@@ -57,7 +57,7 @@ class LayerPart:
         return part
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Return the result of the cut layer on ``x``. In the colwise style it is this rank's part of the output
+        """Return the result of the sharded layer on ``x``. In the colwise style it has this rank's slice of the output
         features. In the rowwise style it is the sum of all ranks' products.
 
         A frozen bias is part of the first rank's product. A bias that learns is added to the sum, on each rank.
@@ -71,7 +71,9 @@ class LayerPart:
         return out + part.to(out.dtype) if part is not None and learns else out
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """Raise ``SL211``, since a part is packed for the device on which it was cut and cannot be moved."""
+        """Raise ``SL211``, since a shard is packed for the device on which it was cut and cannot be moved. Nothing is
+        returned.
+        """
         raise error(
             "SL211",
             where=f"{type(layer).__name__}, a part of a layer",
@@ -82,7 +84,9 @@ class LayerPart:
 
 
 class _SharedInput(torch.autograd.Function):
-    """The input that all ranks share. Its gradient is the sum of the ranks' gradients."""
+    """The autograd function of an input that all ranks share. The gradient of the input is the sum of the ranks'
+    gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -95,7 +99,7 @@ class _SharedInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the sum of the gradients over the ranks of the group."""
+        """Return the sum of ``grad`` over the ranks of the group, and None for the argument ``group``."""
         # A clone, because ``all_reduce`` writes in place and autograd may share the gradient.
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
@@ -103,11 +107,13 @@ class _SharedInput(torch.autograd.Function):
 
 
 class _SummedOutput(torch.autograd.Function):
-    """The sum of the ranks' results. Every rank uses the whole sum, so its gradient is complete on each rank."""
+    """The autograd function that sums the results of the ranks. Every rank uses the whole sum, so its gradient is
+    complete on each rank.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        """Return the sum of the ranks' parts over the group."""
+        """Return the sum of ``part``, the result of each rank, over the ranks of ``group``."""
         # A copy, since all_reduce works in place and ``part`` is the caller's.
         summed = part.contiguous().clone()
         dist.all_reduce(summed, group=group)
@@ -115,13 +121,16 @@ class _SummedOutput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient unchanged, since each rank's part has the derivative 1."""
+        """Return ``grad`` unchanged, since each rank's result has the derivative 1 in the sum. Return None for the
+        argument ``group``.
+        """
         return grad, None
 
 
 def cut_unit(layer: nn.Module, style: str) -> int:
-    """Return the number of features between which ``layer`` may be cut in ``style``. It is the group size of the
-    sparsity pattern for a converted layer that is cut along its input features (``rowwise``), and 1 otherwise.
+    """Return the number of which each rank's features of ``layer`` must be a multiple in ``style``. It is the group
+    size of the sparsity pattern for a converted layer that is cut along its input features (``rowwise``), and 1
+    otherwise.
     """
     return layer.pattern.size if style == "rowwise" and isinstance(layer, Linear) else 1
 
@@ -131,7 +140,8 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     can be freed afterwards. ``style`` is ``"colwise"`` for rows of the weight, and ``"rowwise"`` for columns.
 
     Raises:
-        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the ranks times the group).
+        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the ranks
+            times the group size of the sparsity pattern).
     """
     size = layer.out_features if style == "colwise" else layer.in_features
     group = cut_unit(layer, style)
@@ -148,7 +158,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     scale, bias = layer.weight_scale, layer.bias
 
     def part(held: Tensor | None, *where: slice) -> Tensor | None:
-        """Return a copy of the slice ``where`` of the tensor ``held``, or None if it is None."""
+        """Return a copy of ``held[where]``, or None if ``held`` is None."""
         # A copy, so that the whole layer can be freed.
         return None if held is None else held.detach()[where].clone()
 
@@ -159,9 +169,9 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
 
 
 def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
-    """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the part, and return the layer. Raise
-    ``SL211`` if the layer is already cut or its size cannot be divided. ``style`` is ``"colwise"`` for rows of the
-    weight, and ``"rowwise"`` for columns.
+    """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the rank's shard, and return the layer.
+    Raise ``SL211`` if the layer is already cut or its size cannot be divided. ``style`` is ``"colwise"`` for rows of
+    the weight, and ``"rowwise"`` for columns.
     """
     if layer.placed is not None:
         raise error(
@@ -186,15 +196,17 @@ def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
 
 
 class _CutStyle(ParallelStyle):
-    """The base of the styles for ``parallelize_module``. It cuts converted layers here, and lets torch cut
-    ``nn.Linear``.
+    """The base of the two styles for ``parallelize_module``. It cuts a converted layer itself, and passes an
+    ``nn.Linear`` to torch's style of the same name.
     """
 
     style: Style
     plain: Callable[[], ParallelStyle]
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        """Cut ``module`` over the mesh and return it. A module that is not converted is cut by torch's own style."""
+        """Cut ``module`` over ``device_mesh`` in place and return it. A module that is not converted is cut by torch's
+        own style.
+        """
         if isinstance(module, Linear):
             return place_layer(module, self.style, device_mesh)
         done: nn.Module = self.plain()._apply(module, device_mesh)
@@ -221,8 +233,8 @@ class Rowwise(_CutStyle):
     which is the sum over the ranks.
 
     Raises:
-        ShiplapError: ``SL211`` if ``in`` is not a multiple of the number of ranks times the group of the sparsity
-            pattern.
+        ShiplapError: ``SL211`` if ``in`` is not a multiple of the number of ranks times the group size of the
+            sparsity pattern.
     """
 
     style: Style = "rowwise"

@@ -29,16 +29,15 @@ def tune(
     dtype: torch.dtype = torch.bfloat16,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Tune the form and the algorithm for each size of a converted layer and each number of ``rows``, and return the
-    choices. They are stored and used in this process.
+    """Choose by measurement between the two weights of each converted layer, packed (slide) and row-major (dense), for
+    each number in ``rows``. Return the choices, which are stored and used in this process.
 
-    The packed form (slide) and plain rows (dense) are verified and timed. On a GPU their algorithms are tuned first.
-    Layers of one size share a choice. Layers of the pattern ``dense`` have one form, so on a CPU nothing is tuned for
-    them.
+    Each product is verified before it is timed. On a GPU the algorithms of both products are tuned first. Layers of one
+    size share a choice. Layers of the pattern ``dense`` have no packed weight, so on a CPU nothing is tuned for them.
 
-    ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. ``shiplap freeze`` can write the
-    choices into a file afterwards. Raise ``SL211`` if the model holds no converted layer. If ``remeasure`` is true,
-    sizes with a stored choice are measured again. Otherwise the stored choice is returned.
+    ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. If ``remeasure`` is true, sizes
+    with a stored choice are measured again. Otherwise the stored choice is returned. ``shiplap freeze`` can write the
+    choices into a file afterwards. Raise ``SL211`` if the model holds no converted layer.
     """
     choices: list[Choice] = []
     rows = numbers_of(rows, "slidesparse.tune")

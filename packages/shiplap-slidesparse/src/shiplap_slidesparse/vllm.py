@@ -32,8 +32,9 @@ CAPABILITY = 80  # the first with sparse tensor cores
 
 
 class SlidesparseVllmConfig(QuantizationConfig):
-    """The ``quantization_config`` of a checkpoint. ``converted`` holds the exact names of the converted layers, or is
-    None if these are all layers but ``skip``.
+    """The ``quantization_config`` of a checkpoint in vLLM. ``pattern``, ``dtype`` and ``skip`` are those of
+    ``convert``. ``converted`` holds the exact names of the converted layers, or is None if every layer is converted
+    that ``skip`` does not name.
     """
 
     def __init__(
@@ -82,8 +83,8 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SlidesparseVllmConfig:
-        """Return the settings in a checkpoint's configuration. Both our own configuration and that of
-        compressed-tensors are read.
+        """Return the settings in ``config``, the quantization configuration of a checkpoint. It is in our own format or
+        in that of compressed-tensors. Raise ``SL211`` for a scheme of compressed-tensors that would give wrong results.
         """
         if "slidesparse" not in config:
             converted = config.get("converted")
@@ -103,13 +104,15 @@ class SlidesparseVllmConfig(QuantizationConfig):
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
         """Return our method's name for checkpoints of our quantizer and for compressed-tensors checkpoints with a
-        pattern. Return None for others. ``hf_config`` is not read.
+        pattern. Return None for others. ``user_quant`` and ``hf_config`` are not read.
         """
         ours = bool(hf_quant_cfg) and str(hf_quant_cfg.get("quant_method", "")).startswith(f"{METHOD} (")
         return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        """Return the quantization method of the layer ``prefix``, or None for a layer that is not linear."""
+        """Return the quantization method of the layer ``prefix``. It is vLLM's method for unquantized layers if the
+        checkpoint holds the layer unconverted. Return None for a layer that is not linear.
+        """
         if not isinstance(layer, LinearBase):
             return None
         return UnquantizedLinearMethod() if self._keeps(prefix) else SlidesparseLinearMethod(self)
@@ -138,8 +141,8 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
 
 class SlidesparseLinearMethod(LinearMethodBase):
-    """The linear method that vLLM calls. A layer holds the checkpoint's weight until it is loaded, then this rank's
-    packed shard.
+    """The method by which vLLM loads and computes a converted linear layer. The layer holds the checkpoint's weight
+    until loading is complete, and this rank's packed shard afterwards.
     """
 
     def __init__(self, config: SlidesparseVllmConfig) -> None:
@@ -156,8 +159,8 @@ class SlidesparseLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the weight as a parameter of ``layer``, and its scale for 8 bits. vLLM loads this rank's part of the
-        layer into them.
+        """Register the weight as a parameter of ``layer``, and its scale for 8 bits. vLLM loads this rank's shard of
+        the layer into them.
         """
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
         loader = extra_weight_attrs.get("weight_loader")
@@ -176,8 +179,8 @@ class SlidesparseLinearMethod(LinearMethodBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Pack the loaded weight of ``layer``. If this rank's part cuts through groups of the pattern, issue a notice
-        instead.
+        """Make a ``Linear`` from the loaded weight of ``layer``, pack it, and store it as ``layer.slidesparse``. If
+        this rank's shard cuts through groups of the pattern, the weight is not packed and a notice is issued.
         """
         weight, scale = layer.weight.data, layer.weight_scale.data[:, 0] if hasattr(layer, "weight_scale") else None
         n, k = weight.shape
@@ -199,14 +202,14 @@ class SlidesparseLinearMethod(LinearMethodBase):
         return layer.slidesparse.multiply(x, bias)
 
     def dequantize_weight(self, layer: Any) -> Tensor:
-        """Return the weight as float32 numbers, so that vLLM can quantise it in another way."""
+        """Return the weight as a float32 matrix with its scales applied, so that vLLM can quantise it otherwise."""
         return layer.slidesparse.as_packed().dequantised()
 
 
 def _check_groups(groups: Mapping[str, Any]) -> None:
     """Raise ``SL211`` unless each scheme of compressed-tensors in ``groups`` has symmetric weights with a scale per
-    channel, and activations whose scales are computed in each call. Checkpoints of other schemes would load and give
-    wrong results.
+    channel. The scales of its activations must be computed in each call. Checkpoints of other schemes would load and
+    give wrong results.
     """
     for name, group in groups.items():
         weights, inputs = (group.get(part) or {} for part in ("weights", "input_activations"))
@@ -222,8 +225,8 @@ def _check_groups(groups: Mapping[str, Any]) -> None:
 
 
 def _is_ignored(wanted: str, name: str) -> bool:
-    """Return whether ``wanted`` matches the layer ``name``. ``wanted`` is written as in compressed-tensors, with
-    ``re:`` before a regular expression.
+    """Return whether ``wanted`` matches the layer ``name``. ``wanted`` is written as in compressed-tensors. After the
+    prefix ``re:`` it is a regular expression, and otherwise a name as in ``matches_name``.
     """
     return bool(re.match(wanted[3:], name)) if wanted.startswith("re:") else matches_name(name, wanted)
 

@@ -86,6 +86,7 @@ EXPECTED = ranks.table("slidesparse")
 LONG = ("DDP, compiled", "FSDP2, compiled")
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name not in LONG])
 def test_two_ranks_do_what_the_page_says(name, reported):
     assert reported.get(name, ranks.NO_SUCH_CELL) == EXPECTED[name]
@@ -97,6 +98,7 @@ def test_two_ranks_do_what_the_page_says_for_longer(kind):
     assert ranks.outcomes("tests.slidesparse.rank_cells", *LONG, kind=kind) == {name: EXPECTED[name] for name in LONG}
 
 
+@pytest.mark.docs
 def test_every_combination_is_on_the_page(reported):
     assert set(reported) <= set(EXPECTED)
 

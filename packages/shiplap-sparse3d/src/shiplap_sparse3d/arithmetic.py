@@ -45,8 +45,10 @@ _OTHERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool, num
 
 
 def _named_functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
-    """Return the set of functions that the modules or classes ``homes`` have under ``names``, a text of names separated
-    by blanks.
+    """Return the frozenset of the attributes with the given ``names`` of all modules or classes in ``homes``.
+
+    ``names`` is a string of attribute names separated by blanks. A name that an element of ``homes`` lacks is skipped
+    for that element.
     """
     return frozenset(getattr(home, name) for home in homes for name in names.split() if hasattr(home, name))
 
@@ -71,13 +73,17 @@ _WRITTEN_IN_PYTHON: dict[str, tuple[Callable[..., Any], bool]] = {
 
 
 def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
-    """Return a method of :class:`Arithmetic` that applies ``func`` to the features and the other operand. If
-    ``swapped`` is true, the other operand comes first, and otherwise second. ``sign`` names the operation in errors.
+    """Return a method of two operands for :class:`Arithmetic`, such as ``__sub__``.
+
+    The method returns ``func(features, other)`` as a sparse tensor, or ``func(other, features)`` if ``swapped`` is
+    true. ``sign`` is the symbol of the operation in errors.
     """
 
     def method(self: Arithmetic, other: Any) -> Any:
-        """Return ``func`` (argument of ``_operator``) of the features of ``self`` and of ``other``, as a sparse tensor
-        on the same voxels. Return ``NotImplemented`` if ``other`` has an unsupported type.
+        """Return ``func`` of the features of ``self`` and of ``other`` as a sparse tensor on the voxels of ``self``.
+
+        ``other`` is a number, a tensor or a sparse tensor, and comes first if ``swapped`` is true. Return
+        ``NotImplemented`` if ``other`` has another type. ``func`` and ``swapped`` are arguments of ``_operator``.
         """
         return self._apply_binary(func, other, sign, swapped=swapped)
 
@@ -85,27 +91,37 @@ def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> 
 
 
 class Arithmetic(SummableTensor):
-    """The operators of a sparse tensor, which apply to its features ``feats [n, c]``."""
+    """The base class of sparse tensors that gives them the operators and functions of ``torch.Tensor``. Each of them is
+    computed on the features ``feats [n, c]`` and returns a sparse tensor on the same voxels.
+
+    ``row_functions`` is the set of the functions of torch that may be applied to a sparse tensor. ``row_operators`` has
+    the names of those of them that are written in Python. Dynamo passes these as other objects than torch does.
+    """
 
     feats: Tensor
     row_functions: ClassVar[frozenset[Any]] = _POINTWISE | _ALONG | _JOINS | _PRODUCTS
     row_operators: ClassVar[frozenset[str]] = frozenset(_WRITTEN_IN_PYTHON)
 
     def replace(self, feats: Tensor) -> Any:
-        """Return a sparse tensor with the features ``feats [n, c]`` on the voxels of this one."""
+        """Return a sparse tensor with the features ``feats [n, c]`` on the voxels of this tensor. Subclasses implement
+        this method.
+        """
         raise NotImplementedError
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise ``SL202`` if the voxels of ``other`` are not those of this tensor. Rows with the same number would then
-        belong to different voxels. ``where`` names the operation in the error.
+        """Raise ``SL202`` unless ``other`` is on the voxels of this tensor. Otherwise rows with the same number would
+        belong to different voxels. ``where`` names the operation in the error. Subclasses implement this method.
         """
         raise NotImplementedError
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``func`` of the features, as a sparse tensor on the same voxels. ``func`` is a function of torch that
-        works on each row alone. torch calls this method if at least one argument is a sparse tensor. Raise ``SL202``
-        for operands on other voxels.
+        """Return ``func(*args, **kwargs)`` with the features in place of each sparse tensor, as a sparse tensor on the
+        same voxels.
+
+        ``func`` is a function of torch that works on each row alone. torch calls this method if at least one argument
+        is a sparse tensor. Raise ``SL202`` if the sparse tensors are on different voxels or tensors do not broadcast.
+        Raise ``SL209`` if the arguments make ``func`` mix rows.
         """
         name = getattr(func, "__name__", "function")
         if func in _JOINS:
@@ -131,9 +147,11 @@ class Arithmetic(SummableTensor):
         return first._apply_to_rows(func, rows, named, name)
 
     def _apply_along_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``func`` of the features along the channels, as a sparse tensor. ``func`` is a function such as a
-        softmax, a concatenation or ``x @ weight``, and ``name`` is its name for the message. Raise ``SL209`` if it
-        would mix rows.
+        """Return ``func(*args, **kwargs)`` of the features as a sparse tensor on the same voxels. ``func`` is a
+        softmax, a concatenation or another function along a dimension, or a matrix product.
+
+        ``name`` is the name of ``func`` in the error. Raise ``SL209`` if the dimension is not that of the channels, or
+        if the product is not ``x @ weight``.
         """
         if func in _PRODUCTS:
             if torch.compiler.is_compiling() and not isinstance(args[0], Arithmetic):
@@ -156,8 +174,11 @@ class Arithmetic(SummableTensor):
         return self.replace(torch.cat([_rows_of(part, self, name) for part in parts], 1))
 
     def _apply_to_rows(self, func: Any, rows: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
-        """Return ``func(*rows, **named)`` as a sparse tensor on the same voxels. ``name`` is the name of ``func`` for
-        the message. Raise ``SL202`` if the operands do not broadcast against the features.
+        """Return ``func(*rows, **named)`` as a sparse tensor on the voxels of this tensor. ``name`` is the name of
+        ``func`` in the error.
+
+        Raise ``SL202`` if the operands do not broadcast, or if the result does not have one row for each voxel. In a
+        graph this is not checked.
         """
         if torch.compiler.is_compiling():
             return self.replace(func(*rows, **named))
@@ -174,8 +195,8 @@ class Arithmetic(SummableTensor):
         return self.replace(out)
 
     def _broadcast_error(self, name: str, shapes: Sequence[tuple[int, ...]]) -> ShiplapError:
-        """Return the error ``SL202`` for operands of ``shapes`` that do not broadcast against the features. ``name`` is
-        the operation.
+        """Return the error ``SL202`` for operands of ``shapes`` that do not broadcast against the features. ``name``
+        names the operation in the error.
         """
         n, c = self.feats.shape
         return error(
@@ -192,8 +213,8 @@ class Arithmetic(SummableTensor):
         raise NotImplementedError
 
     def check_statistics(self) -> None:
-        """Raise ``SL208`` if rows of this tensor may be padding. A batch norm of torch would compute its statistics
-        from such rows as well.
+        """Raise ``SL208`` if this tensor may have rows of padding. A batch norm of torch would include them in its
+        statistics. Subclasses implement this method.
         """
         raise NotImplementedError
 
@@ -202,9 +223,9 @@ class Arithmetic(SummableTensor):
         return self._apply_binary(torch.add, other, "+")
 
     def _apply_binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
-        """Return ``func`` of the features and ``other`` as a sparse tensor, with ``other`` as the first operand if
-        ``swapped`` is true, and otherwise as the second. Return ``NotImplemented`` if ``other`` has an unsupported
-        type. ``sign`` names the operation in errors.
+        """Return ``func(features, other)`` as a sparse tensor on the voxels of this tensor, or ``func(other,
+        features)`` if ``swapped`` is true. Return ``NotImplemented`` if ``other`` has an unsupported type. ``sign`` is
+        the symbol of the operation in errors.
         """
         if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented
@@ -259,7 +280,7 @@ class Arithmetic(SummableTensor):
 
 def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
     """Return the features of ``value`` if it is a sparse tensor, and any other value unchanged. Raise ``SL202`` if
-    ``value`` is on other voxels than ``first``. ``sign`` names the operation.
+    ``value`` is a sparse tensor on other voxels than ``first``. ``sign`` names the operation in the error.
     """
     if not isinstance(value, Arithmetic):
         return value
@@ -277,7 +298,7 @@ def _mixed_rows_error(name: str, got: str, expected: str) -> ShiplapError:
 
 
 def _tensor_method(name: str) -> Any:
-    """Return a method that applies the method ``name`` of ``torch.Tensor`` to the features of a sparse tensor. It
+    """Return a method for sparse tensors that applies the method ``name`` of ``torch.Tensor`` to the features. It
     returns a sparse tensor on the same voxels.
     """
     func = getattr(Tensor, name)

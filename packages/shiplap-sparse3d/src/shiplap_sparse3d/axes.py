@@ -15,11 +15,12 @@ Triple = tuple[int, int, int]
 
 
 def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) -> tuple[int, ...]:
-    """Return one int for each of ``ndim`` axes, from one number for all axes or a sequence such as ``(3, 3, 1)``.
-    Integers of NumPy and torch are accepted.
+    """Return ``value`` as a tuple of ``ndim`` ints, one for each axis. ``value`` is one integer for all axes, or a
+    sequence such as ``(3, 3, 1)``. Integers of NumPy and torch are accepted.
 
-    Raise ``SL208`` for another number of values or one below ``least``, and ``SL209`` for values that are not integers.
-    ``name`` is the argument's name in errors. If ``least`` is None, any integer is accepted.
+    Raise ``SL208`` if a sequence does not have ``ndim`` numbers, or if a number is below ``least``. If ``least`` is
+    None, any integer is accepted. Raise ``SL209`` for a value that is not an integer. ``name`` is the argument's name
+    in errors.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _python_integers(value, name, ndim)
@@ -32,8 +33,9 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
 
 
 def _python_integers(value: Any, name: str, ndim: int) -> Axes:
-    """Return ``value``, a number or a sequence of numbers, as Python's own integers. Raise ``SL209`` if one is no
-    integer. ``name`` is the argument's name in errors.
+    """Return the number ``value`` as an int, or the numbers of the sequence ``value`` as a tuple of ints. Raise
+    ``SL209`` if one is not an integer. ``name`` is the argument's name in the error, and ``ndim`` the expected count of
+    numbers.
     """
     try:
         return tuple(operator.index(v) for v in value) if hasattr(value, "__len__") else operator.index(value)
@@ -45,8 +47,9 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 
 
 def expand_axes(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
-    """Return the result of :func:`per_axis` for three axes. If ``ndim`` is less than 3, the leading axes get ``fill``.
-    If ``ndim`` is 4, four numbers are returned, as convolutions by offsets need them.
+    """Return ``value`` as a tuple of three ints, one for each axis, read as by :func:`per_axis`. If ``ndim`` is less
+    than 3, ``value`` has ``ndim`` numbers, and ``fill`` is put in front for each missing axis. If ``ndim`` is 4, four
+    ints are returned.
     """
     if ndim == 3 and not is_compiling():  # what layers give, each time
         if type(value) is int:
@@ -67,9 +70,8 @@ def same_number(a: int, b: int) -> bool:
     """Return whether ``a`` equals ``b``. The test is ``not (a < b or a > b)``, since ``a == b`` would make torch merge
     two sizes in a compiled graph.
 
-    If two sizes are equal, torch writes one in place of the other. Inductor (torch 2.11 to 2.13) has no value for a
-    size that only objects hold, so its code would end in a ``NameError``. A guard on the order of two sizes does not
-    make them equal.
+    After such a merge, code of Inductor (torch 2.11 to 2.13) fails with a ``NameError`` if a size occurs only in
+    attributes of objects. Comparisons by ``<`` and ``>`` do not merge sizes.
     """
     return not (a < b or a > b)
 

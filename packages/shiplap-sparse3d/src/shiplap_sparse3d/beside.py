@@ -20,20 +20,20 @@ Batch = TypeVar("Batch")
 
 
 def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
-    """Return an iterator over ``batches``, whose tables another stream builds before the network needs them.
+    """Return an iterator over ``batches`` that makes the next batch and its neighbour tables in another CUDA stream.
 
     A strided layer that builds its tables waits for the GPU, since the data determine the number of voxels. The host
-    then loses its lead over the GPU several times in a step, and each later delay of the host delays the GPU. In a loop
-    over ``ahead(batches)`` another stream makes the next batch and builds its tables, while the GPU still works on the
-    one before. The layers find their tables, so the network waits for nothing.
+    then loses its lead over the GPU several times in a training step, and each later delay of the host delays the GPU.
+    In a loop over ``ahead(batches)`` the tables of the next batch are built while the GPU works on the batch before.
+    Layers find them, so the network does not wait.
 
     The content of a batch and the results stay the same. Batches on a CPU are passed on unchanged.
 
     Args:
         batches: yields batches of any form in which ``torch.utils`` finds tensors, such as tuples, lists, dicts, sparse
-            tensors and registered classes. The other stream advances it, so it must make each batch itself, or the
-            batch must have existed before the loop. It might read too early what the loop writes meanwhile. A network
-            that first moves a batch to the GPU builds its tables itself.
+            tensors and registered classes. It runs in the other stream, which does not wait for the body of the loop.
+            Therefore a batch must not contain tensors that the body writes. If the network itself moves a batch to the
+            GPU, its tables are built by the network and not ahead.
         depth: the number of batches by which the host may be ahead of the GPU. The voxels and tables of one more batch
             are in memory.
 
@@ -47,8 +47,11 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
 
 
 def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """Yield the batches of ``source``. If they are on a GPU, another stream makes the second and later ones with their
-    tables. :func:`ahead` calls this after its check, so that the check is made at the call and not at the first batch.
+    """Yield the batches of ``source`` in order. If the first batch has tensors on a GPU, another CUDA stream makes the
+    later ones with their neighbour tables, at most ``depth`` batches ahead.
+
+    :func:`ahead` calls this generator after its check, so that a wrong ``depth`` is refused at the call and not at the
+    first batch.
     """
     for first in source:
         device = next((t.device for t in _batch_tensors(first) if t.is_cuda), None)
@@ -61,7 +64,8 @@ def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
 def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
     """Yield the batches of ``source`` that follow ``batch``, which the caller has already yielded. Another CUDA stream
-    of ``device`` builds their neighbour tables. The host stays at most ``depth`` batches ahead of the GPU.
+    of ``device`` makes each of them, and builds the neighbour tables that the batch before it needed. The host stays at
+    most ``depth`` batches ahead of the GPU.
     """
     # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
@@ -107,7 +111,7 @@ def _batch_geometries(batch: Any) -> list[Geometry]:
 
 
 def _batch_tensors(batch: Any) -> list[Tensor]:
-    """Return all tensors of ``batch``, and those of the neighbour tables of its sparse tensors."""
+    """Return all tensors of ``batch``, followed by the coordinates and neighbour tables of its sparse tensors."""
     tables = [tensor for geometry in _batch_geometries(batch) for tensor in geometry.tensors]
     return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
 

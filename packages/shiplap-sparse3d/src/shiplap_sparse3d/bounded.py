@@ -113,6 +113,8 @@ def first_voxels(
 def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
     """Return the voxels (scene, x, y, z) of ``keys`` in ascending order. A key is the number of a cell among all scenes
     of the output ``grid``. Keys of ``NO_KEY``, the largest int64, become padding (-1), which comes last.
+
+    The number of the cell (scene, x, y, z) is ``((scene * X + x) * Y + y) * Z + z`` in the grid ``[X, Y, Z]``.
     """
     keys = keys.sort()[0]
     line, z = keys // grid[2], keys % grid[2]

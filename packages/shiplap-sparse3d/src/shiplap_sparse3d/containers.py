@@ -24,9 +24,9 @@ __all__: list[str] = []
 
 
 class _GridFacts:
-    """The attributes of a ``Geometry`` besides its coordinates, as a part of its pytree. ``facts`` holds them as a
-    tuple, and ``source`` is the geometry that has them, or None. Two objects are equal if their facts are equal,
-    whatever the voxels are.
+    """The attributes of a ``Geometry`` besides its coordinates, which torch's pytrees keep as its context. ``facts`` is
+    the tuple ``(spatial_shape, batch_size, padded, ndim)``. ``source`` is the geometry that has them, or None. Two
+    objects are equal if their facts are equal, whatever their sources are.
     """
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
@@ -49,17 +49,17 @@ class _GridFacts:
 
 
 def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
-    """Return the coordinates of ``geometry``, its only leaf in torch's pytrees, and the other attributes from which it
-    is rebuilt.
+    """Return ``([coordinates], facts)`` of ``geometry``, from which torch's pytrees rebuild it. The coordinates are its
+    only leaf. ``facts`` is a ``_GridFacts`` with the other attributes.
     """
     facts = geometry.spatial_shape, geometry.batch_size, geometry.padded, geometry.ndim
     return [geometry.coords], _GridFacts(facts, geometry)
 
 
 def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
-    """Return the geometry with the coordinates in ``children`` and the attributes ``grid``. If the coordinates are the
-    tensor of the geometry from which ``grid`` was taken, return that geometry itself with its tables. Raise ``SL219``
-    if rows were removed.
+    """Return the geometry with the coordinates in ``children``, a sequence of one tensor, and the attributes ``grid``.
+    If the tensor is that of the geometry from which ``grid`` was taken, return that geometry itself with its neighbour
+    tables. Raise ``SL219`` if the number of rows has changed.
     """
     (coords,) = children
     # The tables stay valid, and layers on the same geometry find them.
@@ -74,24 +74,24 @@ def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
 
 
 def _lost_rows(coords: Any, before: Any) -> bool:
-    """Return whether ``coords`` has another number of rows than ``before``. In a graph the tensors have no values yet,
-    so the result is False.
+    """Return whether ``coords`` has another number of rows than ``before``. In a graph, and unless both are plain
+    instances of ``Tensor``, the result is False.
     """
     plain = type(coords) is Tensor and type(before) is Tensor and not torch.compiler.is_compiling()
     return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]
 
 
 def _load_grid(facts: Any) -> _GridFacts:
-    """Return the attributes of a geometry (grid, scenes, padding and axes) from the serialised form that
-    ``torch.export`` saves with a pytree.
+    """Return the ``_GridFacts`` of ``facts``, a list that ``torch.export`` has saved with a pytree. The list holds the
+    cells per axis, the number of scenes, whether rows may be padding, and the number of axes.
     """
     shape, *rest = facts
     return _GridFacts((tuple(shape), *rest))
 
 
 def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
-    """Return a sparse tensor from its leaves ``children`` (features, geometry), without the checks of the
-    constructor.
+    """Return the sparse tensor of ``children``, its features and its geometry, without the checks of the constructor.
+    ``rest`` is not used.
     """
     made = object.__new__(SparseTensor)
     made.feats, made.geometry = children
@@ -100,15 +100,15 @@ def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
 
 
 def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
-    """Return the tensors of ``plan`` (the neighbour tables of a convolution), and its settings. The tensors are its
-    leaves in torch's pytrees.
+    """Return ``(tensors, settings)`` of ``plan`` (the neighbour tables of a convolution) for torch's pytrees. The
+    tensors are the leaves ``[table, order, masks, back]``. The settings are ``(rows, reflect, symmetric)``.
     """
     return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
 
 
 def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
-    """Return the plan (the neighbour tables of a convolution) with the tensors ``children`` and the settings ``rest``.
-    The tensors are the tables and their sorting.
+    """Return the plan (the neighbour tables of a convolution) that ``_take_plan`` took apart. ``children`` are its
+    tensors ``(table, order, masks, back)``, and ``rest`` its settings ``(rows, reflect, symmetric)``.
     """
     (table, order, masks, back), (rows, reflect, symmetric) = children, rest
     return Plan(table, rows, order, masks, reflect, symmetric, back)

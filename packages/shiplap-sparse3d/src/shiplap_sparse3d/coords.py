@@ -48,8 +48,8 @@ def refuse_rows(op: str, bad: Tensor, message: str) -> None:
 
 
 def check_rows(where: str, feats: Tensor, voxels: int) -> None:
-    """Raise ``SL202`` if ``feats`` does not have ``voxels`` rows. ``where`` names the layer or function in the message.
-    A traced graph skips the check, which would add a guard.
+    """Raise ``SL202`` if ``feats`` does not have ``voxels`` rows. ``where`` names the layer or function in the error.
+    Nothing is checked while a graph is traced, since the comparison would add a guard.
     """
     if torch.compiler.is_compiling():
         return
@@ -81,9 +81,9 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def runs_without_python(rows: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> bool:
-    """Return whether ``rows`` belongs to a program that is being exported for one of ``devices``. The exported file may
-    run without Python, which the kernels of this package's ops need on these devices. The caller then uses operators of
-    torch instead.
+    """Return whether ``torch.export`` is tracing now and the tensor ``rows`` is on one of ``devices``. The exported
+    file may run without Python, which the kernels of this package's ops need on these devices. The caller then uses
+    operators of torch instead.
     """
     return rows.device.type in devices and _is_exporting()
 
@@ -95,8 +95,8 @@ def _is_exporting() -> bool:
 
 
 def is_of_data(rows: int) -> bool:
-    """Return whether ``rows``, a number of rows in a traced graph, depends on data. The graph then cannot even tell
-    whether the number is at least 2.
+    """Return whether ``rows``, a number of rows in a traced graph, depends on the values of tensors. Torch can then not
+    say whether the number is at least 2.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
@@ -104,8 +104,8 @@ def is_of_data(rows: int) -> bool:
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:
-    """Return the error ``SL202`` of a layer whose input ``feats`` does not have ``wanted`` channels. ``name`` is the
-    layer's argument for them.
+    """Return the error ``SL202`` of a layer whose input ``feats`` does not have ``wanted`` channels. ``where`` is the
+    layer's name, and ``name`` is its argument for the number of channels.
     """
     return error(
         "SL202",
@@ -117,8 +117,8 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
 
 
 def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the offsets ``(kx, ky, kz)`` of all taps (cells of a kernel ``[Kx, Ky, Kz]``). Tap ``v = (kx*Ky + ky)*Kz +
-    kz`` is yielded as number ``v``.
+    """Yield the index ``(kx, ky, kz)`` of each tap (cell of a kernel ``[Kx, Ky, Kz]``). The index of the tap ``v =
+    (kx*Ky + ky)*Kz + kz`` is yielded at position ``v``.
     """
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
@@ -142,8 +142,8 @@ def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilat
 
 
 def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
-    """Return an upper bound of the number of output voxels that ``n`` input voxels reach, as ``ops.OUT_COORDS_BOUND``
-    gives it. ``window`` holds kernel, stride, padding and dilation.
+    """Return an upper bound of the number of output voxels that ``n`` input voxels reach, the value of the expression
+    ``ops.OUT_COORDS_BOUND``. ``window`` holds kernel, stride, padding and dilation, each with one number per axis.
     """
     kernel, stride, _, dilation = window
     for k, s, d in zip(kernel, stride, dilation, strict=True):
@@ -152,16 +152,17 @@ def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
 
 
 def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a mask of the rows of ``coords [..., 4]`` (scene, x, y, z) that lie in the grid of ``shape`` and whose
-    scene is not negative.
+    """Return the mask ``bool [...]`` of those rows of ``coords [..., 4]`` (scene, x, y, z) that lie in the grid
+    ``shape`` and in a scene from 0 on.
     """
     limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
     return ((coords[..., 1:] >= 0) & (coords[..., 1:] < limit)).all(-1) & (coords[..., 0] >= 0)
 
 
 def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the number of the cell of each row of ``coords [..., 1 + axes]`` among all scenes, as int64. The numbers
-    have the order of (scene, x, y, z). Rows must lie in the grid of ``shape``.
+    """Return the number of each row's cell, counted over the grids of all scenes, as ``int64 [...]``. In a grid ``[X,
+    Y, Z]`` it is ``((scene*X + x)*Y + y)*Z + z``. ``coords`` is ``[..., 1 + axes]``. Its rows must lie in the grid
+    ``shape``.
     """
     keys, *axes = coords.long().unbind(-1)
     for size, axis in zip(shape, axes, strict=True):
@@ -216,8 +217,9 @@ def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool
 
 
 def assert_scenes(coords: Tensor, batch_size: int) -> None:
-    """Add an assertion to the graph that is being traced. As it runs, the graph raises if ``coords`` on the CPU has a
-    scene outside ``[-1, batch_size)``.
+    """Add an assertion to the graph that is being traced, which raises as the graph runs if ``coords`` has a scene
+    outside ``[-1, batch_size)``. Nothing is added for ``coords`` on a GPU, or if :func:`set_graph_checks` has turned
+    checks off.
     """
     if _graph_checks and coords.device.type == "cpu":
         scene = coords[:, 0]
@@ -225,9 +227,11 @@ def assert_scenes(coords: Tensor, batch_size: int) -> None:
 
 
 def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool = False) -> None:
-    """Raise ``SL211`` if a scene in ``coords`` is outside ``[-1, batch_size)``. A graph asserts this as it runs. If
-    ``on_gpu`` is true, values on a GPU are read, too. Otherwise they are left to the kernels, which check them.
-    ``where`` names the caller.
+    """Raise ``SL211`` if a scene in ``coords`` is outside ``[-1, batch_size)``. While a graph is traced, add an
+    assertion to it instead. ``where`` names the caller in the error.
+
+    If ``on_gpu`` is true, values on a GPU are read and checked, too. Otherwise values on a GPU are left to the kernels,
+    which check them.
     """
     if torch.compiler.is_compiling():
         assert_scenes(coords, batch_size)
@@ -236,9 +240,10 @@ def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool 
 
 
 def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
-    """If ``holds`` is false, raise the error that a call of ``refuse`` returns. In a compiled graph, add an assertion
-    with the message ``text`` instead, which is checked each time the graph runs. The assertion is left out on a GPU and
-    if :func:`set_graph_checks` has turned checks off.
+    """If the bool tensor ``holds`` is false, raise the error that a call of ``refuse`` returns.
+
+    In a compiled graph, add an assertion with the message ``text`` instead, which is checked each time the graph runs.
+    The assertion is left out on a GPU and if :func:`set_graph_checks` has turned checks off.
     """
     if not torch.compiler.is_compiling():
         if not bool(holds):
@@ -248,8 +253,9 @@ def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
 
 
 def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:
-    """Add assertions about the voxels ``coords`` on the CPU to the graph that is being traced. As it runs, the graph
-    raises for a scene outside ``[-1, batch_size)`` and for a cell outside the grid of ``shape``.
+    """Add assertions to the graph that is being traced. As it runs, the graph raises if ``coords`` has a scene outside
+    ``[-1, batch_size)`` or a cell outside the grid ``shape``. Nothing is added for ``coords`` on a GPU, or if
+    :func:`set_graph_checks` has turned checks off.
     """
     assert_scenes(coords, batch_size)
     if _graph_checks and coords.device.type == "cpu":
@@ -266,9 +272,10 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 
 def set_graph_checks(on: bool) -> bool:
-    """Set whether graphs and packages that are made from now on check the values of coordinates each time they run.
-    They do so if ``on`` is true, and otherwise do not. Eager calls always check them. A check reads the coordinates
-    once. Return the previous setting.
+    """Set whether compiled graphs and exported packages that are made from now on check the values of coordinates each
+    time they run. If ``on`` is true, they do, and otherwise they do not. Return the previous setting.
+
+    Eager calls always check the values. A check reads the coordinates once.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on
@@ -276,9 +283,11 @@ def set_graph_checks(on: bool) -> bool:
 
 
 class GridLookup:
-    """A lookup that finds the voxels of a grid by their coordinates. It holds the sorted keys of the voxels, the row of
-    each key and the ``shape`` of the grid. A call returns rows by binary search and has no branch on the data. The
-    coordinates must pass :func:`check_coords`.
+    """A lookup that finds the rows of voxels by their coordinates. A call with coordinates ``[..., 4]`` returns the row
+    of the equal voxel, or -1 if there is none.
+
+    An instance holds the sorted keys of the voxels, the row of each key and the ``shape`` of the grid. A call is a
+    binary search without a branch on the data. The voxels must pass :func:`check_coords`.
     """
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
@@ -302,8 +311,9 @@ class GridLookup:
 
 
 class RowLookup:
-    """A lookup that finds rows of integers, with any number of columns, by their contents. It holds the sorted keys of
-    the rows and the row of each key, and a call returns rows by binary search.
+    """A lookup that finds rows of integers, with any number of columns, by their contents. A call with such rows
+    returns the number of the first equal row, or -1 if there is none. An instance holds the sorted keys of its rows and
+    the row of each key.
 
     A key has one digit for each column, in the range of the column's values. If the next digit would take the keys
     beyond int64, the keys of the digits before it are replaced by their ranks.
@@ -350,5 +360,7 @@ class RowLookup:
         return torch.where(known & (self.keys[at] == wanted), self.rows[at].int(), missing)
 
     def repeats(self) -> Tensor:
-        """Return the numbers of the rows that equal an earlier row, ``int64 [repeats]``."""
+        """Return the numbers of the rows that equal an earlier row, ``int64 [repeats]``, in the order of the rows'
+        keys.
+        """
         return self.rows[1:][self.keys[1:] == self.keys[:-1]]

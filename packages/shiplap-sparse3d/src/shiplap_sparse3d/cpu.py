@@ -67,9 +67,11 @@ TILE = 16384  # sums of a tile: with the weights of a tap they stay in the secon
 
 
 def _conv_tile_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the only configuration of the template of the CPU convolution, the sizes of a tile. ``BN`` spans the
-    output channels (32 to 256), so that neighbours are looked up once. ``BM`` is the number of rows that then fit the
-    cache.
+    """Return the configurations of the template of the CPU convolution, a tuple of one dict with the sizes of a tile.
+
+    ``BN``, the number of output channels, is ``sizes["co"]`` rounded up to a multiple of 32, at most 256.
+    Each neighbour is then looked up once. ``BM``, the number of rows, is 16 to 256, so that the sums of a tile fit the
+    second-level cache.
     """
     wide = min(256, -(-max(sizes["co"], 1) // 32) * 32)
     return ({"BM": max(16, min(256, TILE // wide)), "BN": wide},)
@@ -77,7 +79,7 @@ def _conv_tile_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 def _accepts_tiles(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
     """Return True if the tiled CPU convolution accepts a call with these sizes and dtypes. Otherwise return the reason
-    why not.
+    as a string. ``config`` is not used.
     """
     if "order" in dtypes:
         return "a sorted table: those are for GPUs"

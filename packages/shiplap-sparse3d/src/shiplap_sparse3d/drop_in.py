@@ -45,8 +45,8 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 
 
 class DropIn:
-    """The modules that were put under the names of spconv and flex_gemm, until they are removed. As a context manager
-    it removes them at the end of the block.
+    """The modules that :func:`drop_in` has put into ``sys.modules`` under the names of spconv and flex_gemm.
+    :meth:`undo` removes them. As a context manager an instance removes them at the end of the block.
     """
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
@@ -56,8 +56,9 @@ class DropIn:
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Remove the facades from ``sys.modules`` and restore the settings. Facades are modules with another package's
-        names that run on shiplap's layers. Imports of these names then find the real packages again.
+        """Remove the facades from ``sys.modules``, and restore the settings that :func:`drop_in` has changed. Facades
+        are modules with another package's names that run on shiplap's layers. Imports of these names then find the real
+        packages again.
         """
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
@@ -78,10 +79,11 @@ class DropIn:
 
 def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     """Make imports of spconv and flex_gemm find shiplap's facades from now on. Facades are modules of the same names
-    that run on shiplap's layers. Return an object whose ``undo()``, or whose ``with`` block, ends this.
+    that run on shiplap's layers. Return an object that ends this by its ``undo()`` or at the end of its ``with`` block.
 
-    ``names`` selects one of the two packages, and by default both are replaced. If ``duplicates`` is true, submanifold
-    layers accept voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
+    ``names`` are ``"spconv"``, ``"flex_gemm"`` or both, and both if there are none. If ``duplicates`` is true,
+    submanifold layers accept voxels that share a cell on a GPU and in graphs, too. Otherwise they do so on the CPU
+    alone.
 
     Raises:
         ArgumentError: ``SL208`` for another name, and if the real package is already loaded, since objects of both
@@ -109,8 +111,11 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def restore_settings() -> None:
-        """Remove what the drop-in registered with torch. Set whether submanifold layers accept voxels that share a cell
-        to its former value.
+        """Remove what ``drop_in`` has registered with torch, and restore the setting whether submanifold layers accept
+        voxels that share a cell.
+
+        ``forget`` (which ends a registration), ``new`` (the placed modules) and ``before`` (the former setting or None)
+        are variables of ``drop_in``.
         """
         forget()
         if "flex_gemm" in new:
@@ -153,8 +158,11 @@ def _drop_in_error(got: str) -> int:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the program that the command line ``arguments`` name, with imports of spconv and flex_gemm that find
-    shiplap's layers. The form is ``[--duplicates] script.py [argument ...]`` or ``[--duplicates] -m module [argument
-    ...]``. Exit with status 2 if there is no program.
+    shiplap's layers.
+
+    The arguments are ``[--duplicates] script.py [argument ...]`` or ``[--duplicates] -m module [argument ...]``.
+    ``--duplicates`` lets submanifold layers accept voxels that share a cell. Exit with status 2 if there is no program,
+    and with status 0 after ``-h`` or ``--help``.
     """
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments

@@ -127,8 +127,9 @@ def require_packages(where: object, extra: str, *names: str) -> None:
 
 
 def survey_error(id: str, where: object, got: object, expected: str, fix: str = "", what: str = "") -> ShiplapError:
-    """Return the error ``id`` (such as ``SL822``) of a survey. ``where`` is its place, ``got`` the wrong value, and
-    ``expected`` describes a right one. If ``fix`` or ``what`` is empty, the catalogue has the text.
+    """Return the error ``id`` (such as ``SL822``) of a survey. ``where`` names its place, ``got`` is the wrong value,
+    and ``expected`` describes a right one. If ``fix`` or ``what`` is empty, the error has the text of the catalogue for
+    ``id``.
     """
     return error(id, where=str(where), got=got, expected=expected, fix=fix, what=what)
 

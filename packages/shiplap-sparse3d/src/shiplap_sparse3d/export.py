@@ -36,7 +36,7 @@ ENDINGS = (".onnx", ".pt2")
 @dataclass(frozen=True)
 class Checkpoint:
     """The weights of a checkpoint by name. ``path`` is the file that they were read from. ``project`` is the project
-    whose layout the checkpoint has, such as ``openpcdet``.
+    that defines the layout of the checkpoint, an element of ``PROJECTS`` such as ``openpcdet``.
     """
 
     path: Path
@@ -45,8 +45,8 @@ class Checkpoint:
 
 
 class _Unread:
-    """A stand-in for an object of a checkpoint that is neither a tensor nor a plain value. The code of the object's own
-    class never runs.
+    """A stand-in for an object of a checkpoint that is not a tensor, a number, a string or a container of these. The
+    code of the object's own class never runs.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -57,8 +57,8 @@ class _Unread:
 
 
 def _names_in(path: Path) -> set[str]:
-    """Return the qualified names of the classes and functions that the pickles of a checkpoint refer to. The checkpoint
-    is torch's zip file or has its older format. Nothing is unpickled.
+    """Return the qualified names of the classes and functions that the pickles of a checkpoint refer to, without
+    unpickling anything. The checkpoint is torch's zip file or has its older format. A compressed pickle is skipped.
     """
     with path.open("rb") as file:
         if zipfile.is_zipfile(file):
@@ -82,13 +82,13 @@ def _globals_of(content: Any) -> Iterator[str]:
 
 
 def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
-    """Return the weights in the file ``path``, and the project whose layout the checkpoint has. The file is a
-    checkpoint of OpenPCDet, mmdet3d or Pointcept, or a plain state dict. If ``project`` is None, the keys show the
-    project.
+    """Return the weights in the file ``path``, and the project that defines the layout of the checkpoint. The file is a
+    checkpoint of OpenPCDet, mmdet3d or Pointcept, or a state dict. If ``project`` is None, it is derived from the
+    checkpoint's keys.
 
-    Only tensors and plain values are read. Other objects, such as the log of a training run, are left out, and none of
-    their code runs. Raise ``SL840`` for a file without weights. Raise it also if torch cannot read the file in this
-    way, such as one with a subclass of ``dict`` or ``list``.
+    Only tensors, numbers, strings and containers are read. Other objects, such as the log of a training run, are left
+    out, and none of their code runs. Raise ``SL840`` for a file without weights. Raise it also if torch cannot read the
+    file with ``weights_only=True``, such as one with a subclass of ``dict`` or ``list``.
     """
     try:
         unread: list[Any] = [(_Unread, name) for name in _names_in(path)]
@@ -130,10 +130,11 @@ def _project_of(held: Mapping[str, Any]) -> str:
 
 
 def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None = None) -> str:
-    """Load the weights whose names begin with ``prefix`` into ``network``, and return the prefix.
+    """Load the weights of ``checkpoint`` whose names begin with ``prefix`` into ``network``, and return the prefix.
 
-    The default is the only prefix under which the checkpoint has all names of the network. Raise ``SL840`` if there is
-    no such prefix or there are several. Raise it also if weights are missing or have another shape.
+    If ``prefix`` is None, it is the only string under which the checkpoint has all weights of the network. Raise
+    ``SL840`` if there is no such string or there are several. Raise it also if weights are missing or have another
+    shape.
     """
     wanted = network.state_dict()
     # Checkpoints of old versions of torch lack this counter, and evaluation does not read it.
@@ -191,8 +192,8 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 class Deployed(nn.Module):
-    """A network that takes features and coordinates, and passes them to the network of a checkpoint in the form that
-    its project expects.
+    """A network that takes features and coordinates as tensors. It passes them to the network of a checkpoint as the
+    checkpoint's project expects them.
 
     Args:
         network: the network of the checkpoint.
@@ -207,10 +208,11 @@ class Deployed(nn.Module):
         self.numbers: list[Any] | None = None
 
     def forward(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result. A sparse tensor is returned as its features and coordinates.
+        """Return the tensors in the network's result, nested in lists and dicts as there. A sparse tensor is returned
+        as its features and coordinates.
 
         If the attribute ``numbers`` is a list, each read of a number from a tensor in the network, such as
-        ``int(t.max())``, returns the next item of the list.
+        ``int(t.max())``, returns the next item of the list. If it is None, reads are unchanged.
         """
         if self.numbers is None:
             return self._call_network(features, coords)
@@ -218,8 +220,8 @@ class Deployed(nn.Module):
             return self._call_network(features, coords)
 
     def _call_network(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result for voxels with ``features`` and ``coords``. They are passed as
-        the network's project (openpcdet, pointcept or another) expects.
+        """Return the tensors in the network's result for voxels with ``features`` and ``coords``, nested in lists and
+        dicts as there. The voxels are passed as the network's project (openpcdet, pointcept or another) expects them.
         """
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}
@@ -237,8 +239,9 @@ class Deployed(nn.Module):
 
 
 def _result_tensors(value: Any) -> Any:
-    """Return the tensors in a network's result ``value``, in the same nesting. A sparse tensor becomes a pair of
-    features and coordinates. Numbers and settings are left out.
+    """Return the tensors in a network's result ``value``, nested in lists and dicts as there. A tuple becomes a list,
+    and a sparse tensor the pair ``(features, coordinates)``. Any other value is left out of its container. If ``value``
+    itself is such a value, return None.
     """
     if isinstance(value, spconv.SparseConvTensor):
         return value.features, value.indices
@@ -253,11 +256,11 @@ def _result_tensors(value: Any) -> Any:
 
 
 class FixedNumbers(TorchFunctionMode):
-    """A mode of torch for the numbers that a network's code reads from tensors. It records them in one run, and returns
-    the recorded numbers in another run.
+    """A mode of torch that records the numbers that a network's code reads from tensors, or replaces them. The sizes of
+    the grid that Pointcept's networks read are such numbers.
 
-    The sizes of the grid that Pointcept's networks read are such numbers. Reads by the code of shiplap and of torch are
-    not changed.
+    Without given numbers, the attribute ``numbers`` lists what was read. With given numbers, each read returns the next
+    of them. Reads by the code of shiplap and of torch are neither recorded nor replaced.
     """
 
     def __init__(self, numbers: list[Any] | None = None) -> None:
@@ -298,7 +301,7 @@ _READS = ("tolist", "item", "__int__", "__index__", "__float__")
 
 def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], batch_size: int, most: int) -> Any:
     """Return the exported program of ``network`` for 2 to ``most`` voxels, traced with the ``example`` features and
-    coordinates.
+    coordinates. ``project`` and ``batch_size`` are arguments of :class:`Deployed`.
 
     Numbers that the network reads from its tensors are those of the example in every call. Raise ``SL840`` with the
     error of the network or of torch. Raise it also if the program and the network give different results for some of
@@ -346,8 +349,9 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
 
 
 def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) -> None:
-    """Raise ``SL840`` if ``program`` and ``module`` give different results for parts of the example. In that case
-    numbers that the network reads from its tensors matter to its results.
+    """Raise ``SL840`` if ``program`` and ``module`` give different results for all, every second or every third voxel
+    of ``example``. The program has the numbers that the network read from the whole example. A difference shows that
+    they matter.
     """
     features, coords = example
     # Every voxel, every second and every third one: other numbers of them than in the example.
@@ -370,9 +374,11 @@ def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) 
 
 
 def write_network(program: Any, path: Path, *, opset: int | None = None, checks: bool = True) -> tuple[str, ...]:
-    """Write ``program`` to ``path`` as ONNX or as a torch package, depending on the suffix, and return the names of the
-    ops in it. ``opset`` is the version of ONNX's operators. ``checks`` sets whether the file checks the values of
-    coordinates. If ``opset`` is None, torch's default version is used.
+    """Write ``program`` to ``path``, and return the names of the ops in it. A path that ends in ``.onnx`` gets an ONNX
+    model, and any other path a torch package.
+
+    ``opset`` is the version of ONNX's operators. If it is None, torch's default is used. If ``checks`` is true, the
+    file checks the values of coordinates as it runs, and otherwise it does not.
     """
     from shiplap.plugin_api.exporting import export_onnx, package_model
 

@@ -70,7 +70,7 @@ def _number_of_scenes(batch_size: Any) -> int:
 
 @dataclass
 class Strided:
-    """The result of a layer that changes voxels: the output voxels, and the ``plan`` (neighbour tables) onto them."""
+    """The output voxels ``geometry`` of a layer, and the ``plan`` (neighbour tables) from its input voxels to them."""
 
     geometry: Geometry
     plan: Plan
@@ -78,7 +78,9 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """The layer that made some voxels from ``geometry``. ``built`` is its plan, or None if ``geometry`` stores that."""
+    """The layer by which some voxels were made. ``window`` is its window, and ``geometry`` has its input voxels.
+    ``built`` is its plan (neighbour tables), or None if ``geometry`` stores the plan.
+    """
 
     geometry: Geometry
     window: StepWindow
@@ -91,19 +93,19 @@ class GeometryOrigin:
 
     @property
     def plain_plan(self) -> Plan:
-        """The unsorted plan (neighbour tables) from the layer's input voxels to its output voxels, both ways."""
+        """The unsorted plan (neighbour tables) from the layer's input to its output voxels, with its transpose."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan
 
 
 class TableRecipe(NamedTuple):
-    """A description of the tables that were built on some voxels and on those that layers reached from them.
+    """A description of the neighbour tables that were built on some voxels and on those reached from them by layers.
 
     Attributes:
         subm: kernel and dilation of each submanifold convolution, and whether the transposed table was built.
-        steps: the window of each step, whether each of its plans is unsorted and has the transposed table, and the
-            recipe of the voxels that the step leads to.
+        steps: the window of each layer that led to other voxels, whether each of its plans is unsorted and has the
+            transposed table, and the recipe of these other voxels.
     """
 
     subm: tuple[tuple[Triple, Triple, bool], ...] = ()
@@ -118,8 +120,8 @@ class Tables:
 
     Attributes:
         subm: plans of submanifold convolutions, by kernel and dilation.
-        reached: the voxels that each step leads to.
-        plans: plans of convolutions onto these voxels, by the step and whether the plan is unsorted.
+        reached: the output voxels of each layer that leads to other voxels, by the layer's window.
+        plans: plans onto the output voxels, by the layer's window and whether the plan is unsorted.
     """
 
     def __init__(self) -> None:
@@ -129,21 +131,21 @@ class Tables:
 
 
 class Geometry:
-    """Active voxels of a grid.
+    """Active voxels of a grid, with the neighbour tables that were built on them.
 
     Args:
         coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates, distinct and inside the grid.
-        spatial_shape: cells per axis, ``d`` of them. With None there is no grid, and coordinates may be negative.
+        spatial_shape: cells per axis, ``d`` of them. If it is None, there is no grid, and coordinates may be negative.
         batch_size: the number of scenes. For a row of another scene, building a table raises ``SL211``.
-        padded: whether rows may be padding. Every step then leads to a fixed number of rows.
+        padded: whether rows may be padding. Every layer then leads to a fixed number of rows.
 
     Attributes:
         coords: ``int32 [n, 4]``. Like ``spatial_shape`` it has at least three axes, whatever ``ndim`` is.
         ndim: the number of axes of the voxels, 1 to 4.
-        bounded: whether there is a grid. Without one ``spatial_shape`` is that of all coordinates.
-        parent: the step that made these voxels, for inverse convolutions.
+        bounded: whether there is a grid. Without one ``spatial_shape`` is the largest possible.
+        parent: the layer that made these voxels, for inverse convolutions, or None.
         shared: for voxels that share cells (allowed in submanifold layers of ``spconv``), the first row of each row's
-            cell, and the voxels with padding in place of the other rows. It is set when it is needed.
+            cell, and the voxels with padding in place of the other rows. It is None until it is needed.
     """
 
     shared: tuple[Tensor, Geometry] | None = None
@@ -171,7 +173,7 @@ class Geometry:
 
     @classmethod
     def unchecked(cls, coords: Tensor, spatial_shape: Triple, batch_size: int, padded: bool, ndim: int) -> Geometry:
-        """Return a geometry with these attributes of a checked geometry, without checks and without tables."""
+        """Return a geometry with these attributes, which are not checked, without tables and without a parent."""
         made = cls.__new__(cls)
         made.ndim, made.coords, made.spatial_shape = ndim, coords, spatial_shape
         made.batch_size, made.padded, made.parent = batch_size, padded, None
@@ -180,10 +182,9 @@ class Geometry:
 
     @property
     def _store(self) -> Tables:
-        """The object that keeps the tables that are built now. In two modes of torch it is a separate object.
-
-        Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left. A graph in
-        inference mode makes inference tensors. Tables captured with a CUDA graph have values once that graph has run.
+        """The object that stores the tables that are built now. It is ``_tables`` or, in two cases, ``_passing``.
+        One case is a graph traced without gradients, which may run in inference mode and then makes inference tensors.
+        The other is the capture of a CUDA graph, whose tables have values only once that graph has run.
         """
         if is_compiling():
             return self._passing if in_passing_graph() else self._tables
@@ -192,7 +193,7 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Return the plan (neighbour tables) of a submanifold convolution. :meth:`step` explains ``back``."""
+        """Return the plan (neighbour tables) of a submanifold convolution. ``back`` is as in :meth:`step`."""
         key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
@@ -219,10 +220,9 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """Return the outputs of a strided convolution and the plan (neighbour tables). :meth:`step` explains ``back``.
-
-        If ``capacity`` is given, there are that many rows, the last ones padding, and more voxels raise ``SL211``. On a
-        padded geometry the default is the largest possible number.
+        """Return the output voxels of a strided convolution, and the plan (neighbour tables) from these voxels to them.
+        If ``capacity`` is given, the output has that many rows, the last ones padding, and more voxels raise ``SL211``.
+        On a padded geometry the default is the largest possible number. ``back`` is as in :meth:`step`.
         """
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), back=back)
 
@@ -230,8 +230,7 @@ class Geometry:
         self, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, *, spatial_shape: Axes
     ) -> Strided:
         """Return the outputs of a strided convolution in a grid of ``spatial_shape``, and the plan (neighbour tables).
-
-        A grid of ``ceil(cells / stride)`` retains voxels of incomplete windows. As in :meth:`onto`, nothing is stored.
+        A grid of ``ceil(cells / stride)`` also has the outputs whose window leaves the input grid. Nothing is stored.
         """
         self._check_scenes("Geometry.strided_within")
         window = self._make_window(kernel, stride, padding, dilation, capacity=None)
@@ -250,13 +249,13 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """Return the output voxels of :meth:`strided` and unsorted neighbour tables onto them, for pooling."""
+        """Return the output voxels of :meth:`strided` with these arguments, and an unsorted plan onto them."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
-        """Return the voxels that a submanifold kernel's taps reach from an input, and the plan (neighbour tables).
-
-        The grid stays as it is. Only along axes of even kernel size its far end grows by ``dilation``.
+        """Return all voxels within the reach of a centred kernel from an input, and the plan (neighbour tables). The
+        grid is unchanged, except that it grows by ``dilation`` at its far end along axes of even kernel size.
+        ``capacity`` is as in :meth:`strided`.
         """
         around = [
             k // 2 * d for k, d in zip(self._read_per_axis(kernel, ""), self._read_per_axis(dilation, ""), strict=True)
@@ -274,20 +273,18 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """Return the outputs of a transposed convolution, every ``o = i*S - P + k*Dl`` in the grid, and the plan.
-
+        """Return the outputs ``o = i*S - P + k*Dl`` of a transposed convolution, and the plan (neighbour tables).
         The grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as in ``torch.nn``. A
-        negative ``output_padding`` cuts off its far end. ``capacity`` is that of :meth:`strided`.
+        negative ``output_padding`` cuts off its far end. ``capacity`` and ``back`` are as in :meth:`strided`.
         """
         return self.step(
             self._make_window(kernel, stride, padding, dilation, output_padding, capacity=capacity), back=back
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that a layer with this ``window`` reaches, and the plan (neighbour tables) onto them.
-
-        Both are stored. If ``plain`` is true, the tables are unsorted. If ``back`` is true (the default while gradients
-        are recorded), the transposed table is built, too.
+        """Return the output voxels of a layer with this ``window``, and the plan (neighbour tables) onto them.
+        Both are stored here. If ``plain`` is true, the tables are unsorted, and otherwise sorted on a GPU. If ``back``
+        is true, the plan has the transposed table, too. If it is None, that is so while gradients are recorded.
         """
         back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
@@ -322,7 +319,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the tables of a layer onto ``there``, unsorted if ``plain`` is true, both ways if ``back`` is."""
+        """Return a layer's plan onto ``there``, unsorted if ``plain`` is true, with the transpose if ``back`` is."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -342,13 +339,14 @@ class Geometry:
         plain: bool = False,
         back: bool | None = None,
     ) -> Strided:
-        """Return given voxels and the plan onto them. Tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
+        """Return ``voxels`` and a plan onto them, in which output ``o`` reads ``o * stride + taps[v]`` by tap ``v``.
 
         Args:
             voxels: the outputs, ``int32 [m, 1 + axes]`` or a geometry, or None for every voxel that an input reaches.
-            taps: offsets ``[k, axes]`` (see ``box_offsets``), or the window of a step, with its stride and direction.
+            taps: offsets ``[k, axes]`` (see ``box_offsets``), or a layer's window, which has a stride and a direction.
             stride: one number per axis. It is 1 for coordinates in units of a finest grid (a tensor stride).
-            spatial_shape: the grid of the outputs. With None there is no grid, or for a window that of its first taps.
+            spatial_shape: the grid of the outputs. None stands for no grid. With a window it stands for the outputs
+                whose first tap lies in the padded input grid.
             transposed: whether tap ``v`` of input ``i`` adds to output ``i * stride + taps[v]`` instead.
             plain, back: as in :meth:`step`. The plan is not stored here, since all layers on these voxels use it.
 
@@ -377,9 +375,7 @@ class Geometry:
         return Strided(there, self._finish_plan(plan, back, plain))
 
     def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
-        """Return ``voxels`` as a geometry in a grid of ``shape``. Raise ``SL202`` for other axes or another batch
-        size.
-        """
+        """Return ``voxels``, a tensor in a grid ``shape``, as a geometry. Raise ``SL202`` for other axes or scenes."""
         if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
             voxels = Geometry(voxels, shape, self.batch_size)
         there = voxels
@@ -391,7 +387,9 @@ class Geometry:
         return there
 
     def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
-        """Return the grid of all outputs whose first tap lies in the padded grid, or None for voxels without a grid."""
+        """Return the output grid of a layer with ``window``, or None for voxels without a grid. For a strided window it
+        has all outputs whose first kernel cell lies before the end of the padded input grid.
+        """
         if not self.bounded:
             return None
         if window.output_padding is not None:
@@ -401,9 +399,8 @@ class Geometry:
 
     def floored(self, kernel: Axes, stride: Axes, dilation: Axes = 1, *, centred: bool = True) -> Strided:
         """Return the cells ``floor(c / stride)`` of the voxels (the rule of MinkowskiEngine) and the plan onto them.
-
-        One tap lies on the first cell that a coarse cell spans. It is the middle tap of an odd kernel, and otherwise,
-        or if ``centred`` is false, the first tap. Raise ``SL208`` for padded voxels.
+        One cell of the kernel lies on the first cell that a coarse cell spans. It is the middle one if the kernel is
+        odd and ``centred`` is true, and otherwise the first one. Raise ``SL208`` for padded voxels.
         """
         if self.padded:
             raise error(
@@ -433,7 +430,7 @@ class Geometry:
         return distinct_cells(cells) if self._by_offsets else ops.distinct_voxels(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
-        """Return the voxels' coarser cells, at ``floor(c / stride) * stride``, and the plan (tables) onto them."""
+        """Return the voxels ``floor(c / stride) * stride`` in this grid, and the plan (neighbour tables) onto them."""
         step = self.floored(stride, per_axis(stride, "stride", self.ndim, 1), centred=False)
         assert step.geometry.parent is not None
         size = torch.tensor([1, *step.geometry.parent.window.stride], device=self.coords.device)
@@ -441,13 +438,13 @@ class Geometry:
         return Strided(there, step.plan.unsorted())
 
     def select(self, mask: Tensor) -> Strided:
-        """Return the voxels where ``mask [n]`` is true, and neighbour tables onto them. The host waits for a GPU."""
+        """Return the voxels where ``mask [n]`` is true, and a plan that copies their rows. The host waits for a GPU."""
         rows = rows_where(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
 
     def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
-        """Return the voxels of this and all ``others``, ascending, and neighbour tables from each of them."""
+        """Return the distinct voxels of this and all ``others``, ascending, and a plan onto them from each geometry."""
         every = (self, *others)
         for geometry in every:
             geometry._check_scenes("Geometry.union")
@@ -460,13 +457,15 @@ class Geometry:
 
     @property
     def _by_offsets(self) -> bool:
-        """Whether neighbours are found by offsets, and not by the kernels for grids of up to three axes."""
+        """Whether tables are built by the ops of ``offsets.py``, and not by those for grids of up to three axes."""
         return not self.bounded or self.ndim > 3
 
     def _box(
         self, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
     ) -> Tensor:
-        """Return the offsets of a window's taps in order, ``int32 [k, 1 + axes]``, with 0 in the scene's column."""
+        """Return the offset of each cell of a kernel from its output, ``int32 [k, 1 + axes]``, in the order of a
+        convolution's weight. The first column, that of the scene, is 0. ``stride`` is not used.
+        """
         taps = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
         return pad(taps, (1, 0)).to(self.coords.device)
 
@@ -474,7 +473,9 @@ class Geometry:
     def _reach_by_offsets(
         self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool
     ) -> Tensor:
-        """Return the voxels that an input reaches by ``taps``, ascending, in a grid of ``shape`` if that is given."""
+        """Return the output voxels, ascending, in the grid ``shape`` if that is given. ``taps`` are the offsets of the
+        kernel's cells, and ``columns`` is 1 and the stride. ``transposed`` is that of :meth:`onto`.
+        """
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
             low, high = [0] * len(columns), [high[0], *shape]
@@ -483,7 +484,7 @@ class Geometry:
 
     @property
     def recipe(self) -> TableRecipe:
-        """A description of the tables on these voxels, for :meth:`build` on others. It is empty for padded voxels."""
+        """A description of the tables built so far, for :meth:`build` of other voxels. It is empty for padded ones."""
         if self.padded:  # their steps lead to fixed numbers of rows, which others need not have
             return NOTHING
         made, passing = self._tables, self._passing
@@ -493,7 +494,7 @@ class Geometry:
         return TableRecipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
 
     def build(self, recipe: TableRecipe) -> None:
-        """Build the tables of ``recipe`` that do not exist yet, so that layers of a network need not wait for them."""
+        """Build the tables that ``recipe`` describes and this object lacks. For padded voxels, do nothing."""
         if self.padded:
             return
         for kernel, dilation, back in recipe.subm:
@@ -506,7 +507,7 @@ class Geometry:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The list of all coordinates and tables of these voxels and those reached by steps, for ``record_stream``."""
+        """All coordinates and neighbour tables of these voxels and of those that layers reached from them."""
         found = [self.coords]
         for made in (self._tables, self._passing):
             found += [tensor for plan in (*made.subm.values(), *made.plans.values()) for tensor in plan.tensors]
@@ -514,7 +515,7 @@ class Geometry:
         return found
 
     def to(self, device: torch.device | str) -> Geometry:
-        """Return a geometry of the voxels on another device, without tables."""
+        """Return a geometry with these voxels on ``device``, without tables."""
         return self._similar_geometry(self.coords.to(device), self.spatial_shape, padded=self.padded)
 
     def same(self, other: Geometry) -> bool:
@@ -527,10 +528,9 @@ class Geometry:
         return self.coords[:, :1] >= 0
 
     def _check_scenes(self, where: str, *, given: bool = False) -> None:
-        """Raise ``SL211`` for a row of a scene that does not exist. Voxels that a step led to need no check.
-
-        On a GPU the kernels of grids check inputs themselves. Voxels passed as outputs (``given`` is true) and voxels
-        with tables by offsets are checked once here.
+        """Raise ``SL211`` for a row of a scene that does not exist. ``where`` names the caller in the error.
+        Output voxels of a layer are not checked. Other voxels on a GPU are checked once, and only if they were passed
+        as outputs (``given`` is true) or have no grid of up to three axes. Otherwise the kernels check them.
         """
         if not self._is_reached:
             looks = (given or self._by_offsets) and not is_compiling() and not _is_captured(self.coords)
@@ -539,20 +539,20 @@ class Geometry:
                 self._is_reached = True
 
     def _check_scene_of_last(self, reached: Tensor, window: StepWindow) -> None:
-        """Raise ``SL211`` if the last of the ascending ``reached`` on a GPU is in a scene that does not exist."""
+        """Raise ``SL211`` if the last of ``reached`` (ascending, on a GPU) is in a scene that does not exist."""
         if is_compiling() or self._is_reached or window.capacity is not None or _is_captured(reached):
             return
         if type(reached) is Tensor and reached.is_cuda and len(reached) and int(reached[-1, 0]) >= self.batch_size:
             check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
-        """Return a geometry of ``coords`` in a grid of ``shape``, with this one's axes and scenes, without tables."""
+        """Return a geometry of ``coords`` in a grid of ``shape``, otherwise like this one, without tables."""
         other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
         other.bounded = self.bounded
         return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
-        """Return a geometry with these voxels and tables, and with ``parent`` as the record of how it was made."""
+        """Return a geometry that shares these voxels and tables and has the attribute ``parent``."""
         # Geometries in the tables have no parent, or the two would keep each other alive.
         child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
@@ -560,7 +560,7 @@ class Geometry:
         return child
 
     def _read_per_axis(self, value: Axes, name: str, fill: int = 1) -> Triple:
-        """Return ``value`` for three axes, with ``fill`` for axes that are missing. ``name`` is used in errors."""
+        """Return ``value`` for three axes or more, with ``fill`` for leading axes. ``name`` is used in errors."""
         return expand_axes(value, name, self.ndim, fill)
 
     def _make_window(
@@ -573,7 +573,7 @@ class Geometry:
         *,
         capacity: int | None,
     ) -> StepWindow:
-        """Return a layer's window for three axes. Padded voxels get a capacity, which needs a grid (else ``SL208``)."""
+        """Return a window of these arguments. Padded voxels get a capacity, which without a grid raises ``SL208``."""
         read = self._read_per_axis
         extra = None if output_padding is None else read(output_padding, "output_padding", 0)
         axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")
@@ -589,7 +589,7 @@ class Geometry:
         return window._replace(capacity=window.max_outputs(self.coords.shape[0], self.spatial_shape, self.batch_size))
 
     def _finish_plan(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
-        """Return ``plan`` (neighbour tables), sorted on a GPU unless ``plain``, with its transpose only if ``back``."""
+        """Return ``plan``, sorted on a GPU unless ``plain`` is true, with its transpose only if ``back`` is true."""
         if back or plan.back is not None:
             plan = plan.complete() if back else replace(plan, back=None)
         return plan.sorted() if wants_sorted(self.coords) and not plain else plan

@@ -29,9 +29,9 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 
 
 def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
-    """Return the rows of the voxels at ``cells [b, l, 3]``, found by ``lookup``, as ``int32 [b, l]``. A missing voxel
-    has -1. The first index of ``cells`` is the scene. Cells are whole numbers in floating point, which may be NaN or
-    beyond the grid of ``shape``.
+    """Return the row of the voxel at each of ``cells [b, l, 3]``, found by ``lookup``, as ``int32 [b, l]``, or -1 if
+    there is no voxel. The first index of ``cells`` is the scene. Cells are whole numbers in floating point. NaN and
+    cells outside the grid ``shape`` have no voxel.
     """
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
@@ -42,8 +42,8 @@ def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
 
 
 def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
-    """Return an object that finds the rows of the voxels ``coords`` by coordinate in the grid of ``shape``. Raise
-    ``SL211`` for rows outside the grid and for duplicates. ``op`` is the op's name in the message.
+    """Return a lookup that finds the rows of the voxels ``coords`` by their coordinates in the grid ``shape``. Raise
+    ``SL211`` for rows outside the grid and for duplicates. ``op`` is the op's name in the error.
     """
     check_coords(op, coords, shape)
     return GridLookup(coords, shape)
@@ -55,6 +55,9 @@ def nearest_map(
 ) -> Int32[Tensor, "b l"]:
     """Return the row of the voxel that contains each query, ``int32 [b, l]``, or -1 if there is none. The first index
     of ``queries`` is the scene. Raise ``SL211`` for duplicate voxels and for voxels outside the grid.
+
+    ``queries`` are points in units of voxels. Voxel (i, j, k) contains the points from (i, j, k) up to, and without, (i
+    + 1, j + 1, k + 1).
     """
     return _find_rows(_present_voxels("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 
@@ -85,8 +88,8 @@ def trilinear_map(
 
 
 def _check_indices(op: str, indices: Tensor, rows: int) -> None:
-    """Raise ``SL211`` if a row of ``indices`` has an index outside ``[-1, rows)``. ``op`` is the op's name in the
-    message.
+    """Raise ``SL211`` if a row of ``indices [q, k]`` has a number outside ``[-1, rows)``. ``op`` is the op's name in
+    the error.
     """
     refuse_rows(
         op, ((indices < -1) | (indices >= rows)).any(1), "indices row {row} has an entry outside " + f"[-1, {rows})"
@@ -131,16 +134,17 @@ def indice_weighted_sum_grad(
 
 
 def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
-    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, the gradient of the weights, as ``float32 [q, k]``. It is
-    0 for the index -1.
+    """Return the gradient of the weights ``[q, k]`` of a weighted sum, ``out[i, j] = outer[i] . inner[indices[i, j]]``,
+    as ``float32 [q, k]``. It is 0 for the index -1.
     """
     return (outer[:, None] * _gather_features(inner, indices)).sum(2).float()
 
 
 @indice_weighted_sum.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``indice_weighted_sum`` with respect to those of features and weights that autograd
-    ``needs``, as a dict by argument name.
+    """Return the gradients of ``indice_weighted_sum`` with respect to its features and weights, as a dict by argument
+    name. ``grad`` is the gradient of the result. An argument whose gradient autograd does not need (``needs``) is left
+    out.
     """
     gradients = {}
     if needs.feats:
@@ -152,8 +156,9 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @indice_weighted_sum_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``indice_weighted_sum_grad`` with respect to those of ``grad`` and ``weights`` that
-    autograd ``needs``, as a dict by argument name.
+    """Return the gradients of ``indice_weighted_sum_grad`` with respect to its ``grad`` and ``weights``, as a dict by
+    argument name. ``grad`` is the gradient of the result. An argument whose gradient autograd does not need (``needs``)
+    is left out.
     """
     gradients = {}
     if needs.grad:
@@ -186,8 +191,8 @@ def grid_sample_3d(
         coords: ``int32 [n, 4]`` rows (batch, x, y, z), distinct.
         shape: ``(batches, channels, X, Y, Z)``. Only the grid ``X, Y, Z`` is used.
         grid: ``[b, l, 3]`` points in units of voxels, whose centres are at integers + 0.5.
-        mode: ``"trilinear"`` interpolates between those of the eight voxels around the point that exist.
-            ``"nearest"`` takes the voxel that contains the point. Without a voxel the result is zeros.
+        mode: ``"trilinear"`` interpolates between the existing ones of the eight voxels around the point.
+            ``"nearest"`` takes the voxel that contains the point. Without such a voxel the result is zeros.
 
     Raises:
         ArgumentError: ``SL208`` for another ``mode`` or form of ``shape``, ``SL211`` for duplicate coordinates and

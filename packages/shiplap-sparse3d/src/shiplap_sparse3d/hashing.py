@@ -55,8 +55,8 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home_slot(key: int, capacity: int) -> int:
-    """Return the slot of a hash table of ``capacity`` slots at which the search for ``key`` starts. It is the result of
-    MurmurHash3's 64-bit finaliser, scaled to the capacity.
+    """Return the slot of a hash table of ``capacity`` slots at which the search for the 64-bit ``key`` starts. It is
+    the result of MurmurHash3's 64-bit finaliser, scaled to the capacity.
     """
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
@@ -73,8 +73,10 @@ def _to_signed(value: int, modulus: int) -> int:
 
 def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
     """Insert ``keys`` with ``values`` into the hash table, in place, by building the table again. In ascending order
-    each key takes the first free slot from where its search starts. Of several values for a key the lowest is stored.
-    Raise ``SL211`` if the table is full.
+    (as unsigned numbers) each key takes the first free slot from where its search starts.
+
+    Of several values for a key the lowest, as an unsigned number, is stored. Raise ``SL211`` with the name ``op`` if
+    there are more keys than slots.
     """
     entries: dict[int, int] = {}
     for key, value in zip(
@@ -109,7 +111,9 @@ def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
 
 
 def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
-    """Return the value of each key in the hash table, as ``int32``, or -1 for a key that is missing."""
+    """Return the value of each of ``keys`` in the hash table ``(table_keys, table_values)``, as ``int32`` in the shape
+    of ``keys``. It is -1 for a key that is missing.
+    """
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
@@ -119,8 +123,9 @@ def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Ten
 
 
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
-    """Return the keys ``int64 [n]`` of the voxels ``coords``, with -1 for padding. Raise ``SL211`` for rows outside the
-    grid and for a grid with too many cells. ``op`` is the op's name in the message.
+    """Return the keys ``int64 [n]`` of the voxels ``coords``, with -1 for padding. A key is the number of the voxel's
+    cell among all scenes. Raise ``SL211`` for rows outside the grid and for a grid with 2^63 cells or more. ``op`` is
+    the op's name in the error.
     """
     padding = coords[:, 0] == EMPTY
     refuse_rows(
@@ -153,6 +158,9 @@ def hash_insert(
 ) -> None:
     """Insert ``keys`` with ``values`` into the table, in place. Of several values for a key the lowest is stored. Raise
     ``SL211`` if the table has no room. Its content is then undefined.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. The key -1 is padding, which is not inserted.
+    Values are compared as unsigned numbers, also with the values that the table already has.
     """
     _insert_sorted("hash_insert", table_keys, table_values, keys, values)
 
@@ -161,7 +169,10 @@ def hash_insert(
 def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
-    """Return the value of each of ``keys`` in the table, or -1 for a key that is missing."""
+    """Return the value of each of ``keys`` in the table, or -1 for a key that is missing.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. The key -1 is padding, which is never found.
+    """
     return _look_up_keys(table_keys, table_values, keys)
 
 
@@ -176,6 +187,9 @@ def hash_insert_3d(
     """Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is the number of its
     cell, ``((b*X + x)*Y + y)*Z + z``. Raise ``SL211`` as ``hash_insert`` does, and for coordinates outside
     ``spatial_shape`` (cells per axis).
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. Voxels with the scene -1 are padding, which is
+    not inserted. Of several values for a voxel the lowest, as an unsigned number, is stored.
     """
     _insert_sorted(
         "hash_insert_3d", table_keys, table_values, voxel_keys("hash_insert_3d", coords, spatial_shape), values
@@ -191,6 +205,9 @@ def hash_insert_3d_index(
 ) -> None:
     """Insert each voxel with its row number as the value into the table, in place. Of equal voxels the first row is
     stored. Raise ``SL211`` as ``hash_insert_3d`` does.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. Voxels with the scene -1 are padding, which is
+    not inserted. A voxel that the table already has keeps a lower value.
     """
     keys = voxel_keys("hash_insert_3d_index", coords, spatial_shape)
     rows = torch.arange(coords.shape[0], dtype=torch.int32)
@@ -206,6 +223,9 @@ def hash_lookup_3d(
 ) -> Int32[Tensor, "m"]:
     """Return the value of each voxel in the table. It is -1 for a voxel outside the grid and for one that is missing
     from the table. Raise ``SL211`` if the grid has too many cells.
+
+    The table is a pair of tensors, as :func:`init_hashmap` returns them. A grid has too many cells if int64 numbers
+    cannot count those of all scenes.
     """
     check_cells("hash_lookup_3d", coords, spatial_shape)
     keys = torch.where(inside_grid(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)

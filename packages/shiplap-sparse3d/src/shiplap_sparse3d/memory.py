@@ -8,8 +8,9 @@ import torch
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the number of bytes that are free on ``device``, or None if it is not known. For a GPU it includes torch's
-    unused reserve. For the CPU it includes swap, and is at most the limit of the container.
+    """Return the number of bytes that are free on ``device``, or None if it is not known. For a GPU it includes memory
+    that torch has reserved and does not use. For the CPU it includes swap, and is at most the memory limit of the
+    container.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -31,8 +31,8 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return ``row * stride + offset`` for each of ``rows`` and each of ``offsets``, as ``int64 [rows * taps, d]``, all
-    taps of a row together. Padding (-1) stays -1.
+    """Return ``row * stride + offset`` for each of ``rows [n, d]`` and each of ``offsets [k, d]``, as ``int64 [n * k,
+    d]``. The ``k`` results of a row follow each other. They are -1 if the row is padding (-1).
     """
     moved = (rows.long() * torch.tensor(stride, device=rows.device))[:, None] + offsets.long()
     # Padding that moved could equal the coordinates of a voxel.
@@ -40,8 +40,8 @@ def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor
 
 
 def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
-    """Raise ``SL211`` if a row of coordinates occurs more than once. ``find`` is the lookup of all ``rows`` rows.
-    ``op`` is the op's name in the message.
+    """Raise ``SL211`` if a row of coordinates occurs more than once. ``find`` is the lookup of these rows, and ``rows``
+    is their number. ``op`` is the op's name in the error.
     """
     twins = torch.zeros(rows, dtype=torch.bool, device=find.rows.device)
     twins[find.repeats()] = True
@@ -55,6 +55,8 @@ def offset_table(
     """Return the number of the row of ``coords`` that equals ``outputs * stride + offsets``, for each output and each
     offset, as ``int32 [m, k]``. It is -1 if there is none. ``outputs`` may have equal rows. Raise ``SL211`` for
     duplicate rows of ``coords``.
+
+    A row whose first number is -1 is padding, and has no neighbours. ``stride`` has one number for each column.
     """
     table, repeated = _match_rows(coords, outputs, offsets, stride)
     refuse_rows("offset_table", repeated, "duplicate coordinates: row {row}")
@@ -62,8 +64,9 @@ def offset_table(
 
 
 def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``outputs * stride + offsets``, with -1 if
-    there is none. Return also the mask ``bool [n]`` of those rows of ``coords`` that another row repeats.
+    """Return ``(table, repeated)``. ``table[o, v]`` is the number of the row of ``coords`` that equals ``outputs[o] *
+    stride + offsets[v]``, or -1, as ``int32 [m, k]``. ``repeated`` is the mask ``bool [n]`` that is true for all but
+    one of equal rows of ``coords``.
     """
     # Whole rows are compared, so that no number of columns or range of values is too large.
     n, taps = coords.shape[0], outputs.shape[0] * offsets.shape[0]
@@ -78,9 +81,11 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 
 
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """For each output and each offset, return the number of the row of ``coords`` that equals ``output * stride +
-    offset``, as ``int32 [m, k]``, or -1. The op ``offset_table`` computes it, or operators of torch in a program that
-    is being exported. Raise ``SL211`` for duplicate rows of ``coords``.
+    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``output * stride + offset`` for each
+    output and each offset, with -1 if there is none.
+
+    The op ``offset_table`` computes it. In a program that is being exported, operators of torch do. Raise ``SL211`` for
+    duplicate rows of ``coords``.
     """
     if not runs_without_python(coords):
         return offset_table(coords, outputs, offsets, stride)
@@ -90,8 +95,9 @@ def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int])
 
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return the table of ``offset_table``, ``int32 [m, k]``, computed with sorted keys. This is the kernel of that op.
-    Raise ``SL211`` for duplicate rows of ``coords``. The arguments are those of that op.
+    """Compute the op ``offset_table`` with sorted keys, as its kernel for CPU and CUDA. Return the table ``int32 [m,
+    k]`` of the rows of ``coords`` at ``outputs * stride + offsets``, or -1. Raise ``SL211`` for duplicate rows of
+    ``coords``.
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
@@ -115,6 +121,9 @@ def offset_cells(
     """Return the distinct outputs that an input reaches, ascending. They are the integer rows with ``coords = output *
     stride + offset`` for one of ``offsets``. If ``transposed``, they are ``output = coords * stride + offset``. Outputs
     lie in ``[low, high)`` in each column.
+
+    An input is a row of ``coords``. Rows whose first number is -1 are padding, and reach nothing. ``stride`` has one
+    number for each column.
     """
     reached = [coords.long().new_empty(0, coords.shape[1])]
     step = torch.tensor(stride, device=coords.device)
@@ -133,9 +142,9 @@ def offset_cells(
 def _reached(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
-    """Return the outputs within the bounds that an input reaches, ``int32 [m, d]``, in the order of inputs and taps. An
-    output that several inputs reach is repeated. The arguments, with ``transposed``, are those of the op
-    ``offset_cells``.
+    """Return the outputs in ``[low, high)`` that the inputs ``coords`` reach by ``offsets``, as ``int32 [m, d]``, in
+    the order of inputs and offsets. An output that several inputs reach is repeated. If ``transposed`` is true, outputs
+    lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride + offset``.
     """
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
@@ -148,8 +157,8 @@ def _reached(
 def _offset_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Return the distinct outputs within the bounds that an input reaches, in ascending order. The arguments are those
-    of ``offset_cells``.
+    """Compute the op ``offset_cells`` with sorted keys, as its kernel for CPU and CUDA. The arguments are those of the
+    op. Return the distinct outputs within the bounds that an input reaches, ``int32 [m, d]``, in ascending order.
     """
     candidates = _reached(coords, offsets, stride, low, high, transposed)
     find = RowLookup(candidates)
@@ -162,9 +171,11 @@ def _offset_cells(
 def reached_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. The
-    op ``offset_cells`` computes them, or operators of torch in a program that is being exported. If ``transposed`` is
-    true, outputs lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride + offset``.
+    """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. If
+    ``transposed`` is true, outputs lie at ``input * stride + offset``, and otherwise inputs lie at ``output * stride +
+    offset``.
+
+    The op ``offset_cells`` computes them. In a program that is being exported, operators of torch do.
     """
     if not runs_without_python(coords):
         return offset_cells(coords, offsets, stride, low, high, transposed)
@@ -185,14 +196,14 @@ def box_offsets(
     padding: Sequence[int] | None = None,
     region: Literal["cube", "cross"] = "cube",
 ) -> list[tuple[int, ...]]:
-    """Return the offsets of a kernel's taps around its output, one tuple per tap, in the order of the weight. The last
-    axis counts fastest. Raise ``SL208`` for an unknown ``region``.
+    """Return the offsets of the cells of a kernel (its taps) from its output, one tuple for each tap, in the order of a
+    convolution's weight. The last axis varies fastest. Raise ``SL208`` for an unknown ``region``.
 
     Args:
-        kernel: taps per axis.
-        dilation: spacing of the taps per axis.
+        kernel: the number of taps on each axis.
+        dilation: the distance between neighbouring taps on each axis, in cells.
         padding: how far the first tap of an axis lies below the output, by default ``(kernel - 1) // 2 * dilation``.
-        region: ``"cube"`` for all taps, or ``"cross"`` for those on an axis through the middle.
+        region: ``"cube"`` for all taps, or ``"cross"`` for those on an axis through the middle tap.
     """
     if region not in ("cube", "cross"):
         raise error("SL208", where="box_offsets, argument 'region'", got=repr(region), expected="'cube' or 'cross'")
@@ -206,8 +217,8 @@ def box_offsets(
 
 
 def unbounded(axes: int) -> tuple[list[int], list[int]]:
-    """Return bounds (low, high) for ``offset_cells`` with a scene and ``axes`` axes. They leave out only scenes below 0
-    and the largest int32.
+    """Return the bounds ``(low, high)`` for ``offset_cells`` that allow all outputs with a scene and ``axes``
+    coordinates. They exclude only scenes below 0 and the largest int32.
     """
     return [0, *[_INT32.min] * axes], [_INT32.max] * (axes + 1)
 

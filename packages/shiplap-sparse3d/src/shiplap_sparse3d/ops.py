@@ -93,6 +93,8 @@ def segment_mean(
 ) -> Float[Tensor, "m c"]:
     """Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` holds the number of rows of each
     index. A count of 0 gives zeros. Sums are kept in at least float32.
+
+    Raise ``SL211`` for an index that is not a row of ``counts``.
     """
     refuse_rows("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
     total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=sum_dtype(feats.dtype))
@@ -102,8 +104,9 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``segment_mean`` with respect to its features, as a dict by argument name. Each row gets
-    an equal share of its segment's gradient.
+    """Return the gradient of ``segment_mean`` with respect to its features, as a dict by argument name. The dict is
+    empty if autograd does not need it. Each row gets an equal share of the gradient of its segment (the rows with one
+    index).
     """
     # Each row has an equal share of the mean.
     share = grad.to(sum_dtype(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
@@ -145,6 +148,8 @@ def out_coords(
 ) -> Int32[Tensor, "m 4"]:
     """Return the output voxels of a strided convolution in ascending order. They are all cells of the output grid that
     an input voxel reaches. Raise ``SL211`` as ``subm_table`` does.
+
+    An input voxel reaches an output cell if it lies at one of the cells of the kernel placed there.
     """
     check_coords("out_coords", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
@@ -170,6 +175,9 @@ def conv_table(
     """Return the neighbour table of a strided convolution, ``int32 [m, k]``. For each tap ``k`` of each output ``o`` it
     holds the input row at ``o*S - P + k*Dl``, or -1. Raise ``SL211`` for duplicate rows and for rows outside their
     grid.
+
+    ``S``, ``P`` and ``Dl`` are stride, padding and dilation. A tap is a cell of the kernel, the last axis fastest. The
+    row is -1 if there is no voxel at this cell.
     """
     check_coords("conv_table", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
@@ -184,6 +192,9 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
     """Return the transpose of a neighbour table, which holds the output row that reads each input row by each tap. It
     has ``t[table[j, v], v] = j`` and -1 elsewhere. Raise ``SL211`` for a number outside ``[-1, rows)``, and if two
     outputs read one input by the same tap.
+
+    ``table[j, v]`` is the input row that output ``j`` reads by tap ``v`` (a cell of the kernel), or -1. ``rows`` is the
+    number of input rows.
     """
     refuse_rows("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
     hit = table >= 0
@@ -208,8 +219,8 @@ MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 
 
 def part_size(taps: int, parts: int) -> int:
-    """Return the number of taps of each part of a neighbour table. The ``taps`` columns of the table are cut into
-    ``parts`` groups that are sorted separately. The last part may have fewer taps.
+    """Return the number of taps of each part of a neighbour table, or 0 if ``parts`` is 0. The ``taps`` columns of the
+    table are cut into ``parts`` groups that are sorted separately. The last part may have fewer taps.
     """
     return -(-taps // parts) if parts else 0
 
@@ -264,6 +275,9 @@ _TAPS = ("taps >= 0", f"taps <= {MAX_PART} * parts")  # the bits of a mask that 
 def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
     """Return the blocks of 64 rows of a sorted table that hit each tap, ``int32 [taps, b]``, and their numbers. The
     blocks of a tap are ascending, followed by zeros.
+
+    ``masks`` is a result of ``sort_table``. A block hits a tap (a column of the neighbour table) if any of its rows has
+    a neighbour in that column.
     """
     size = part_size(taps, masks.shape[0])
     tap = torch.arange(taps, device=masks.device)
@@ -276,8 +290,9 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
-    """Return the sorted neighbour ``table`` with its rows in the order of the outputs again. ``order`` holds the output
-    of each row for each part (group of taps). If it is None, the table is not sorted and is returned unchanged.
+    """Return a sorted neighbour ``table`` with its rows in the order of the outputs again. ``order [parts, m]`` has the
+    output of each row for each part, a group of columns that was sorted separately. If ``order`` is None, ``table`` is
+    not sorted and is returned unchanged.
     """
     if order is None or table.shape[1] == 0:
         return table
@@ -294,8 +309,8 @@ def rows_under(feats: Tensor, index: Tensor) -> Tensor:
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
-    """Raise ``SL211`` if a row of ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name in the
-    message.
+    """Raise ``SL211`` if a row of the neighbour ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name
+    in the error.
     """
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
@@ -322,14 +337,14 @@ def conv(
     """Return the convolution over a neighbour table, ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``. Where
     the table has -1, nothing is added.
 
-    ``order`` and ``masks`` belong to a sorted table. Channels are convolved in ``groups``, as in ``torch.nn.Conv3d``.
-    With ``reflect``, tap ``v`` takes ``weight[:, k - 1 - v]``. ``tf32`` lets a GPU round float32 factors to 10 bits of
-    fraction. Sums are always float32, or float64 for float64. Raise ``SL211`` for a number in the table outside ``[-1,
-    n)``.
+    ``order`` and ``masks`` are those of ``sort_table`` if the table is sorted, and otherwise None. Channels are
+    convolved in ``groups``, as in ``torch.nn.Conv3d``. If ``reflect`` is true, tap ``v`` takes ``weight[:, k-1-v]``.
+    If ``tf32`` is true, a GPU may round float32 factors to 10 bits of fraction. Sums are always float32, or float64 for
+    float64. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
 
     Only the backward reads the other arguments. ``table_t``, ``order_t`` and ``masks_t`` are the transposed table and
-    its sorted form. ``symmetric`` means that the table is its own transpose when read backwards, as submanifold tables
-    of odd kernels are. If neither is given, the backward builds the transposed table.
+    the results of sorting it. ``symmetric`` is true if the table with its columns in reverse order is its own
+    transpose, as submanifold tables of odd kernels are. If neither is given, the backward builds the transposed table.
     """
     _check_table("conv", table, feats.shape[0])
     table, weight = by_output(table, order), weight.flip(1) if reflect else weight
@@ -360,6 +375,9 @@ def conv_weight_grad(
     """Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. ``grad`` is
     the gradient of the output of ``conv``. ``order``, ``blocks`` and ``counts`` belong to a sorted table, as the ops
     ``sort_table`` and ``tap_blocks`` return them. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
+
+    ``groups``, ``reflect`` and ``tf32`` are the arguments of ``conv``. If the table is not sorted, ``order``,
+    ``blocks`` and ``counts`` are None.
     """
     _check_table("conv_weight_grad", table, feats.shape[0])
     table = by_output(table, order)
@@ -382,8 +400,8 @@ def _swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``conv`` with respect to those of bias, weight and features that autograd ``needs``, as a
-    dict by argument name. ``grad`` is the gradient of its output.
+    """Return the gradients of ``conv`` with respect to its bias, weight and features, as a dict by argument name.
+    ``grad`` is the gradient of the result. An argument whose gradient autograd does not need (``needs``) is left out.
     """
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
@@ -409,8 +427,9 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @conv_weight_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of ``conv_weight_grad`` with respect to ``grad`` and ``feats``, as a dict by argument name.
-    They are second derivatives of a convolution.
+    """Return the gradients of ``conv_weight_grad`` with respect to its ``grad`` and ``feats``, as a dict by argument
+    name. An argument whose gradient autograd does not need (``needs``) is left out. These are second derivatives of a
+    convolution.
     """
     table, gradients = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}

@@ -32,8 +32,8 @@ AS_FLOATS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 
 
 
 class _ReceivedCoords(torch.autograd.Function):
-    """Coordinates that arrived as float64 together with features. The forward makes integers of them, and their
-    gradient is zeros.
+    """The autograd function for coordinates that a stage has received as float64 together with features. The forward
+    converts the coordinates to int32. The backward returns zeros as their gradient.
     """
 
     @staticmethod
@@ -70,9 +70,9 @@ class Voxels:
     dtype: torch.dtype = torch.float32
 
     def empty(self, device: torch.device, received: bool) -> tuple[Tensor, Tensor]:
-        """Return features ``[rows, channels]`` and coordinates of -1 (padding) as an example input of a stage. If
-        ``received`` is true, the stage receives them from another stage. The features then require gradients, and the
-        coordinates are floats where torch needs it. Otherwise the features require no gradients, and the coordinates
+        """Return features ``[rows, channels]`` of zeros and coordinates of -1 (padding) as an example input of a stage.
+        If ``received`` is true, the stage receives them from another stage. The features then require gradients, and
+        the coordinates are float64 before torch 2.13. Otherwise the features require no gradients, and the coordinates
         are int32.
         """
         feats = torch.zeros(self.rows, self.channels, dtype=self.dtype, device=device)
@@ -80,7 +80,7 @@ class Voxels:
         return feats.requires_grad_(received), coords.double() if AS_FLOATS and received else coords
 
     def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
-        """Return the sparse tensor of the features and coordinates that the stage before has sent. It is padded to a
+        """Return the sparse tensor of the features and coordinates that the previous stage has sent. It is padded to a
         fixed number of rows.
         """
         if coords.is_floating_point():
@@ -89,8 +89,8 @@ class Voxels:
 
 
 class _StageModule(nn.Module):
-    """The user's ``module`` as a stage of a pipeline, with plain tensors in place of sparse tensors as inputs and
-    outputs. ``takes`` has the shape of each sparse tensor that it receives. ``last`` is whether it is the last stage.
+    """The user's ``module`` as a stage of a pipeline, which takes and returns tensors in place of sparse tensors.
+    ``takes`` describes each sparse tensor that the module takes. ``last`` is true if the stage is the last one.
     """
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
@@ -101,8 +101,9 @@ class _StageModule(nn.Module):
         self.module, self.takes, self.last = module, takes, last
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return the outputs of the module as plain tensors. ``tensors`` are the features and coordinates of each
-        sparse tensor in turn. Each sparse output is returned as its features and coordinates.
+        """Return the outputs of the module as tensors, a tuple of them if there are several. ``tensors`` are the
+        features and coordinates of each sparse input in turn. Each sparse output is returned as its features and
+        coordinates.
         """
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
@@ -111,9 +112,9 @@ class _StageModule(nn.Module):
 
 
 def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
-    """Return the outputs of a stage as tensors that another rank can receive. A sparse tensor becomes features and
-    coordinates, and a plain tensor is unchanged. If ``last`` is false, the coordinates are floats where torch needs it.
-    Raise ``SL209`` for any other output.
+    """Return the outputs of a stage as a list of tensors that another rank can receive. A sparse tensor becomes its
+    features and its coordinates, and a tensor is unchanged. Before torch 2.13 the coordinates are float64, unless
+    ``last`` is true. Raise ``SL209`` for any other output.
     """
     made: list[Tensor] = []
     for out in outputs:
@@ -140,7 +141,7 @@ def stage(
     """Return the stage ``index`` of ``stages`` of a pipeline, for the schedules of ``torch.distributed.pipelining``
     (``ScheduleGPipe``, ``Schedule1F1B`` and others).
 
-    The module takes the result of the module of the stage before, which is a sparse tensor or a tuple of them. In the
+    The module takes the result of the previous stage's module, which is a sparse tensor or a tuple of them. In the
     last stage it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose
     coordinates are -1 are padding without a meaning. On the first rank, pass :func:`split` of the batch to
     ``schedule.step``.
@@ -149,11 +150,12 @@ def stage(
     from the one before.
 
     Args:
-        module: what this rank computes.
-        index, stages: the number of this stage, and the count of all. Rank ``i % ranks`` has stage ``i``.
+        module: the layers that this stage runs.
+        index, stages: the number of this stage, from 0, and the count of all. Rank ``i % ranks`` has stage ``i``.
         device: the device of this rank.
-        takes: the input of the first stage.
-        group: the ranks of the pipeline, by default all.
+        takes: the shape of the sparse tensor that the first stage takes. Every stage must get it, but only the first
+            one reads it.
+        group: the process group of the pipeline's ranks. None stands for all ranks.
 
     Raises:
         ShiplapError: ``SL209`` for outputs that another stage cannot take, and for several stages on a single rank.
@@ -195,7 +197,9 @@ def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group:
 
 
 def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
-    """Return the shapes of this stage's inputs, received from ``rank``, whose stage comes before this one."""
+    """Return the shapes of this stage's inputs, received as numbers from ``rank``, which runs the stage before this
+    one.
+    """
     told = torch.zeros(MOST, 7, dtype=torch.int64, device=device)
     dist.recv(told, group=group, group_src=rank)
     # Unused lines of the fixed-size message are zeros.
@@ -207,9 +211,9 @@ def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels
 
 
 def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Return ``(feats, coords)`` of the scenes of ``x`` as ``parts`` micro-batches, one after the other. Each has as
-    many scenes and is padded to ``rows`` rows. ``torch.chunk(t, parts)`` of each tensor gives the micro-batches, as
-    torch's schedules cut them.
+    """Return ``(feats, coords)`` of the scenes of ``x`` as ``parts`` micro-batches, one after the other. All have the
+    same number of scenes and are padded to ``rows`` rows. ``torch.chunk(t, parts)`` of each tensor gives the
+    micro-batches, as torch's schedules cut them.
 
     Raises:
         ShiplapError: ``SL208`` for a number of scenes that is not a multiple of ``parts``, and for more than ``rows``

@@ -17,8 +17,8 @@ __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sort
 
 
 def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
-    """Return the number of parts into which a neighbour table of ``rows`` outputs and ``taps`` taps is cut. A part is a
-    group of taps that is sorted separately.
+    """Return the number of parts into which a neighbour table of ``rows`` outputs and ``taps`` columns is cut. A part
+    is a group of columns that is sorted separately.
 
     The number is the one that was fastest for so many rows on an H200 (``docs/design/0008-sparse3d-cuda.md``).
     ``strided`` is true for outputs that a stride above 1 reaches, whose rows have fewer neighbours in common, and false
@@ -35,8 +35,9 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
 
 
 def _filled_parts(taps: int, parts: int) -> int:
-    """Return how many of ``parts`` equal parts of ``taps`` taps have any taps. For example, eight taps in five parts of
-    two leave one part empty.
+    """Return how many of ``parts`` equal parts are not empty if ``taps`` columns of a table are cut into them. For
+    example, eight columns in five parts of two leave one part empty, so the result is 4. Without columns it is
+    ``parts``.
     """
     return -(-taps // -(-taps // parts)) if taps > 0 else parts
 
@@ -47,12 +48,13 @@ _most_parts = 1 << 31
 
 
 def set_most_parts(most: int | None) -> int | None:
-    """Limit the number of parts into which tables that are built from now on are sorted, and return the previous limit.
-    None stands for no limit. Raise ``SL208`` for a limit below 1.
+    """Limit the number of parts into which neighbour tables that are built from now on are sorted, and return the
+    previous limit. A part is a group of columns that is sorted separately. None stands for no limit. Raise ``SL208``
+    for a limit below 1.
 
     A convolution over ``p`` parts holds ``p`` partial sums of its result in float32 before it adds them. Below 128,000
-    voxels they are most of its peak of memory. Fewer parts take less memory. They take more time if blocks of rows
-    share few taps.
+    voxels they are most of its peak of memory. Fewer parts take less memory. They take more time if the voxels of a
+    block have neighbours in different columns.
     """
     global _most_parts
     before = None if _most_parts == 1 << 31 else _most_parts
@@ -63,12 +65,12 @@ def set_most_parts(most: int | None) -> int | None:
 
 
 def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int = 132) -> int:
-    """Return the smallest number of parts of a table that gives each multiprocessor two tiles of 64 rows x 128
-    channels. It is at most nine. A part is a group of taps that one GPU program handles, and the table has ``rows``
-    rows and ``taps`` taps.
+    """Return the smallest number of parts of a neighbour table that gives each multiprocessor two tiles of 64 rows x
+    128 channels. It is at most nine. A part is a group of columns that one GPU program handles. The table has ``rows``
+    rows and ``taps`` columns.
 
-    More parts do not keep the device busier, but let blocks skip more taps. ``multiprocessors`` is the number of
-    multiprocessors of the GPU, by default that of an H200.
+    More parts do not keep the device busier, but let blocks of rows skip more columns. ``multiprocessors`` is the
+    number of multiprocessors of the GPU, by default that of an H200.
     """
     tiles = max(1, -(-rows // 64) * -(-channels // 128))
     least = max(1, -(-taps // ops.MAX_PART))
@@ -76,14 +78,16 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
 
 
 def wants_sorted(tensor: Tensor) -> bool:
-    """Return whether convolutions on the tensor's device run best over sorted neighbour tables, which is true for GPUs.
-    In a sorted table, rows with neighbours under the same taps lie next to each other.
+    """Return whether convolutions on the device of ``tensor`` run best over sorted neighbour tables, which is true for
+    CUDA devices alone. In a sorted table, rows with neighbours under the same taps (cells of the kernel) are adjacent.
     """
     return tensor.device.type == "cuda"
 
 
 def _known_to_hold(condition: Any) -> bool:
-    """Return whether ``condition``, on sizes of a graph, is true for all possible sizes. No guard is added."""
+    """Return whether ``condition``, a comparison of symbolic sizes, is known to hold for all possible sizes. No guard
+    is added to the graph.
+    """
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -94,13 +98,13 @@ class Plan:
     """A neighbour table, sorted or not, and its transpose for the gradient and the inverse convolution.
 
     Attributes:
-        table: ``int32 [m, k]``, the input row under each tap of each output row, or -1. May be a view.
+        table: ``int32 [m, k]``, the input row at each tap (cell of the kernel) of each output row, or -1.
         rows: ``n``, the number of input rows.
-        order, masks: the parts of a sorted table (``sort_table``), or None on the CPU.
+        order, masks: the results of ``sort_table`` that describe a sorted table, or None if it is not sorted.
         reflect: whether tap ``v`` takes the weight of tap ``k - 1 - v``.
         symmetric: whether the table read backwards is its own transpose (submanifold, odd kernel).
-        back: tables of the transpose ``(table, order, masks)``, or None. A symmetric plan needs none, and the gradient
-            of other plans builds them when it runs.
+        back: the transposed table with its description, ``(table, order, masks)``, or None. A symmetric plan needs
+            none, and the gradient of other plans builds one when it runs.
     """
 
     table: Tensor
@@ -139,14 +143,14 @@ class Plan:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of the plan, to move, record or mark as dynamic. They are the neighbour table, the order of its
-        rows and the masks of taps, in both directions.
+        rows, and the masks of columns that blocks of rows use, for both directions.
         """
         return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
 
     @property
     def t(self) -> Plan:
-        """The plan (neighbour tables) of the transposed convolution, from outputs to inputs by the same taps. The
-        transposed table is built if this plan does not hold it.
+        """The plan (neighbour tables) of the transposed convolution, which goes from outputs to inputs. The transposed
+        table is built if this plan does not hold it.
         """
         if self.symmetric:
             # A symmetric table read backwards is its own transpose.
@@ -158,8 +162,8 @@ class Plan:
 
     @built_outside_modes
     def transposed(self) -> Plan:
-        """Return the plan (neighbour tables) from outputs to inputs, built now. It holds this plan's table as its own
-        transpose. It is sorted if this plan is.
+        """Return the plan (neighbour tables) from outputs to inputs, with newly built tables. The table of this plan is
+        the transpose in the returned plan, whose rows are sorted if those of this plan are.
         """
         plain = ops.transpose_table(self.unsorted().table, self.rows)
         table, order, masks = (plain, None, None) if self.order is None else _sort_tables(plain, None)
@@ -167,14 +171,14 @@ class Plan:
 
     @property
     def whole(self) -> bool:
-        """Whether the plan holds all that a gradient reads. This is the transposed table, from outputs to inputs, or a
-        table that is its own transpose.
+        """Whether the plan holds all that a gradient reads. This is so if it has the transposed table, from outputs to
+        inputs, or if its table is its own transpose.
         """
         return self.symmetric or self.back is not None
 
     def complete(self) -> Plan:
         """Return the plan (neighbour tables) with the transposed table, from outputs to inputs, which a gradient reads.
-        That table is built if it is missing.
+        If the plan lacks that table, build it. Otherwise return this plan itself.
         """
         if self.whole:
             return self
@@ -183,9 +187,11 @@ class Plan:
 
     @built_outside_modes
     def sorted(self, parts: int | None = None) -> Plan:
-        """Return the plan over tables whose rows are sorted by the taps under which they have a neighbour, so that GPU
-        kernels can skip taps. ``parts`` is the number of groups of taps that are sorted separately, by default that of
-        :func:`parts_for`. A sorted plan is returned unchanged.
+        """Return the plan over neighbour tables whose rows are sorted by the columns in which they have a neighbour.
+        GPU kernels can then skip columns. A sorted plan is returned unchanged.
+
+        ``parts`` is the number of groups of columns that are sorted separately. If it is None, it is that of
+        :func:`parts_for`.
         """
         if self.order is not None:
             return self
@@ -205,9 +211,12 @@ class Plan:
 
 
 def _sort_tables(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the neighbour ``table`` with its rows sorted by the taps under which they have a neighbour, as (table,
-    order, masks). ``parts`` is the number of groups of taps that are sorted separately. If it is None, it is that of
-    :func:`parts_for`. ``order`` holds the output of each row, and ``masks`` the taps that each block of 64 rows hits.
+    """Return the neighbour ``table`` with its rows sorted by the columns in which they have a neighbour, as ``(table,
+    order, masks)``. ``order`` holds the output of each row, and ``masks`` the columns in which any row of each block of
+    64 has a neighbour.
+
+    ``parts`` is the number of groups of columns that are sorted separately. If it is None, it is that of
+    :func:`parts_for`.
     """
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
     return columns.t(), order, masks

@@ -39,8 +39,8 @@ def subm_plan(
     """Return the sorted neighbour table of a submanifold convolution, as the ops ``subm_table`` and ``sort_table`` make
     it one after the other.
 
-    The result is its columns by tap, the output of each row in each of ``parts`` groups of taps, and the taps that each
-    block of 64 rows hits.
+    The result is its columns by tap, the output of each row in each of ``parts`` groups of columns, and the columns
+    in which any row of each block of 64 rows has a neighbour.
 
     ``scenes`` is the number of scenes, or 0 if it is not known. Raise ``SL211`` as those ops do, and for a row of a
     scene that does not exist.
@@ -95,8 +95,8 @@ def conv_plan(
     """Return the sorted neighbour tables of a strided convolution and of its transpose, as the ops ``conv_table`` and
     ``sort_table`` make them. For each table the result is its columns by tap, its order and its masks.
 
-    ``parts`` and ``parts_t`` are the numbers of groups of taps of the two tables. If ``parts_t`` is 0 there is no
-    transpose. Raise ``SL211`` as those ops do.
+    ``parts`` and ``parts_t`` are the numbers of parts of the two tables, groups of columns that are sorted separately.
+    If ``parts_t`` is 0, there is no transpose, and its tensors are empty. Raise ``SL211`` as those ops do.
     """
     table = ops.conv_table.reference(coords, out_coords, spatial_shape, kernel, stride, padding, dilation)
     sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)

@@ -32,8 +32,8 @@ __all__ = [
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
-    """Raise ``SL211`` if a row of ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name in the
-    message.
+    """Raise ``SL211`` if a row of the neighbour ``table`` has a number outside ``[-1, rows)``. ``op`` is the op's name
+    in the error.
     """
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
@@ -42,20 +42,23 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
 
 
 def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the largest of the rows of ``feats [n, c]`` under the taps of each output, channel by channel, ``[m, c]``.
-    An output without a row under its taps gets zeros.
+    """Return the largest of the rows of ``feats [n, c]`` that each output reads, channel by channel, as ``[m, c]``. An
+    output that reads no row gets zeros.
 
-    ``table`` is ``[m, k]``. ``table_t`` is ``transpose_table(table, n)``, which the gradient builds if it is None.
-    :func:`max_pool_with_taps` has the details.
+    The neighbour table ``table [m, k]`` holds the rows that an output reads, or -1. ``table_t`` is
+    ``transpose_table(table, n)``, which the gradient builds if it is None. :func:`max_pool_with_taps` explains the
+    gradient and NaN.
     """
     return max_pool_with_taps(feats, table, table_t)[0]
 
 
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the mean of the rows of ``feats [n, c]`` that exist under the taps of each output, ``[m, c]``. An output
-    without a row under its taps gets zeros. ``table`` is ``[m, k]``. ``torch.nn.AvgPool3d`` divides by the volume of
-    the kernel instead, for which :func:`sum_pool` can be used. ``table_t`` is the transposed table. If it is None, the
-    gradient builds it.
+    """Return the mean of the rows of ``feats [n, c]`` that each output reads, as ``[m, c]``. An output that reads no
+    row gets zeros.
+
+    The neighbour table ``table [m, k]`` holds the rows that an output reads, or -1, which does not count.
+    ``torch.nn.AvgPool3d`` divides by the volume of the kernel instead, for which :func:`sum_pool` can be used.
+    ``table_t`` is the transposed table, which the gradient builds if it is None.
     """
     return sum_pool(feats, table, table_t, average=True)
 
@@ -71,6 +74,9 @@ def max_pool_with_taps(
     in ``torch.nn.MaxPool3d``. The gradient goes to that tap only, while spconv gives it in full to every input that
     equals the output. Only the backward reads ``table_t``, and builds it if it is None. Raise ``SL211`` for a number in
     the table outside ``[-1, n)``.
+
+    A tap is a column of the neighbour ``table``, and a number in it that is not -1 is a hit, the row of ``feats`` that
+    the output reads by this tap. ``table_t`` is the transposed table.
     """
     _check_table("max_pool_with_taps", table, feats.shape[0])
     hit = torch.nn.functional.pad(table >= 0, (0, 1))[..., None]  # a last tap without a hit, if there is no other
@@ -89,6 +95,9 @@ def max_pool_grad(
     """Return the gradient of ``max_pool_with_taps`` with respect to its features, ``out[i] = sum_v grad[t[i, v]]`` over
     the channels whose tap is ``v``. ``t`` is ``table_t``, the transposed table. The sum runs in the order of taps, so
     it is the same in each run. Raise ``SL211`` for a number in ``table_t`` outside ``[-1, m)``.
+
+    A tap is a column of the neighbour table. ``taps`` holds the tap that each maximum came from, or -1, as
+    ``max_pool_with_taps`` returns it.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])
     tap = torch.arange(table_t.shape[1], device=grad.device)[:, None]
@@ -98,8 +107,9 @@ def max_pool_grad(
 
 @max_pool_with_taps.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``max_pool_with_taps`` with respect to its features, as a dict by argument name. The
-    gradient of each output is added to the input row that had the largest value.
+    """Return the gradient of ``max_pool_with_taps`` with respect to its features, as a dict by argument name. The dict
+    is empty if autograd does not need it. The gradient of each output is added to the input row that had the largest
+    value.
     """
     if not needs.feats:
         return {}
@@ -109,8 +119,9 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
 
 @max_pool_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``max_pool_grad`` with respect to ``grad``, as a dict by argument name. For each output it
-    is the value at the input row that had the largest value.
+    """Return the gradient of ``max_pool_grad`` with respect to its ``grad``, as a dict by argument name. The dict is
+    empty if autograd does not need it. For each output it is the value of the incoming gradient at the input row that
+    had the largest value.
     """
     if not needs.grad:
         return {}
@@ -133,6 +144,9 @@ def sum_pool(
     """Return the sum of the rows under the taps of each output, or with ``average`` their mean over the hits. Outputs
     without a hit are zeros. Sums are kept in at least float32. Only the backward reads ``table_t``, and builds it if it
     is None. Raise ``SL211`` for a number in the table outside ``[-1, n)``.
+
+    A tap is a column of the neighbour ``table``, and a number in it that is not -1 is a hit, the row of ``feats`` that
+    the output reads by this tap. ``table_t`` is the transposed table.
     """
     _check_table("sum_pool", table, feats.shape[0])
     out = rows_under(feats, table).to(sum_dtype(feats.dtype)).sum(1)
@@ -140,16 +154,17 @@ def sum_pool(
 
 
 def _hits_per_row(table: Tensor, like: Tensor) -> Tensor:
-    """Return the number of hits of each row of ``table`` (numbers that are not -1), and at least 1, as ``[m, 1]`` in
-    the dtype of ``like``.
+    """Return the number of rows that each output reads, the numbers in a row of ``table`` that are not -1, as ``[m,
+    1]`` in the dtype of ``like``. It is at least 1.
     """
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
 
 @sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``sum_pool`` with respect to its features, as a dict by argument name. It is the gradient
-    of the output, added up by the transposed table.
+    """Return the gradient of ``sum_pool`` with respect to its features, as a dict by argument name. The dict is empty
+    if autograd does not need it. Each input row gets the sum of the gradients of the outputs that read it. For an
+    average these are first divided by the number of rows that the output reads.
     """
     if not needs.feats:
         return {}
@@ -182,8 +197,8 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
 
 
 def _scene_of_rows(op: str, coords: Tensor, batch_size: int) -> Tensor:
-    """Return the scene of each row, ``int64 [n]``, which is ``batch_size`` for padding. Raise ``SL211`` for other
-    scenes.
+    """Return the scene of each row, ``int64 [n]``, with ``batch_size`` for padding. Raise ``SL211`` for scenes outside
+    ``[-1, batch_size)``. ``op`` is the op's name in the error.
     """
     check_scenes(op, coords, batch_size)
     scene = coords[:, 0].long()
@@ -217,8 +232,9 @@ def global_max_pool(
 
 @global_max_pool.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``global_max_pool`` with respect to its features, as a dict by argument name. The gradient
-    of each scene goes to the row that had the largest value.
+    """Return the gradient of ``global_max_pool`` with respect to its features, as a dict by argument name. The dict is
+    empty if autograd does not need it. The gradient of each scene and channel goes to the row that had the largest
+    value.
     """
     if not needs.feats:
         return {}
@@ -244,8 +260,8 @@ def global_sum_pool(
 
 
 def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
-    """Return the number of rows of each scene, and at least 1, as ``[batch_size, 1]`` in the dtype of ``like``. It is
-    counted in integers.
+    """Return the number of rows of each scene, and at least 1, as ``[batch_size, 1]`` in the dtype of ``like``.
+    ``scene`` holds the scene of each row, or ``batch_size`` for padding.
     """
     counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
     counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
@@ -254,8 +270,9 @@ def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
 
 @global_sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of ``global_sum_pool`` with respect to its features, as a dict by argument name. Each row has
-    the gradient of its scene, and padding has zeros.
+    """Return the gradient of ``global_sum_pool`` with respect to its features, as a dict by argument name. The dict is
+    empty if autograd does not need it. Each row has the gradient of its scene, for an average divided by the scene's
+    number of rows. Padding has zeros.
     """
     if not needs.feats:
         return {}

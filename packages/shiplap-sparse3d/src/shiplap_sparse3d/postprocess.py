@@ -39,6 +39,9 @@ def masked_gemm_signals(
     bits as a Gray code, and equal rows by their number. ``valid_signal_i`` and ``valid_signal_o`` hold the input and
     output rows of all pairs, by tap and then by output row. Those of tap ``v`` are ``valid_signal_seg[v]`` to
     ``valid_signal_seg[v + 1]``. A negative number in the table is no hit.
+
+    The row numbers in the table are the input rows that each output row reads. After the last pair the lists of pairs
+    are filled up with -1.
     """
     n, v = table.shape
     hits = table >= 0
@@ -68,6 +71,8 @@ def masked_gemm_kernels(
     ``valid_kernel`` is one list for all blocks, ascending in each block, with -1 at its end. The taps of block ``i``
     are ``valid_kernel[valid_kernel_seg[i] : valid_kernel_seg[i + 1]]``. Raise ``SL211`` for a ``sorted_index`` outside
     ``[0, n)``.
+
+    A row hits the taps whose bits are set in its ``gray_code``, which ``masked_gemm_signals`` returns.
     """
     n = gray_code.shape[0]
     refuse_rows("masked_gemm_kernels", (sorted_index < 0) | (sorted_index >= n), "sorted_index[{row}] is no row")

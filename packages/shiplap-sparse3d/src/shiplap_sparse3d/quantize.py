@@ -17,14 +17,14 @@ from shiplap_sparse3d.tensor import SparseTensor, voxelize
 
 
 class QuantizedPoints(NamedTuple):
-    """Voxels of points.
+    """The result of :func:`sparse_quantize`, the distinct voxels that contain points.
 
     Attributes:
         coords: ``int32 [m, d]``, distinct cells in ascending order. Negative points have negative cells.
         first: ``int64 [m]``, the first point of each voxel.
         inverse: ``int64 [p]``, the voxel of each point.
-        feats: ``[m, c]``, the features of the first point, or None.
-        labels: ``[m]``, one label for each voxel, or None.
+        feats: ``[m, c]``, the features of the first point of each voxel, or None if no features were given.
+        labels: ``[m]``, one label for each voxel, or None if no labels were given.
     """
 
     coords: Tensor
@@ -47,11 +47,12 @@ def sparse_quantize(
     cell. :func:`voxelize` returns means of features instead.
 
     Args:
-        points: ``[p, d]``, any numbers. Put the scene in front of the cells afterwards, as :func:`collate` does.
+        points: ``[p, d]``, integers or floating-point numbers. They have no column for the scene. Put it in front of
+            the cells afterwards, as :func:`collate` does.
         feats: the features of the points, ``[p, c]``.
         labels: integers ``[p]``.
         size: the edge of a voxel, one number or one for each axis.
-        ignore_label: the label of points that do not count, and of voxels that have no label.
+        ignore_label: the label of points that do not count, and of voxels all of whose points have it.
         conflict: the label of a voxel whose points have several labels. With ``"vote"`` it is that of most points, and
             of equally frequent labels the smallest. With ``"ignore"`` it is ``ignore_label``.
 
@@ -90,10 +91,12 @@ def _first_of(inverse: Tensor, voxels: int) -> Tensor:
 
 
 def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, conflict: str) -> Tensor:
-    """Return the label of each voxel, ``[voxels]``, from the labels of its points. ``inverse`` holds the voxel of each
-    point. Raise ``SL204`` if the labels are not integers ``[p]``, and ``SL208`` if their dtype does not hold the value
-    ``ignore``. ``ignore`` and ``conflict`` are the arguments ``ignore_label`` and ``conflict`` of
+    """Return the label of each voxel, ``[voxels]``, from the ``labels`` of its points. ``inverse`` holds the voxel of
+    each point. ``ignore`` and ``conflict`` are the arguments ``ignore_label`` and ``conflict`` of
     :func:`sparse_quantize`.
+
+    Raise ``SL204`` if the labels are not integers ``[p]``. Raise ``SL208`` if their dtype does not hold the value
+    ``ignore``.
     """
     if labels.dim() != 1 or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}"
@@ -137,8 +140,9 @@ class PointTensor:
         check_rows("PointTensor", self.feats, self.points.shape[0])
 
     def voxelize(self, spatial_shape: Axes | None = None, batch_size: int | None = None) -> SparseTensor:
-        """Return the sparse tensor of the voxels that contain points, with the mean of their features. Cells are
-        counted from coordinate 0. ``spatial_shape`` and ``batch_size`` are by default as large as the points need.
+        """Return the sparse tensor of the voxels that contain points, with the mean of the features of these points. A
+        point lies in the cell ``floor(point)``. By default ``spatial_shape`` and ``batch_size`` are as large as the
+        points need.
         """
         return voxelize(
             self.points,
@@ -151,8 +155,9 @@ class PointTensor:
         )[0]
 
     def sample(self, x: SparseTensor, mode: Literal["trilinear", "nearest"] = "trilinear") -> PointTensor:
-        """Return these points with the features of ``x`` at their positions. :func:`grid_sample_3d` computes them
-        according to ``mode``. Raise ``SL211`` for points of scenes that ``x`` does not have.
+        """Return these points with the features of ``x`` at their positions. With the mode ``"trilinear"`` these are
+        interpolated between the voxels around a point, and with ``"nearest"`` they are those of the voxel that contains
+        it. Raise ``SL211`` for points of scenes that ``x`` does not have.
         """
         shape = (x.batch_size, x.feats.shape[1], *x.spatial_shape)
         if self.batch is None:

@@ -22,8 +22,8 @@ _FORWARD = CheckpointFunction.forward.__code__
 
 
 def _checkpoint_arguments() -> tuple[Any, ...] | None:
-    """Return the arguments of the reentrant checkpoint whose forward pass is running, or None if there is none. Dynamo
-    must not trace this function.
+    """Return the arguments of the reentrant checkpoint whose forward pass is running. Return None if there is none, and
+    while gradients are recorded or inference mode is on. Dynamo must not trace this function.
     """
     # The reentrant forward pass runs without gradients, so the stack need not be walked otherwise.
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -46,7 +46,9 @@ def made_inside() -> bool:
 
 
 def inside_checkpoint() -> bool:
-    """Return whether the forward pass of a reentrant checkpoint is running, for callers outside of compilation."""
+    """Return whether the forward pass of a reentrant checkpoint is running. Unlike :func:`made_inside`, this function
+    must not be called in a graph.
+    """
     return _checkpoint_arguments() is not None
 
 
@@ -59,9 +61,9 @@ def refuse_checkpoint(where: str, x: Any) -> bool:
 
 
 def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
-    """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint. Return whether
-    one is running. This is :func:`refuse_checkpoint` for callers outside of compilation. ``where`` is the layer's name
-    in the error.
+    """Raise ``SL215`` if the sparse tensor ``x`` is an argument or a result of a reentrant checkpoint. Return whether a
+    reentrant checkpoint is running. Unlike :func:`refuse_checkpoint`, this function must not be called in a graph.
+    ``where`` is the layer's name in the error.
     """
     given = _checkpoint_arguments()
     if given is None:

@@ -22,11 +22,13 @@ def batch_norm(
     eps: float,
     total: Total = lambda part: part,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``), and these
-    statistics. The other rows become zeros.
+    """Return ``(out, rows, mean, var)``. ``out`` is ``feats [n, c]`` normalised by the statistics of the rows where the
+    mask ``keep`` (``bool [n, 1]``) is true, with zeros in all other rows. It is multiplied by ``weight`` and shifted by
+    ``bias`` unless these are None.
 
-    The statistics are the number of rows, their mean and their biased variance. ``total`` sums a tensor over all
-    processes that share them. Deviations are taken from the common mean, so a process with few rows loses no digits.
+    ``rows`` is the number of rows to keep, ``mean`` is their mean and ``var`` their biased variance. ``total`` sums a
+    tensor over all processes that share the statistics, and by default there is one process. Deviations are taken from
+    the common mean, so a process with few rows loses no digits.
     """
     wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
     # One tensor, so that processes exchange one message for both.
@@ -45,9 +47,9 @@ def batch_norm(
 def update_running_stats(
     running_mean: Tensor, running_var: Tensor, step: Tensor | float, voxels: Tensor, mean: Tensor, var: Tensor
 ) -> None:
-    """Move the running statistics in place by the fraction ``step`` towards those of :func:`batch_norm`, with the
-    unbiased variance. Without rows they stay as they are. ``voxels``, ``mean`` and ``var`` are the number of rows,
-    their mean and their biased variance.
+    """Move the running statistics in place by the fraction ``step`` towards those of a batch. ``voxels``, ``mean`` and
+    ``var`` are the batch's number of rows, their mean and their biased variance, as :func:`batch_norm` returns them.
+    The running variance is unbiased. Without rows nothing changes.
     """
     # As in torch, running variances are unbiased, and those of the batch are not.
     unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)
@@ -85,10 +87,12 @@ def functional_batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return ``torch.nn.functional.batch_norm`` of the rows to ``keep`` (``bool [n, 1]``), without a branch on the
-    number of rows. If ``training`` is true, use the statistics of these rows and update the running statistics.
-    Otherwise use the running statistics, or those of the rows if there are none. The other arguments are those of the
-    function of torch.
+    """Return the result of ``torch.nn.functional.batch_norm`` for the rows where the mask ``keep`` (``bool [n, 1]``) is
+    true, without a branch on the number of rows.
+
+    If ``training`` is true, use the statistics of these rows, update the running statistics, and return zeros for the
+    other rows. Otherwise use the running statistics for all rows, or proceed as in training if there are none. The
+    other arguments are those of torch's function.
     """
     if not training and running_mean is not None and running_var is not None:
         return running_norm(feats, running_mean, running_var, weight, bias, eps)
@@ -101,8 +105,8 @@ def functional_batch_norm(
 def functional_group_norm(
     feats: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Return ``torch.nn.functional.group_norm`` of rows ``[n, c]``, without a branch on the number of rows. The other
-    arguments are those of the function of torch.
+    """Return the result of ``torch.nn.functional.group_norm`` for rows ``[n, c]``, without a branch on the number of
+    rows. The arguments are those of torch's function.
     """
     groups = feats.reshape(feats.shape[0], num_groups, feats.shape[1] // num_groups)
     # Each group of a row has statistics of its own, as a layer norm has for a row.

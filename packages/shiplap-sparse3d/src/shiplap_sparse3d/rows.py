@@ -23,8 +23,8 @@ def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
 
 
 def rows_where(mask: Tensor) -> Tensor:
-    """Return the numbers of the rows where ``mask`` is true, ascending. The op ``chosen_rows`` computes them, or an
-    operator of torch in a program that is being exported.
+    """Return the numbers of the rows where ``mask`` is true, ascending. The op ``chosen_rows`` computes them. In a
+    program that is being exported, an operator of torch does.
     """
     if not runs_without_python(mask):
         return chosen_rows(mask)
@@ -46,8 +46,8 @@ def _(mask: Tensor) -> Tensor:
 
 
 def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cells of the dense tensor ``rows [b, *spatial, c]`` in which any channel is not zero, and their
-    features ``[n, c]``. The cells are ``int32 [n, 1 + axes]``, ascending.
+    """Return the cells of ``rows [b, *spatial, c]`` in which any channel is not zero, and their features ``[n, c]``.
+    The cells are ``int32 [n, 1 + axes]``, the scene and the index along each axis, in ascending order.
     """
     flat = rows.flatten(0, -2)
     chosen = rows_where((flat != 0).any(1))
@@ -55,8 +55,8 @@ def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unravel_numbers(numbers: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Return the index along each axis for the flat ``numbers`` of an array with these ``sizes``. The last axis counts
-    fastest.
+    """Return a list with the index along each axis for the flat ``numbers`` of elements in an array with these
+    ``sizes``. The last axis varies fastest.
     """
     columns = []
     for size in reversed(sizes):

@@ -35,9 +35,9 @@ MANY = 4096  # rows from which a table is drawn on its device, and looks like th
 
 
 def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Return a random neighbour table ``int32 [outputs, taps]``. It holds the input row, below ``inputs``, that each
-    output reads by each tap, or -1 for about half of its elements. No input occurs twice under one tap. Large square
-    tables are those of voxels on a surface.
+    """Return a random neighbour table ``int32 [outputs, taps]``. It holds the number of an input row, below ``inputs``,
+    or -1 for about half of its elements. No number occurs twice in a column. Large square tables for a cubic kernel of
+    odd size are those of voxels on a surface.
     """
     if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
@@ -54,8 +54,8 @@ def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: An
 
 def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
     """Return the neighbour table ``int32 [rows, edge**3]`` of a convolution from voxels on a wavy surface, two voxels
-    thick, onto themselves. The tuner needs such tables to measure the time that kernels save by skipping taps without a
-    neighbour.
+    thick, onto themselves. The tuner needs such tables to measure the time that kernels save by skipping columns
+    without a neighbour.
     """
     at = torch.arange(rows, device=device)
     side = math.isqrt((rows + 1) // 2) + 1
@@ -67,8 +67,9 @@ def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
 
 
 def _draw_spread_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Return a neighbour table ``int32 [outputs, taps]`` of rows below ``inputs`` or -1. Each tap has a cheap
-    permutation, which is an odd multiple modulo a power of two.
+    """Return a random neighbour table ``int32 [outputs, taps]`` of numbers below ``inputs`` or -1, for large sizes. A
+    column is ``(row * odd + shift) % span`` with a random odd factor, so no number occurs twice and no permutation is
+    drawn.
     """
     span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
     odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
@@ -85,8 +86,8 @@ def _triple_of(sizes: dict[str, Any], name: str, default: list[int], least: int 
 
 
 def _draw_window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return kernel (at most 5 cells), stride, padding and dilation from ``sizes``. On each axis the defaults are 3, 2,
-    1 and 1.
+    """Return kernel, stride, padding and dilation from ``sizes``, three numbers each. A size that ``sizes`` lacks is 3,
+    2, 1 or 1 on each axis. The kernel has at most 5 cells per axis, and the padding less than the kernel.
     """
     kernel = [min(5, k) for k in _triple_of(sizes, "kernel", [3, 3, 3])]
     # More padding than a kernel covers would give outputs that no input reaches.
@@ -175,30 +176,34 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _sorted_form(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the neighbour ``table`` with its rows sorted by the taps under which they have a neighbour, as (table,
-    order, masks) for GPU kernels. ``parts`` is the number of groups of taps that are sorted separately.
+    """Return ``(table, order, masks)``, the neighbour ``table`` with its rows sorted by the columns in which they have
+    a neighbour. ``order`` has the output of each row, and ``masks`` the columns in which any row of each block of 64
+    has a neighbour. ``parts`` is the number of groups of columns that are sorted separately.
     """
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
 def _choose_parts(sizes: dict[str, Any], name: str = "parts") -> int:
-    """Return a valid number of parts (groups of taps that are sorted separately) for ``sizes["k"]`` taps. It is
-    ``sizes[name]``, limited so that each part has from 1 to 31 taps.
+    """Return a valid number of parts for a neighbour table of ``sizes["k"]`` columns. A part is a group of columns that
+    is sorted separately. The number is ``sizes[name]``, limited so that each part has from 1 to 31 columns.
     """
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
 
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``sort_table``, which are a neighbour table, the number of parts, and the length of a run."""
+    """Return arguments of ``sort_table``, which are a neighbour table, the number of parts (groups of columns that are
+    sorted separately), and the number of successive rows that are sorted by themselves.
+    """
     return _draw_table(rng, sizes["m"], sizes["m"], sizes["k"], device), _choose_parts(sizes), sizes["run"]
 
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return arguments of ``subm_plan``. They are voxels and their grid, kernel and dilation, the number of parts
-    (groups of taps), the length of a run of rows, and the number of scenes.
+    (groups of columns that are sorted separately), the number of successive rows that are sorted by themselves, and the
+    number of scenes or 0.
     """
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
@@ -210,7 +215,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 @planning.conv_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return arguments of ``conv_plan``. They are input voxels, output voxels, the input grid, kernel, stride, padding
-    and dilation, the numbers of parts (groups of taps) of both directions, and the length of a run of rows.
+    and dilation, the numbers of parts (groups of columns that are sorted separately) of both tables, and the number of
+    successive rows that are sorted by themselves.
     """
     sizes = {**sizes, "k": math.prod(_draw_window(sizes)[0])}
     back = _choose_parts(sizes, "parts_t") if sizes["parts_t"] else 0
@@ -218,8 +224,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes. The groups divide both numbers of
-    channels.
+    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes. ``ci`` and ``co`` are the numbers of
+    input and output channels, and ``groups`` divides both.
     """
     # Every group needs a channel on both sides.
     groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
@@ -229,8 +235,8 @@ def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
 
 @ops.conv.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv``, tensors and then options. ``sizes["absent"]`` names optional arguments to leave out
-    as None. Each neighbour table is sorted unless an argument that a sorted table needs is absent.
+    """Return arguments of ``conv``, which are tensors and then options. ``sizes["absent"]`` names optional tensors that
+    are None. A neighbour table is sorted, unless one of the tensors that describe its sorting is absent.
     """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, cg = _choose_channels(sizes)
@@ -251,8 +257,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.conv_weight_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_weight_grad``, a gradient, features and a neighbour table. ``sizes["absent"]`` names
-    optional arguments to leave out as None. The table is sorted unless an argument that a sorted table needs is absent.
+    """Return arguments of ``conv_weight_grad``, which are a gradient, features, a neighbour table, three tensors that
+    describe its sorting, and options. ``sizes["absent"]`` names optional tensors. If one of these is absent, the table
+    is not sorted, and all three are None.
     """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, _ = _choose_channels(sizes)
@@ -268,8 +275,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.tap_blocks.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``tap_blocks``, which are random masks and the number of taps. The masks have bits only for
-    the taps of a part.
+    """Return arguments of ``tap_blocks``, which are random masks ``int32 [parts, b]`` and the number of columns of a
+    neighbour table. The masks have bits only for the columns of a part.
     """
     taps = sizes["taps"]
     parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
@@ -282,8 +289,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    """Return random values below zero, with which a maximum that starts from zero gives a wrong result. Equal values,
-    which have no derivative, are left to the tests.
+    """Return normally distributed random values with negative sign. A maximum that starts from zero gives a wrong
+    result for them. Equal values, which have no derivative, are left to the tests.
     """
     return -_draw_normal(rng, shape, dtype, device).abs()
 
@@ -304,8 +311,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @pooling.max_pool_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``max_pool_grad``, which are a gradient, the taps with the largest values in a max pooling,
-    and the transposed table.
+    """Return arguments of ``max_pool_grad``, which are a gradient, the columns of the neighbour table with the largest
+    values in a max pooling, and the transposed table.
     """
     table, back = _pool_arguments(rng, sizes, device)
     feats = _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device)
@@ -379,16 +386,16 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
     """Return arguments of ``out_coords_bounded``. They are voxels mixed with padding, their grid, the kernel, stride,
-    padding and dilation of a convolution, and the capacity. There are as many voxels as reach no more outputs than the
-    capacity.
+    padding and dilation of a convolution, and the capacity. So many of the drawn voxels are kept that they reach no
+    more outputs than the capacity.
     """
     grid, window = _choose_grid(sizes["n"]), _draw_window(sizes)
     coords = _draw_voxels(rng, sizes["n"], grid, device)
     coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
 
     def reached(rows: int) -> int:
-        """Return the number of output voxels that the first ``rows`` of the drawn voxels reach. It grows with ``rows``,
-        so a binary search can call this function.
+        """Return the number of output voxels that the first ``rows`` of the drawn voxels ``coords`` reach. It never
+        falls as ``rows`` grows, so a binary search can call this function.
         """
         return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
 
@@ -429,8 +436,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct: bool) -> Tensor:
-    """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero. If ``distinct`` is true, no row
-    occurs twice. Otherwise rows may repeat.
+    """Return ``int32 [rows, columns]``, a random scene and random coordinates around zero in each row. If ``distinct``
+    is true, no row occurs twice. Otherwise rows may repeat.
     """
     # About a third of the cells has a voxel, so that some neighbours exist and others do not.
     edge = max(2, math.ceil((3 * rows / SCENES) ** (1 / max(1, columns - 1))))
@@ -463,8 +470,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @offsets.offset_cells.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``offset_cells``, which are voxels with repeats, offsets, a stride, the bounds of outputs,
-    and the direction.
+    """Return arguments of ``offset_cells``, which are voxels with repeats, offsets, a stride, the lower and upper
+    bounds of outputs, and whether the step is transposed.
     """
     coords, axes = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=False), sizes["d"] - 1
     bounds = [0, *[-5] * axes], [SCENES, *[9] * axes]

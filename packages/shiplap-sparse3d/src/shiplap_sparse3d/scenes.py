@@ -109,7 +109,8 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
     """Return the voxels of ``x`` in the box of cells from ``low`` up to, and without, ``high``, on the same grid. Each
-    bound is one int, or one for each axis. A padded tensor keeps its rows.
+    bound is one int, or one for each axis. In a padded tensor the voxels outside the box become padding, so the number
+    of rows stays.
     """
     ndim = x.geometry.ndim
     bounds = [torch.tensor(per_axis(value, name, ndim)) for value, name in ((low, "low"), (high, "high"))]
@@ -119,9 +120,10 @@ def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
 
 
 def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1) -> Tensor:
-    """Return the row of the voxel under each tap of a kernel centred on each voxel, as ``int32 [n, k]``, or -1 if there
-    is none. Taps are in the order of the weights, the last axis fastest. ``feats[indexes]`` are the neighbours of each
-    voxel. ``kernel_size`` and ``dilation`` are one number for all axes, or one for each.
+    """Return the row of the voxel at each cell of a kernel centred on each voxel, as ``int32 [n, k]``, or -1 if there
+    is none. The cells are in the order of a convolution's weight, the last axis fastest. ``kernel_size`` and
+    ``dilation`` are one number for all axes, or one for each. ``feats[indexes]`` are the neighbours' features where the
+    result ``indexes`` is not -1.
     """
     # Row numbers have no gradient, so the tables of the way back are not needed.
     table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table

@@ -55,8 +55,8 @@ def _curve_columns(op: str, coords: Tensor, bits: int, axes: list[int], width: i
 
 
 def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
-    """Return codes ``int64 [n]`` that hold one bit of each of the three ``columns`` in turn, ``bits`` bits of each. The
-    first column is the most significant.
+    """Return codes ``int64 [n]`` that hold the lowest ``bits`` bits of three ``columns``, interleaved. Of the three
+    bits at each level, that of the first column is the most significant.
     """
     code = torch.zeros_like(columns[0])
     for bit in range(bits):
@@ -67,7 +67,7 @@ def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
 
 
 def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
-    """Return the three columns, of ``bits`` bits each, whose bits ``code`` holds in turn. This is the inverse of
+    """Return the three columns, of ``bits`` bits each, whose bits are interleaved in ``code``. This is the inverse of
     ``_interleave_bits``.
     """
     columns = [torch.zeros_like(code) for _ in range(3)]
@@ -78,15 +78,16 @@ def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
 
 
 def _encode_columns(coords: Tensor, batch: Tensor, columns: list[Tensor], bits: int) -> Tensor:
-    """Return codes ``int64 [n]`` that hold the scene ``batch`` above the interleaved bits of three columns. Padding
-    gets -1.
+    """Return codes ``int64 [n]`` that hold the scene ``batch`` above the interleaved bits of the three ``columns``.
+    Rows of padding in ``coords`` get -1.
     """
     return torch.where(coords[:, 0] == -1, -1, batch << 3 * bits | _interleave_bits(columns, bits))
 
 
 def _decode_columns(codes: Tensor, columns: list[Tensor], bits: int, axes: list[int]) -> Tensor:
-    """Return the voxels ``int32 [n, 4]`` of ``codes``. The upper bits of a code are the scene. ``columns`` are the
-    coordinates, in the order ``axes``. Codes of -1 give rows of -1.
+    """Return the voxels ``int32 [n, 4]`` of ``codes``. The scene is in the bits of a code above the lowest ``3 *
+    bits``. ``columns`` are the coordinates, of which column ``i`` belongs to axis ``axes[i]``. Codes of -1 give rows of
+    -1.
     """
     xyz = [columns[axes.index(axis)] for axis in range(3)]
     rows = torch.stack([codes >> 3 * bits, *xyz], 1)
@@ -115,8 +116,8 @@ def _exchange_bits(x: list[Tensor], axis: int, bit: int) -> None:
 
 
 def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
-    """Return the columns ``x`` of coordinates as a transposed Hilbert index, whose interleaved bits are the index. The
-    algorithm is J. Skilling's ("Programming the Hilbert curve", 2004).
+    """Return the transposed Hilbert index of the coordinates in the three columns ``x``, as three new columns. Their
+    interleaved bits are the index. The algorithm is J. Skilling's ("Programming the Hilbert curve", 2004).
     """
     x = list(x)
     for bit in range(bits - 1, 0, -1):
@@ -131,7 +132,9 @@ def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 
 
 def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
-    """Return the columns of coordinates of a transposed Hilbert index ``x``. This is the inverse of ``_to_hilbert``."""
+    """Return the three columns of coordinates of a transposed Hilbert index ``x``. This is the inverse of
+    ``_to_hilbert``.
+    """
     x = list(x)
     last = x[2] >> 1
     x[2] = x[2] ^ x[1]
@@ -152,6 +155,9 @@ def z_order_encode(
 ) -> Int64[Tensor, "n"]:
     """Return the Z-order codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
     ``bits`` interleaved bits per axis. Raise ``SL211`` for rows that do not fit.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant. ``width`` is 63 for int64 codes, and at
+    most 31 for codes that fit int32.
     """
     batch, columns = _curve_columns("z_order_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, columns, bits)
@@ -161,6 +167,8 @@ def z_order_encode(
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Z-order codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
     for codes whose scene is not an int32.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant.
     """
     _check_codes("z_order_decode", codes, bits)
     return _decode_columns(codes, _deinterleave_bits(codes, bits), bits, axes)
@@ -172,6 +180,9 @@ def hilbert_encode(
 ) -> Int64[Tensor, "n"]:
     """Return the Hilbert codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
     ``bits`` bits per axis. Raise ``SL211`` for rows that do not fit.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant. ``width`` is 63 for int64 codes, and at
+    most 31 for codes that fit int32.
     """
     batch, columns = _curve_columns("hilbert_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, _to_hilbert(columns, bits), bits)
@@ -181,6 +192,8 @@ def hilbert_encode(
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Hilbert codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
     for codes whose scene is not an int32.
+
+    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant.
     """
     _check_codes("hilbert_decode", codes, bits)
     return _decode_columns(codes, _from_hilbert(_deinterleave_bits(codes, bits), bits), bits, axes)
@@ -216,7 +229,7 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
 
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
     """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of ``codes`` (int32 or int64). The codes must come from
-    :func:`encode_seq` with the same ``shape``, ``mode`` and ``axes``.
+    :func:`encode_seq` with the same ``shape``, ``mode`` and ``axes``. Raise ``SL208`` if one of these is invalid.
     """
     _, decode, order = _check_curve(mode, axes)
     coords: Tensor = decode(codes.long(), _code_layout(shape)[0], order)
@@ -224,8 +237,8 @@ def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes:
 
 
 def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
-    """Return the encoding and the decoding op of the curve ``mode``, and the order of its axes as numbers. Raise
-    ``SL208`` for an unknown curve or order.
+    """Return the encoding op and the decoding op of the curve ``mode``, and ``axes``, such as ``"xyz"``, as a list of
+    numbers. Raise ``SL208`` for an unknown curve, and if ``axes`` is not an order of x, y and z.
     """
     if mode not in _MODES:
         raise error("SL208", where="sparse3d serialization", got=f"mode {mode!r}", expected=" or ".join(_MODES))
@@ -235,8 +248,9 @@ def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
 
 
 def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the number of bits per axis, and that of a whole code (31 or 63), that hold all voxels of ``shape``
-    (batches, channels, X, Y, Z). Raise ``SL208`` for other forms of ``shape`` and for more bits.
+    """Return the number of bits per axis, and the width of a code in bits (31 or 63), that hold all voxels of
+    ``shape``, ``(batches, channels, X, Y, Z)``. Raise ``SL208`` if ``shape`` does not have five positive numbers
+    (channels aside), or needs more than 21 bits per axis or 63 bits in all.
     """
     if len(shape) != 5 or min(shape[0], *shape[2:]) < 1:
         raise error(

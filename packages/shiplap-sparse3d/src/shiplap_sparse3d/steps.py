@@ -27,11 +27,11 @@ __all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 
 
 class StepWindow(NamedTuple):
-    """The window of a step, which is a convolution's move from input to output voxels. ``kernel``, ``stride``,
-    ``padding`` and ``dilation`` have one number for each of three axes.
+    """The window by which a convolution goes from input voxels to output voxels. ``kernel``, ``stride``, ``padding``
+    and ``dilation`` have one number for each of three axes.
 
     Attributes:
-        output_padding: the output padding of a transposed step, or None for a strided step.
+        output_padding: the output padding of a transposed convolution, or None for a strided one.
         capacity: the number of rows of the result if that is fixed (the last ones are padding), or None.
     """
 
@@ -43,7 +43,9 @@ class StepWindow(NamedTuple):
     capacity: int | None = None
 
     def shape(self, grid: Triple) -> Triple:
-        """Return the output grid of the step from the input ``grid``, with at least 0 cells per axis."""
+        """Return the output grid of a convolution with this window from the input ``grid``, with at least 0 cells per
+        axis.
+        """
         if self.output_padding is None:
             return cast("Triple", output_shape(grid, *self[:4]))
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
@@ -64,8 +66,8 @@ class StepWindow(NamedTuple):
         return cast("Triple", tuple(map(max, grid, least)))
 
     def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
-        """Return the largest number of output voxels that ``rows`` voxels in ``batch_size`` scenes of ``grid`` can
-        reach by a convolution with this window.
+        """Return an upper bound of the number of output voxels that ``rows`` voxels in ``batch_size`` scenes of
+        ``grid`` can reach by a convolution with this window.
         """
         each = list(self.kernel)
         if self.output_padding is None:
@@ -79,7 +81,7 @@ class StepWindow(NamedTuple):
 @built_outside_modes
 def output_cells(window: StepWindow, coords: Tensor, grid: Triple) -> Tensor:
     """Return the voxels that those at ``coords`` in ``grid`` reach by ``window``, ``int32 [m, 4]``, ascending. If the
-    window has a capacity, ``m`` is equal to it, with padding (-1) at the end.
+    window has a capacity, ``m`` is equal to it, with padding (-1) in the rows without a voxel.
     """
     kernel, stride, padding, dilation, extra, capacity = window
     if extra is None:
@@ -110,9 +112,9 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
-    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches. If ``capacity`` is
-    not None, they are padded to that many rows. A program that is exported for a GPU reserves rows for the largest
-    possible number, not for the usual one first.
+    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches from ``coords``,
+    ascending. If ``capacity`` is not None, the result is padded to that many rows. In a program that is being exported
+    for a GPU, memory is reserved for the largest possible number of voxels.
     """
     window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is not None:
@@ -136,9 +138,11 @@ def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:
 
 @built_outside_modes
 def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
-    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. On a GPU with an
-    odd kernel, one op makes a table whose rows are sorted by the taps under which they have a neighbour. Otherwise the
-    table is unsorted. ``scenes`` is the number of scenes, or 0 if it is not known.
+    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. ``scenes`` is the
+    number of scenes, or 0 if it is not known.
+
+    On a GPU with an odd kernel, one op makes a table whose rows are sorted by the taps (cells of the kernel) under
+    which they have a neighbour. Otherwise the table is unsorted.
     """
     arguments, (x, y, z) = (coords, list(grid), list(kernel), list(dilation)), kernel
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
@@ -157,9 +161,9 @@ def connect_voxels(
     """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels
     ``reached``.
 
-    If ``back`` is true, the plan has the transposed table, which gradients read. If it is false, the plan has that
-    table only where it costs nothing. If ``ordered`` is true, the rows are sorted by the taps under which they have a
-    neighbour, and otherwise unsorted. A transposed window gives sorted tables only if ``back`` is true, too.
+    If ``ordered`` is true, the rows are sorted by the taps (cells of the kernel) under which they have a neighbour. If
+    ``back`` is true, a sorted plan has the transposed table, which gradients read. An unsorted plan of a strided window
+    does not have it. The plan of a transposed window always has it, and is sorted only if both arguments are true.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)

@@ -26,8 +26,12 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class SummableTensor:
-    """The base of sparse tensors that can be used in sums and checkpoints. Any other function of torch raises
-    ``SL209``. The error shows a call that works in its place.
+    """The base of sparse tensors that can be used in sums and checkpoints. ``row_functions`` are the other functions of
+    torch that a class accepts. ``row_operators`` are the names of those that Dynamo passes as other objects than torch
+    does.
+
+    Any further function of torch raises ``SL209``. The error shows a call that works in its place, written with the
+    three strings ``spelled``.
     """
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
@@ -38,13 +42,13 @@ class SummableTensor:
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return ``func(*args, **kwargs)`` with the features in place of sparse tensors, as a sparse tensor on the same
-        voxels. ``func`` works on each row alone.
+        voxels. ``func`` works on each row of features alone. Subclasses implement this method.
         """
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
         """Return this tensor plus ``other``, added row by row, or ``NotImplemented`` if ``other`` has an unsupported
-        type.
+        type. Subclasses implement this method.
         """
         raise NotImplementedError
 
@@ -68,8 +72,9 @@ class SummableTensor:
 
 
 def _is_only_handler(func: Callable[..., Any], types: Sequence[type]) -> bool:
-    """Return whether no other type may handle the call of ``func``. For an operator, Python tries the other operand.
-    For other functions, torch tries the other types.
+    """Return whether no other class can handle the call of ``func``, whose arguments have the ``types`` with
+    ``__torch_function__``. For an operator the result is False, since Python tries the other operand. Otherwise all
+    types must be sparse tensors.
     """
     operator = getattr(torch.Tensor, getattr(func, "__name__", ""), None) is func
     return not operator and all(issubclass(t, SummableTensor) for t in types)
@@ -92,8 +97,9 @@ def _refused_function_error(func: Callable[..., Any], kind: type[SummableTensor]
 
 
 def _checkpoint_function(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return ``checkpoint(*args, **kwargs)``. Sparse tensors among the keyword arguments are bound to the function
-    first, since Dynamo does not accept them as arguments.
+    """Return ``checkpoint(function, ...)`` for the function ``args[0]``. Its positional arguments, and the sparse
+    tensors among the keyword arguments, are bound to the function first, since Dynamo does not accept sparse tensors as
+    arguments. The other keyword arguments are passed to ``checkpoint``.
     """
     function, *given = args
     sparse = {name: value for name, value in kwargs.items() if isinstance(value, SummableTensor)}

@@ -37,11 +37,11 @@ class SparseTensor(Arithmetic):
         feats: the features, ``[n, c]``.
         coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates (1 to 4 axes). They must be distinct
             and inside the grid, which is checked when a table is built.
-        spatial_shape: cells per axis, ``d`` of them. By default there are as many as the coordinates need, for which
-            the host waits for a GPU. A graph needs the numbers. With negative coordinates there is no grid.
-        batch_size: the number of scenes. Every batch index is below it. The default is 1, or without ``spatial_shape``
-            the number of scenes in the coordinates.
-        padded: whether rows may be padding (batch index -1), see :meth:`pad`.
+        spatial_shape: cells per axis, ``d`` of them. If it is None, there are as many as the coordinates need, or there
+            is no grid if one is negative. For this the host waits for a GPU. In a graph it must be given.
+        batch_size: the number of scenes. Every batch index is below it. The default is 1 if ``spatial_shape`` is given,
+            and otherwise the number of scenes in the coordinates.
+        padded: whether rows may be padding (batch index -1), as :meth:`pad` makes them.
         geometry: the voxels of another tensor, used in place of the four arguments above.
 
     Raises:
@@ -80,15 +80,15 @@ class SparseTensor(Arithmetic):
 
     @classmethod
     def from_dense(cls, dense: Tensor) -> SparseTensor:
-        """Return the sparse tensor of those cells of ``dense [b, c, *spatial]`` that have a channel other than zero,
-        ascending. Their number depends on the data, so the host waits for a GPU.
+        """Return the sparse tensor of the cells of ``dense [b, c, *spatial]`` in which any channel is not zero, in
+        ascending order. Their number depends on the data, so the host waits for a GPU.
         """
         coords, feats = cells_in_use(dense.movedim(1, -1))
         return cls(feats, coords, dense.shape[2:], dense.shape[0])
 
     @property
     def coords(self) -> Tensor:
-        """The coordinates of the voxels, ``int32 [n, 1 + d]``, scene and cells. Rows of padding are -1."""
+        """The scene of each voxel and its cell on ``d`` axes, ``int32 [n, 1 + d]``. Rows of padding are -1."""
         lead = 3 - self.geometry.ndim
         coords = self.geometry.coords
         return torch.cat([coords[:, :1], coords[:, 1 + lead :]], 1) if lead > 0 else coords
@@ -104,12 +104,12 @@ class SparseTensor(Arithmetic):
         return self.geometry.batch_size
 
     def replace(self, feats: Tensor) -> SparseTensor:
-        """Return a sparse tensor with the features ``feats [n, c]`` on these voxels, whose tables are shared."""
+        """Return a sparse tensor with the features ``feats [n, c]`` on these voxels, with the same neighbour tables."""
         return SparseTensor(feats, geometry=self.geometry)
 
     def to(self, *args: Any, **options: Any) -> SparseTensor:
-        """Return this tensor on another device (without tables), with features of another dtype, or both. The arguments
-        are those of ``Tensor.to``.
+        """Return this tensor with features of another dtype, on another device (then without tables), or both. The
+        arguments are those of ``Tensor.to``, and a sparse tensor among them stands for its features.
         """
         args = tuple(value.feats if isinstance(value, SparseTensor) else value for value in args)
         feats = self.feats.to(*args, **options)
@@ -118,8 +118,9 @@ class SparseTensor(Arithmetic):
 
     @property
     def tensor_stride(self) -> tuple[int | Fraction, ...]:
-        """The number of cells of the first grid that a cell of this grid spans, for each axis. It is the product of the
-        strides of the layers from that grid to this one. After transposed convolutions it may be a fraction.
+        """The number of cells of the input grid, on which the first layer ran, that a cell of this grid spans on each
+        axis. It is the product of the strides of the layers in between. After transposed convolutions it may be a
+        fraction.
         """
         spans, geometry = [Fraction(1)] * len(self.geometry.spatial_shape), self.geometry
         while (origin := geometry.parent) is not None:
@@ -135,7 +136,7 @@ class SparseTensor(Arithmetic):
         return [self.feats.index_select(0, rows_where(scene == b)) for b in range(self.batch_size)]
 
     def dense(self) -> Tensor:
-        """Return the dense tensor ``[batch_size, c, *spatial_shape]``, with zeros where there is no voxel.
+        """Return the features as a strided tensor ``[batch_size, c, *spatial_shape]``, with zeros where no voxel is.
 
         Raises:
             ArgumentError: ``SL208`` for more cells than an int64 counts or memory holds. On the CPU, ``SL211`` for
@@ -157,7 +158,7 @@ class SparseTensor(Arithmetic):
         return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
 
     def _zeros(self, cells: int) -> Tensor:
-        """Return zeros ``[cells, c]`` for a dense grid. Raise ``SL208`` if the device lacks the memory."""
+        """Return zeros ``[cells, c]``. Raise ``SL208`` if the device lacks the memory for them and one copy."""
         channels = self.feats.shape[1]
         if torch.compiler.is_compiling():
             return self.feats.new_zeros(cells, channels)
@@ -177,7 +178,7 @@ class SparseTensor(Arithmetic):
     # --- capacity form ------------------------------------------------------------------------------------------------
 
     def pad(self, capacity: int) -> SparseTensor:
-        """Return the voxels in ``capacity`` rows. The other rows are padding (-1), and stay padding in every layer.
+        """Return the voxels in ``capacity`` rows. The last rows are padding (-1), which stays padding in every layer.
 
         All sizes are then fixed, whatever the data, so one graph to export or to capture serves all scenes. Features of
         padding rows mean nothing. ``dense``, pooling, batch norm, indexing and every table leave them out.
@@ -206,8 +207,8 @@ class SparseTensor(Arithmetic):
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise ``SL202`` if the voxels of ``other`` are not those of this tensor. Rows with the same number would then
-        belong to different voxels. ``where`` names the operation in the error.
+        """Raise ``SL202`` unless ``other`` has the same tensor of coordinates and an equal grid. Otherwise rows with
+        the same number would belong to different voxels. ``where`` names the operation in the error.
         """
         if not (isinstance(other, SparseTensor) and self.geometry.same(other.geometry)):
             raise error(
@@ -220,9 +221,7 @@ class SparseTensor(Arithmetic):
             )
 
     def check_statistics(self) -> None:
-        """Raise ``SL208`` if rows of this tensor may be padding. A batch norm of torch would compute its statistics
-        from such rows as well.
-        """
+        """Raise ``SL208`` if rows may be padding, which a batch norm of torch would include in its statistics."""
         if self.geometry.padded:
             raise error(
                 "SL208",
@@ -261,7 +260,7 @@ class SparseTensor(Arithmetic):
         return self._keep_rows(mask.flatten(), self.coords, self.batch_size)
 
     def _keep_rows(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
-        """Return the rows where ``inside`` is true, with ``coords [n, 1 + d]`` as their coordinates."""
+        """Return the rows where ``inside`` is true, at ``coords [n, 1 + d]``. If padded, make the others padding."""
         feats, padded = self.feats, self.geometry.padded
         if padded:
             coords = torch.where(inside[:, None], coords, -1)
@@ -271,14 +270,14 @@ class SparseTensor(Arithmetic):
         return self._with_voxels(feats, coords, batch_size, padded=padded)
 
     def _with_voxels(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
-        """Return ``feats`` as a sparse tensor on the voxels ``coords`` of this grid, which may be unbounded."""
+        """Return a sparse tensor with ``feats`` on new voxels ``coords``, in the grid of this tensor if it has one."""
         coords, feats = as_many_rows(coords, feats)
         shape = self.spatial_shape if self.geometry.bounded else None
         return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))
 
     def _select_scenes(self, scenes: int | slice) -> SparseTensor:
-        """Return the voxels of the chosen scenes, counted from 0 again. Raise ``SL208`` for a scene that does not
-        exist.
+        """Return the voxels of the chosen ``scenes``, which are numbered from 0 again. Raise ``SL208`` for a scene that
+        does not exist and for a slice with another step than 1.
         """
         if isinstance(scenes, int) and not -self.batch_size <= scenes < self.batch_size:
             raise error("SL208", where="SparseTensor[...]", got=f"scene {scenes}", expected=f"below {self.batch_size}")
@@ -367,27 +366,25 @@ class SparseTensor(Arithmetic):
         return self.feats.numel()
 
     def contiguous(self) -> SparseTensor:
-        """Return the tensor with contiguous features on the same voxels."""
+        """Return a sparse tensor with contiguous features on the same voxels."""
         return self.replace(self.feats.contiguous())
 
     def pin_memory(self) -> SparseTensor:
-        """Return a copy in pinned memory, without tables. Data loaders call this method."""
+        """Return a copy with features and coordinates in pinned memory, without tables. Data loaders call this."""
         feats, coords = self.feats.pin_memory(), self.coords.pin_memory()
         return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
-        """Record gradients of the features from now on if ``requires_grad`` is true, and not otherwise. Return this
-        tensor.
-        """
+        """Set whether gradients of the features are recorded to ``requires_grad``. Return this tensor itself."""
         self.feats.requires_grad_(requires_grad)
         return self
 
     def detach(self) -> SparseTensor:
-        """Return the features without their autograd history, on the same voxels."""
+        """Return a sparse tensor with the detached features on the same voxels."""
         return self.replace(self.feats.detach())
 
     def clone(self) -> SparseTensor:
-        """Return a copy of the features on the same voxels."""
+        """Return a sparse tensor with a copy of the features on the same voxels."""
         return self.replace(self.feats.clone())
 
     def half(self) -> SparseTensor:
@@ -415,7 +412,7 @@ class SparseTensor(Arithmetic):
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> SparseTensor:
-        """Return the tensor on a GPU, by default the current one. If it was elsewhere, it has no tables."""
+        """Return the tensor on the GPU ``device``, by default the current one, without tables if it was elsewhere."""
         return self.to(
             "cuda" if device is None else torch.device("cuda", device) if type(device) is int else device,
             non_blocking=non_blocking,
@@ -432,9 +429,9 @@ _LARGE = 1 << 28
 
 
 def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | None, int]:
-    """Return the smallest grid that contains ``coords``, or None if a coordinate is negative. Return also the number of
-    scenes, which is ``batch_size`` unless that is None, and otherwise as large as ``coords`` need. Raise ``SL208`` in a
-    graph.
+    """Return ``(grid, scenes)``. ``grid`` is the smallest that contains ``coords``, or None if a cell is negative.
+    ``scenes`` is ``batch_size`` or, if that is None, as large as ``coords`` need. Raise ``SL208`` in a graph, and
+    ``SL201`` unless ``coords`` are integers ``[n, 1 + axes]``.
     """
     where = "SparseTensor, argument 'spatial_shape'"
     if torch.compiler.is_compiling():
@@ -453,8 +450,8 @@ def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | 
 
 
 def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
-    """Raise ``SL208`` unless ``coords`` has a column for the scene and one for each axis. Other libraries leave out the
-    scene.
+    """Raise ``SL208`` unless ``coords`` has a column for the scene and one for each axis of ``spatial_shape``. If that
+    is one number for all axes, nothing is checked.
     """
     axes = len(spatial_shape) if hasattr(spatial_shape, "__len__") else None
     if axes is not None and coords.dim() == 2 and coords.shape[1] != axes + 1:
@@ -468,7 +465,7 @@ def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
 
 
 def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
-    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as for ``[b, c, *spatial]``.
+    """Return one sparse tensor with the channels (``dim`` 1) or the scenes (``dim`` 0) of all ``tensors`` in turn.
 
     Raises:
         ArgumentError: ``SL202`` for channels on different voxels or scenes of different grids, ``SL208`` for another
@@ -506,7 +503,7 @@ def voxelize(
     spatial_shape: Axes | None = None,
     batch_size: int | None = None,
 ) -> tuple[SparseTensor, Tensor]:
-    """Return the voxels that contain ``points``, with the mean of their features, and the voxel of each point.
+    """Return the voxels that contain ``points``, with the means of the points' features, and the voxel of each point.
 
     Args:
         points: ``[p, 3]``, positions in the unit of ``size``. Integers and 16-bit numbers are first widened.
@@ -514,8 +511,8 @@ def voxelize(
         size: the edge of a voxel, one number or one per axis.
         batch: integers ``[p]``, the scene of each point. By default there is one scene.
         origin: the corner of the grid. The default is the minimum of the points.
-        spatial_shape, batch_size: by default as large as the points need, for which the host waits for the device. A
-            graph needs them.
+        spatial_shape, batch_size: cells per axis, and the number of scenes. The default is as large as the points need,
+            for which the host waits for the device. In a graph they must be given.
 
     Returns:
         ``(voxels, inverse)`` with ``inverse int32 [p]``. Voxels are in ascending (batch, x, y, z) order.
@@ -550,7 +547,7 @@ def voxelize(
 
 
 def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """Return one number for each axis, ``[3]`` in the dtype of ``like``. Raise ``SL208`` for any other count."""
+    """Return ``value``, one number or three, as ``[3]`` in the dtype of ``like``. Raise ``SL208`` for other counts."""
     vector = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if vector.shape not in ((), (1,), (3,)):
         raise error(
@@ -560,7 +557,9 @@ def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Te
 
 
 def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
-    """Return the scene of each point, ``int32 [p]``. Raise ``SL211`` for scenes outside ``[0, batch_size)``."""
+    """Return the scene of each point, ``int32 [p]``. Without ``batch`` all are 0. Raise ``SL204`` or ``SL202`` unless
+    ``batch`` is integers ``[p]``, and ``SL211`` for a scene outside ``[0, batch_size)``.
+    """
     if batch is None:
         return torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)
     where, limit = "sparse3d.voxelize, argument 'batch'", 2**31 if batch_size is None else batch_size
@@ -571,7 +570,7 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
     outside = (batch < 0) | (batch >= limit)
 
     def refuse() -> Exception:
-        """Return the error ``SL211`` for the first point in a scene that does not exist."""
+        """Return the error ``SL211`` for the first point where ``outside``, of the enclosing function, is true."""
         row = int(outside.nonzero()[0, 0])
         return error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
 
@@ -580,14 +579,14 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
 
 
 def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
-    """Raise ``SL211`` for the first of ``points`` whose cell, in ``cells``, is outside the grid ``shape``. If ``shape``
-    is None, the cells must be from 0 to 2^31 - 1.
+    """Raise ``SL211`` if one of ``cells [p, 3]``, those of ``points``, is outside the grid ``shape``. If ``shape`` is
+    None, cells must be from 0 to 2^31 - 1.
     """
     limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
 
     def refuse() -> Exception:
-        """Return the error ``SL211`` for the first point outside the grid."""
+        """Return the error ``SL211`` for the first point where ``outside``, of the enclosing function, is true."""
         row = int(outside.nonzero()[0, 0])
         return error(
             "SL211",

@@ -1,7 +1,8 @@
 """Run by test_maps.py in a process of its own: the Triton kernels, interpreted, on CPU tensors.
 
-``maps_interpreted.py SEED some|every [FOLDER]``: each case says that it agrees, or what does not. Of the sizes of a
-case the seed draws ``some``. Modules in ``FOLDER`` stand before those of the package: wrong ones, which must not agree.
+``maps_interpreted.py SEED some|every [FOLDER]``: each case says that it agrees, or what does not. Of the sizes and
+forms of a case the seed draws ``some``. Modules in ``FOLDER`` stand before those of the package: wrong ones, which must
+not agree.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def steps(rng: torch.Generator) -> None:
         (table,) = run(ops.conv_table, at, reached, grid, *window)
         run(ops.transpose_table, table, rows)
         k = math.prod(window[0])
-        for parts, parts_t, run_of in ((-(-k // 9), 1, 1 << 18), (1, 0, 40)):
+        for parts, parts_t, run_of in some(((-(-k // 9), 1, 1 << 18), (1, 0, 40)), 1):
             run(planning.conv_plan, at, reached, grid, *window, parts, parts_t, run_of)
         run(planning.conv_plan, at, reached, grid, *window, k // 2 + 1, 0, 40)  # the last parts have no taps
         odd = reached[: (len(reached) - 1) | 1]  # the keys of the other direction have 64 bits and stay aligned
@@ -198,7 +199,7 @@ def nothing_reached(rng: torch.Generator) -> None:
     at, second = voxels(rng, 5, grid, padding=0.1), torch.tensor([[1, 3, 2, 2]], dtype=torch.int32)
     at = torch.cat([at[(at != second).any(1)], second])
     assert min(output_shape(grid, *window)) == 0
-    for room, scenes in ((1, 0), (1, 1), (0, 1), (2, 2)):
+    for room, scenes in some(((1, 0), (1, 1), (0, 1), (2, 2)), 2):
         run(bounded.first_voxels, at, grid, *window, room, scenes)
     run(bounded.reached_keys, at, grid, *window, 1)
     bad = torch.tensor([[0, 1, 1, 1], [0, 4, 0, 0]], dtype=torch.int32)
@@ -211,10 +212,13 @@ def in_order(at: torch.Tensor, grid: list[int], window: list[list[int]], most: i
 
     And by comparison with each other: just enough room and more.
     """
-    for scenes, room in ((1, most), (2, max(0, most - 3)), (2, most), (3, most + 9), (0, most), (0, most + 50)):
+    rooms = (1, most), (2, max(0, most - 3)), (2, most), (3, most + 9), (0, most), (0, most + 50)
+    for scenes, room in some(rooms, 2):
         run(bounded.first_voxels, at, grid, *window, room, scenes)
     want = ops.out_coords.reference(at, grid, *window)
-    for scenes in (0, 1, 2):  # by hash, too few scenes, just enough; of windows of stride 1 there are more than inputs
+    for scenes in some(
+        (0, 1, 2), 1
+    ):  # by hash, too few scenes, just enough; of windows of stride 1 there are more than inputs
         cells.scenes_for = lambda *_, scenes=scenes: scenes
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the ops have no kernels for these tensors

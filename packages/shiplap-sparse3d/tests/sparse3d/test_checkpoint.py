@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,9 +14,11 @@ import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
 from shiplap import torch_private
 from shiplap.torch_private.dynamo import checkpoints_keep_objects
+from shiplap_testing.effort import sampled
 from tests.sparse3d.consumers.specimens import cells
 
 GRID = (8, 10, 6)
+NAME = attrgetter("__name__")
 MUTATES = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 
@@ -92,13 +96,13 @@ def agree(net: nn.Module, *, fullgraph: bool) -> None:
         torch.testing.assert_close(trained(compiled, net, scene), trained(net, net, scene), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [Stages, Levels, Own])
+@pytest.mark.parametrize("make", sampled([Stages, Levels, Own], long=["Stages", "Levels"], name=NAME))
 def test_a_plain_compile_of_checkpointed_stages_is_eager(make):
     torch.manual_seed(0)
     agree(make(), fullgraph=False)
 
 
-@pytest.mark.parametrize("make", [Stages, Own])
+@pytest.mark.parametrize("make", sampled([Stages, Own], long=["Stages"], name=NAME))
 def test_checkpointed_stages_are_in_one_graph(make):
     if not checkpoints_keep_objects():
         pytest.skip("Dynamo makes a graph that does not run of objects that come from a checkpoint")
@@ -106,7 +110,7 @@ def test_checkpointed_stages_are_in_one_graph(make):
     agree(make(), fullgraph=True)
 
 
-@pytest.mark.parametrize("make", [Stages, Levels, Own])
+@pytest.mark.parametrize("make", sampled([Stages, Levels, Own], long=["Stages", "Own"], name=NAME))
 def test_tables_may_be_built_under_a_checkpoint_where_torch_is_told_so(make):
     torch.manual_seed(0)
     with torch._dynamo.config.patch({MUTATES: True}):

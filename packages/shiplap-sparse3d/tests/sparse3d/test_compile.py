@@ -80,7 +80,7 @@ def step(net: nn.Module, x: sparse3d.SparseTensor, run) -> list[torch.Tensor]:
         pytest.param(u_net, "built in the graph", "eval", marks=pytest.mark.long),
         pytest.param(subm, "built before", "training", marks=pytest.mark.long),
         pytest.param(u_net, "built before", "training", marks=pytest.mark.long),
-        (others, "built before", "eval"),
+        pytest.param(others, "built before", "eval", marks=pytest.mark.long),
     ],
 )
 def test_all_sizes_are_one_graph(build, tables, mode):
@@ -173,6 +173,7 @@ def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
     assert torch_private.compile_counts().recompiles == 0
 
 
+@pytest.mark.long  # other numbers of axes: tests/sparse3d/test_axes.py
 def test_two_axes_are_one_graph_for_all_sizes():
     torch_private.reset_compiler()
     net = sparse3d.Sequential(

@@ -34,6 +34,7 @@ def scenes(name: str) -> list[tuple[object, ...]]:
     params=sampled(
         SPECIMENS,
         long=(
+            "mnist",  # trains below
             "PTv3",
             "VoxelResBackBone8x",
             "SparseEncoder",

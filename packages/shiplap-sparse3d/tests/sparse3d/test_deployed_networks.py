@@ -15,6 +15,7 @@ from shiplap.packaging import package_model
 from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d import ops, steps
 from shiplap_testing.deployed import compiled_runner, run_without_python
+from shiplap_testing.effort import sampled
 from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.hybrids import HYBRIDS
 from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, block, cells
@@ -43,7 +44,9 @@ def test_a_state_dict_is_one_file_that_a_program_without_python_runs(name: str, 
 PLAIN = {"chosen_rows", "offset_table", "offset_cells"}  # ops that Python runs on every device
 
 
-@pytest.mark.parametrize("name", ["Decoder", "Sequence4D", "MinkUNet", "SENet"])
+@pytest.mark.parametrize(
+    "name", sampled(["Decoder", "Sequence4D", "MinkUNet", "SENet"], long=["Sequence4D", "MinkUNet"])
+)
 def test_programs_for_files_have_no_op_that_only_python_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Here the device of a program is the CPU. On a GPU these are kernels of Python as well.
     for module in (steps, ops):

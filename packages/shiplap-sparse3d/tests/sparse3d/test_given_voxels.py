@@ -30,7 +30,7 @@ def test_convolution_onto_given_voxels(window, kind):
     torch.testing.assert_close(y.feats, at(dense, coords))
     assert torch.equal(y.coords, coords)
     feats = x.feats.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda f: layer(x.replace(f), target).feats, feats)
+    assert torch.autograd.gradcheck(lambda f: layer(x.replace(f), target).feats, feats, fast_mode=True)
 
 
 def test_voxels_beyond_the_window_read_what_there_is():
@@ -92,7 +92,9 @@ def test_kernels_of_other_shapes_are_sums_over_their_cells(name, dilation):
     torch.testing.assert_close(layer(x).feats, expected)
     feats = x.feats.clone().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda f, w: torch.func.functional_call(layer, {"weight": w}, x.replace(f)).feats, (feats, layer.weight)
+        lambda f, w: torch.func.functional_call(layer, {"weight": w}, x.replace(f)).feats,
+        (feats, layer.weight),
+        fast_mode=True,
     )
 
 
@@ -104,7 +106,7 @@ def test_nearest_upsampling_is_that_of_dense_tensors():
     coords = other_voxels(y.spatial_shape)
     torch.testing.assert_close(sparse3d.SparseUpsample3d((2, 1, 3))(x, coords).feats, at(dense, coords))
     feats, up = x.feats.clone().requires_grad_(), sparse3d.SparseUpsample3d((2, 1, 3))
-    assert torch.autograd.gradcheck(lambda f: up(x.replace(f), coords).feats, feats)
+    assert torch.autograd.gradcheck(lambda f: up(x.replace(f), coords).feats, feats, fast_mode=True)
     spread = sparse3d.SparseUnpool3d(2)(x)
     torch.testing.assert_close(spread.dense(), nn.functional.interpolate(x.dense(), scale_factor=2, mode="nearest"))
 
@@ -121,9 +123,13 @@ def test_pixel_shuffles_are_those_of_torch_and_inverse_to_each_other():
     back = sparse3d.SparsePixelShuffle3d(2)(coarse, x)
     assert torch.equal(back.feats, x.feats)
     feats = x.feats.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda f: sparse3d.SparsePixelUnshuffle3d(2)(x.replace(f)).feats, feats)
+    assert torch.autograd.gradcheck(
+        lambda f: sparse3d.SparsePixelUnshuffle3d(2)(x.replace(f)).feats, feats, fast_mode=True
+    )
     wide = coarse.feats.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda f: sparse3d.SparsePixelShuffle3d(2)(coarse.replace(f), x).feats, wide)
+    assert torch.autograd.gradcheck(
+        lambda f: sparse3d.SparsePixelShuffle3d(2)(coarse.replace(f), x).feats, wide, fast_mode=True
+    )
 
 
 def test_given_voxels_are_part_of_one_graph():

@@ -13,6 +13,7 @@ import shiplap as sl
 import shiplap.torch_private as compat
 import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
+from shiplap_testing.effort import sampled
 
 GRID = (6, 6, 6)
 Program = Callable[[Tensor, Tensor], Tensor]
@@ -74,8 +75,15 @@ def exported(net: nn.Module) -> Program:
     return program.run_decompositions().module()
 
 
-@pytest.mark.parametrize("make", [compiled, exported])
-@pytest.mark.parametrize("net", NETS)
+# Each layer in one of the two, and both for one layer.
+@pytest.mark.parametrize(
+    ("net", "make"),
+    [
+        pytest.param(net, make, marks=[pytest.mark.long] * (turn % 2 != way and net != "submanifold"))
+        for turn, net in enumerate(NETS)
+        for way, make in enumerate((compiled, exported))
+    ],
+)
 def test_a_batch_index_that_there_is_not_is_refused(net: str, make: Callable[[nn.Module], Program]) -> None:
     with compat.data_dependent_sizes(), torch.no_grad():
         made = NETS[net]()
@@ -115,7 +123,7 @@ def test_a_word_leaves_the_checks_out_of_later_graphs() -> None:
     assert not unchecked
 
 
-@pytest.mark.parametrize("kind", ["native", "facade"])
+@pytest.mark.parametrize("kind", sampled(["native", "facade"], long=["native"]))
 def test_scenes_that_are_put_together_have_the_rows_of_their_features(kind: str) -> None:
     """Modules behind the layer ask for the number of rows, which is a sum that the data decides."""
     made = {"native": sparse3d, "facade": spconv}[kind]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
 from shiplap import torch_private
+from shiplap_testing.effort import sampled
 
 GRID = (16, 16, 16)
 Parts = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -80,7 +81,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parts", "training"), CASES)
+@pytest.mark.parametrize(("name", "parts", "training"), sampled([pytest.param(*case) for case in CASES], 5))
 def test_joined_scenes_pass_norms_in_one_graph(name: str, parts: Parts, training: bool) -> None:
     torch.manual_seed(0)
     run, build = NETWORKS[name]

@@ -25,6 +25,7 @@ def reported(request) -> dict[str, str]:
     return ranks.outcomes("tests.sparse3d.rank_cells", kind=request.param)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name not in LONG])
 def test_two_ranks_do_what_the_page_says(name, reported):
     assert reported.get(name, ranks.NO_SUCH_CELL) == EXPECTED[name]
@@ -36,6 +37,7 @@ def test_two_ranks_do_what_the_page_says_for_longer(kind):
     assert ranks.outcomes("tests.sparse3d.rank_cells", *LONG, kind=kind) == {name: EXPECTED[name] for name in LONG}
 
 
+@pytest.mark.docs
 def test_every_combination_is_on_the_page(reported):
     assert set(reported) <= set(EXPECTED)
 

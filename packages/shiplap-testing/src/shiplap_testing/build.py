@@ -21,12 +21,13 @@ def compile_c(
     compiler: str = "cc",
     configs: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
-    """Compile ``body`` to ``lib<name>.so`` in ``folder`` and return the path of the library. Raise ``CompileError`` on
-    an error or a warning.
+    """Compile the C source code ``body`` to ``lib<name>.so`` in ``folder`` and return the path of the library. Raise
+    ``CompileError`` if the compiler fails. A C or C++ compiler also fails on warnings.
 
     The source includes the C header that shiplap generates for ``ops``, a dict from names of C functions to the ops
-    that they compute. ``configs`` is passed to ``header_text``. ``compiler`` is a C compiler, a C++ compiler, or
-    ``nvcc``, which compiles for the GPU of this machine.
+    that they compute. ``configs`` has, by name of a C function, the names of its compile-time values, for which the
+    header defines indices. ``compiler`` is a C compiler, a C++ compiler, or ``nvcc``, which compiles for the GPU of
+    this machine.
     """
     text = header_text({symbol: op.spec for symbol, op in ops.items()}, name, configs)
     (folder / f"{name}.h").write_text(text)
@@ -46,4 +47,4 @@ def compile_c(
 
 
 class CompileError(Exception):
-    """An error whose text is the output of a compiler that failed."""
+    """The error that a compiler failed. Its text is the output of the compiler."""

@@ -31,10 +31,10 @@ MARK = "mark.capability("
 
 
 def marked_files(packages: str = "*") -> list[Path]:
-    """Return the test files below ``packages/<packages>/tests`` with tests of capabilities, which are uses of private
-    parts of torch. ``packages`` is a pattern such as ``shiplap-*``.
+    """Return the test files below ``packages/<packages>/tests`` that have tests of capabilities, sorted by path. A
+    capability is a use of private parts of torch. ``packages`` is a glob pattern such as ``shiplap-*``.
 
-    Files that load a device into the process come last.
+    Files of the distribution ``shiplap-backend``, which load a device into the process, come last.
     """
     tests = sorted(REPOSITORY.glob(f"packages/{packages}/tests/**/test_*.py"))
     files = [file for file in tests if MARK in file.read_text("utf-8")]
@@ -43,19 +43,19 @@ def marked_files(packages: str = "*") -> list[Path]:
 
 
 class Outcomes:
-    """A plugin of pytest that counts how the tests of each capability ended. A capability is a use of private parts of
-    torch. ``counts`` maps its name to the numbers of passed, failed and skipped tests.
+    """A pytest plugin that counts how the tests of each capability ended. A capability is a use of private parts of
+    torch. ``counts`` maps the name of a capability to the numbers of passed, failed and skipped tests.
     """
 
     def __init__(self) -> None:
-        """Create the plugin without any outcome. ``counts`` will map each capability (a use of private parts of torch)
-        to its numbers of passed, failed and skipped tests.
+        """Create the plugin without any outcome. ``counts`` will map the name of each capability, a use of private
+        parts of torch, to its numbers of passed, failed and skipped tests.
         """
         self.counts: dict[str, Counter[str]] = {}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Add the names of the capabilities that ``item`` is marked with to its user properties, from which its reports
-        copy them. A capability is a use of private parts of torch.
+        """Add the names of the capabilities with which the test ``item`` is marked to its user properties, from which
+        pytest copies them to its reports. A capability is a use of private parts of torch.
         """
         item.user_properties += [("capability", mark.args[0]) for mark in item.iter_markers("capability")]
 
@@ -72,16 +72,18 @@ class Outcomes:
                 self.counts.setdefault(str(name), Counter())[report.outcome] += 1
 
     def verified(self, name: str) -> bool:
-        """Return whether a test of the capability ``name``, a use of private parts of torch, passed and none failed."""
+        """Return whether at least one test of the capability ``name`` passed and none failed. A capability is a use of
+        private parts of torch.
+        """
         counts = self.counts.get(name, Counter())
         return bool(counts["passed"]) and not counts["failed"]
 
 
 def row_of(outcomes: Outcomes) -> dict[str, Any]:
-    """Return the row of the installed torch for the table of capabilities.
+    """Return the row for the installed torch in the table of capabilities, which are uses of private parts of torch.
 
-    It has the versions of torch and Python, the date, the GPU, the numbers of ``outcomes``, and the names of verified
-    capabilities.
+    It is a dict with the versions of torch and Python, the date, the name of the GPU and the names of verified
+    capabilities. It also has the numbers of passed, failed and skipped tests in ``outcomes``.
     """
     return {
         "torch": str(torch.__version__),
@@ -94,8 +96,8 @@ def row_of(outcomes: Outcomes) -> dict[str, Any]:
 
 
 def write_row(path: Path, row: dict[str, Any]) -> None:
-    """Write ``row`` into the JSON table ``path`` under the minor version of its torch. An earlier row of this version
-    is replaced, and other rows stay.
+    """Write ``row`` into the JSON file ``path`` under the minor version of its torch. An earlier row of this version is
+    replaced, and rows of other versions stay.
     """
     # Patch releases share a row.
     table = {**json.loads(path.read_text(encoding="utf-8")), minor_version(row["torch"]): row}
@@ -104,8 +106,8 @@ def write_row(path: Path, row: dict[str, Any]) -> None:
 
 
 def main(packages: str = "*") -> int:
-    """Run the tests of capabilities below the packages that match ``packages``, with all capabilities switched on. A
-    capability is a use of private parts of torch, which a version of torch may break.
+    """Run the tests of capabilities in the packages that match the glob pattern ``packages``, with all capabilities
+    switched on. A capability is a use of private parts of torch, which a version of torch may break.
 
     Write the row of the installed torch into the table, print the capabilities that no passing test verifies, and
     return the exit status 0.

@@ -33,8 +33,8 @@ KINDS = ("passed", "failed", "skipped")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions that identify one entry of ``tests/matrix.json``, as texts by name. That file is the table of
-    test outcomes by installed versions.
+    """Return the installed versions by which ``tests/matrix.json``, the table of test outcomes, distinguishes its rows,
+    as strings by name.
 
     They are the versions of torch, Python, NumPy, Triton and the C++ compiler, the rights of the user, and the device.
     """
@@ -58,25 +58,37 @@ def installed_versions() -> dict[str, str]:
     }
 
 
+def tested_commit() -> str:
+    """Return the commit of the repository whose tests run, shortened, or an empty text if it is not known here."""
+    # GitHub names the commit; another place without git can name it by the same variable.
+    call = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+    try:
+        full = os.environ.get("GITHUB_SHA") or subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        full = ""
+    return full.strip()[:8]
+
+
 class Cell:
-    """A plugin of pytest that counts outcomes by test file, and writes them into the table before the first test of the
-    next file.
+    """A pytest plugin that counts test outcomes by test file. Before the first test of a file, it writes the outcomes
+    of earlier files into ``tests/matrix.json``.
     """
 
     def __init__(self) -> None:
-        """Create the plugin without any outcome, and read the installed versions now, since tests may pretend to have
-        others later.
+        """Create the plugin without any outcome. The installed versions are read at once, since tests may pretend later
+        that others are installed.
         """
         self.files: dict[str, Counter[str]] = {}
         self.failed: dict[str, list[str]] = {}
         self.versions = installed_versions()  # now: tests pretend to have others
+        self.commit = tested_commit()
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the outcome in ``report`` for the file of its test, and record the test if it failed. End the run if
-        :meth:`stop` was called.
+        """Count the outcome in ``report`` for the file of its test, and record the test if it failed. End the run of
+        pytest if :meth:`stop` was called.
 
-        Before the first outcome of a new file, the outcomes of the earlier files are written into the table.
+        Before the first outcome of a new file, the outcomes of earlier files are written into ``tests/matrix.json``.
         """
         if self.stopped:  # a test has caught the exception of `stop`
             pytest.exit("ended from outside")
@@ -91,8 +103,8 @@ class Cell:
                 self.failed.setdefault(file, []).append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the outcomes of all files whose tests have ended. After :meth:`stop`, the file whose tests were still
-        running is left out.
+        """Write the outcomes of all test files whose tests have ended into ``tests/matrix.json``. After :meth:`stop`,
+        the file whose tests were still running is left out.
         """
         if self.stopped and self.files:
             # The last file, whose tests have not all ended.
@@ -100,15 +112,16 @@ class Cell:
         self.write()
 
     def stop(self, *_: Any) -> None:
-        """End the run of the tests. This is the handler of a signal, whose arguments are ignored. The outcomes of the
-        file that is running are not written.
+        """End the run of the tests. This is a signal handler, and its arguments are ignored. The outcomes of the file
+        whose tests are running are not written.
         """
         self.stopped = True
         pytest.exit("ended from outside")
 
     def write(self) -> None:
-        """Write the outcomes and failures of the test files so far into ``tests/matrix.json``, under the versions that
-        are installed here. That file is the table of test outcomes by installed versions.
+        """Write the outcomes and failures of the test files so far into ``tests/matrix.json``, the table of test
+        outcomes. They go into the row of the installed versions, where they replace earlier outcomes of these files. Do
+        nothing if there is no outcome.
         """
         if not self.files:
             return
@@ -116,6 +129,7 @@ class Cell:
         table = json.loads(TABLE.read_text("utf-8")) if TABLE.is_file() else []
         cell: dict[str, Any] = next((row for row in table if row["versions"] == key), {"versions": key, "files": {}})
         cell["date"], failures = datetime.now(UTC).strftime("%Y-%m-%d"), cell.get("failures", {})
+        cell["commit"] = self.commit
         for file, counts in self.files.items():
             cell["files"][file] = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
             failures = {**failures, file: self.failed.get(file, [])}

@@ -31,8 +31,8 @@ FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|cc|c|h|cmake|jinja|json|yaml|toml|md|t
 
 
 def changed_files(base: str, root: Path = REPOSITORY) -> list[str]:
-    """Return, sorted, the files of the repository ``root`` that differ between the working tree and its merge base with
-    the branch ``base``. Untracked files are among them.
+    """Return a sorted list of the files of the repository ``root`` that differ between the working tree and its merge
+    base with the branch ``base``. Untracked files are among them.
     """
     merged = _git(root, "merge-base", base, "HEAD").strip()
     tracked = _git(root, "diff", "--name-only", "--no-renames", merged).splitlines()
@@ -54,13 +54,13 @@ class Graph:
 
     Attributes:
         files: the files that git tracks or would track, below ``root``.
-        users: for each file, those that name it.
-        uses: for each Python file, the number of files that it names.
+        users: a mapping from each file to the set of files that use it.
+        uses: a mapping from each Python file to the number of files that it uses.
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
-        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users`` and ``uses``.
-        ``users`` maps each file to those that name it, and ``uses`` maps it to the number of files that it names.
+        """Read all files of the repository ``root`` that git tracks or would track. Fill ``users``, which maps each
+        file to those that name it, and ``uses``, which maps each Python file to the number of files that it names.
         """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
@@ -93,8 +93,9 @@ class Graph:
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return the least number of steps from each file to one of ``changed``. A step leads from a file to one that
-        it uses by an import, a path or a fixture. Files that reach no changed file are left out.
+        """Return a mapping from each file that reaches one of ``changed`` to the least number of steps to one of them.
+        A step leads from a file to one that it uses by an import, a path or a fixture. Files of ``changed`` themselves
+        have 0.
         """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
@@ -108,10 +109,10 @@ class Graph:
         return steps
 
     def tests(self, changed: Iterable[str]) -> list[str]:
-        """Return the test files that name one of the files ``changed`` (by an import, a path or a fixture), directly or
-        through others, the nearest first. A test in the same first folder of its distribution as a change counts as two
-        steps nearer, and so does one whose name has a word of the changed file's (``test_merge.py`` for
-        ``merge_tables.py``). Among equally near ones, those of the same distribution come first, and then those that
+        """Return a list of the test files that use one of the files ``changed`` (by an import, a path or a fixture),
+        directly or through others, the nearest first. A test in the same first folder of its distribution as a change
+        counts as two steps nearer. So does one whose name has a word of the changed file's, as ``test_merge.py`` for
+        ``merge_tables.py``. Among equally near ones, those of the same distribution come first, and then those that
         name the fewest files. Files that need an accelerator come last.
         """
         changed = list(changed)
@@ -122,9 +123,9 @@ class Graph:
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
         def place(file: str) -> tuple[bool, bool, int, bool, int, str]:
-            """Return the key by which the test file ``file`` is sorted. Tests of the changed modules come first, and
-            other files for accelerators come last. Within these groups files are sorted by distance, then by
-            distribution, by the number of files that they name, and by name.
+            """Return the sort key of the test file ``file``. Tests of the changed modules come first, and other files
+            for accelerators come last. Other files are sorted by distance to a change, then by distribution, by the
+            number of files that they name, and by name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
             away = steps.get(file, 1) - 2 * (_room(file) in rooms) - 2 * bool(_words(file) & words)
@@ -136,8 +137,9 @@ class Graph:
     # ------------------------------------------------------------------------------------------------- what is named
 
     def _exports_of(self, package: str, file: str) -> dict[str, str]:
-        """Return the names that the package ``package`` offers from its modules, each with the name of its module. They
-        are read from the imports and from a table of strings in ``file``, the package's ``__init__.py``.
+        """Return a mapping from each name that the package ``package`` takes from one of its modules to the name of the
+        module. The names are read from the imports and from dicts of strings in ``file``, the package's
+        ``__init__.py``.
         """
         homes: dict[str, str] = {}
         for node in ast.walk(self._tree(file)):
@@ -191,8 +193,8 @@ class Graph:
             yield from (used for name in named & self._shared.keys() for used in self._shared[name])
 
     def _module(self, name: str) -> Iterator[str]:
-        """Yield the file of the module ``name`` and the files of its packages, since an import of the module runs them
-        too.
+        """Yield the file of the module ``name`` and the ``__init__.py`` of each package around it, since an import of
+        the module runs these too.
         """
         while name:
             if name in self._modules:
@@ -200,8 +202,8 @@ class Graph:
             name = name.rpartition(".")[0]
 
     def _name(self, home: str, name: str, depth: int = 4) -> Iterator[str]:
-        """Yield the files that ``from home import name`` imports. If ``home`` takes the name from another package, that
-        package is followed too, at most ``depth`` times in a row.
+        """Yield the files that ``from home import name`` runs. If ``home`` imports the name from another package, that
+        package is followed too, through at most ``depth`` packages.
         """
         if f"{home}.{name}" in self._modules and name not in self._exports.get(home, {}):
             yield from self._module(f"{home}.{name}")
@@ -211,10 +213,10 @@ class Graph:
             yield from self._name(self._exports[home][name], name, depth - 1)
 
     def _modules_of_f_string(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
-        """Yield the files of all modules of the package whose name begins the f-string ``text``.
+        """Yield the files of all modules directly in the package whose name begins the f-string ``text``.
 
         Examples are ``f"P.{name}"`` and ``f"{__name__}.{name}"``. ``package`` is the package of the file that contains
-        the text. ``initial`` is whether that file is the ``__init__.py`` of the package.
+        the f-string. ``initial`` says whether that file is the ``__init__.py`` of the package.
         """
         first = text.values[0] if text.values else None
         home = ""
@@ -227,7 +229,7 @@ class Graph:
 
     def _named_in_text(self, text: str, file: str, package: str) -> Iterator[str]:
         """Yield the files that the string ``text`` in ``file`` names, as modules or by their paths. ``package`` is the
-        package of ``file``. Outside of tests, a string with blanks is prose and names no file.
+        package of ``file``. Outside of folders of tests, a string with blanks is prose and names no file.
         """
         if not _is_of_tests(file) and any(map(str.isspace, text)):
             return
@@ -257,8 +259,8 @@ class Graph:
                 yield f"{folder}/conftest.py"
 
     def _shared_fixtures(self) -> dict[str, set[str]]:
-        """Return the fixtures of the pytest plugin of all tests (``run`` calls the command line), each with the files
-        that it names.
+        """Return the fixtures of ``shiplap_testing.plugin``, the pytest plugin of all tests, by name. Each is mapped to
+        the files that it uses.
         """
         file = self._modules.get(PLUGIN, "")
         functions = [n for n in ast.walk(self._tree(file)) if isinstance(n, ast.FunctionDef)] if file else []
@@ -269,7 +271,7 @@ class Graph:
         """Record users for each file of a package or of the tests that no other file names by an import, a path or a
         fixture.
 
-        Its users are the Python files of the nearest folder above it that has any.
+        Its users are the Python files of the nearest folder above it that contains any.
         """
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
@@ -312,8 +314,8 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 def _module_of(file: str) -> str:
-    """Return the name by which the Python file ``file`` of the repository is imported, or an empty text for other
-    files.
+    """Return the name by which the Python file ``file`` of the repository is imported, or an empty string if it is not
+    a Python file.
     """
     if not file.endswith(".py"):
         return ""
@@ -326,7 +328,7 @@ def _module_of(file: str) -> str:
 
 
 def _is_test(file: str) -> bool:
-    """Return whether ``file`` is a file of tests, ``test_*.py`` below a folder ``tests``."""
+    """Return whether ``file`` is a test file, which is a ``test_*.py`` below a folder ``tests``."""
     name = file.rpartition("/")[2]
     return name.startswith("test_") and name.endswith(".py") and "tests" in file.split("/")
 
@@ -337,7 +339,7 @@ def _is_of_tests(file: str) -> bool:
 
 
 def _stem(file: str) -> str:
-    """Return a text that the module ``file`` and its file of tests have in common.
+    """Return a string that is equal for a module and its test file. ``file`` is the path of either.
 
     It is ``shiplap op/fake`` for ``op/fake.py`` and ``op/test_fake.py`` of the distribution ``shiplap``. For other
     distributions it leaves out the folder, as in ``shiplap-dense cpu``.
@@ -349,9 +351,10 @@ def _stem(file: str) -> str:
 
 
 def _room(file: str) -> str:
-    """Return the distribution of ``file`` and the first folder in it, as one text such as ``shiplap dispatch``.
+    """Return the distribution of ``file`` and its first folder in that distribution as one string, such as ``shiplap
+    dispatch``.
 
-    The text is the same for a module and its tests.
+    The string is equal for a module and its tests.
     """
     parts = file.split("/")
     inside = parts[4:-1] if parts[2:3] == ["src"] else parts[3:-1]
@@ -359,12 +362,16 @@ def _room(file: str) -> str:
 
 
 def _words(file: str) -> set[str]:
-    """Return the words of four letters and more in the name of ``file``, without a plural s."""
+    """Return the words of four letters and more in the name of ``file``, without a final ``s``. Words are separated by
+    underscores.
+    """
     return {word.removesuffix("s") for word in _stem(file).rpartition("/")[2].split("_") if len(word) > 3}
 
 
 def _distribution(file: str) -> str:
-    """Return the name of the folder below ``packages`` that holds ``file``, or an empty text for files elsewhere."""
+    """Return the name of the folder below ``packages`` that holds ``file``, or an empty string if the file is
+    elsewhere.
+    """
     parts = file.split("/")
     return parts[1] if parts[0] == "packages" and len(parts) > 1 else ""
 
@@ -385,8 +392,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With the option ``--changed``, let pytest collect only the test files that reach a change. The first process of a
-    run selects them and writes them to a file, which its workers read.
+    """If the option ``--changed`` is given, let pytest collect only the test files that reach a change. The first
+    process of a run selects them and writes them to a file, which its workers read. If none is selected, end the run.
     """
     if not (base := config.getoption("--changed")):
         return

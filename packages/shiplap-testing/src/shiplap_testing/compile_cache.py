@@ -27,8 +27,8 @@ UNKNOWN = ("-S", "-M", "-MM", "-H", "-v", "-###", "--version", "-dumpversion", "
 
 
 class NotKept(Exception):
-    """The exception for a call of the compiler that is not cached, because its options are not known or its result
-    depends on too much.
+    """The exception that is raised if the result of a call of the compiler cannot be cached. Either its options are not
+    known, or its result depends on too many files.
     """
 
 
@@ -37,7 +37,7 @@ class Call:
 
     Attributes:
         out: The file that the call writes.
-        dependencies: The file in which the call lists the headers that it read, or an empty text.
+        dependencies: The file in which the call lists the headers that it read, or an empty string.
         header: Whether the call compiles a header or only expands its source.
         key: The digest of everything on which the result depends.
     """
@@ -46,8 +46,8 @@ class Call:
         """Read the ``arguments`` of ``compiler`` and compute the key of the result in the cache. Raise ``NotKept`` for
         a call that cannot be cached.
 
-        ``constant`` are folders that count as unchanging, so that a folder of headers in one of them enters the key by
-        its path and age.
+        Files below the folders ``constant`` count as unchanging. A folder of headers in one of them enters the key by
+        its path and modification time.
         """
         self.out = self.dependencies = ""
         self._constant = constant
@@ -69,9 +69,10 @@ class Call:
         self.key = self._digest.hexdigest()
 
     def placed(self, text: str, *, back: bool = False) -> str:
-        """Return ``text``, a compiler's list of dependencies, with its folders replaced. If ``back`` is false, the
-        marks ``@source@`` and ``@here@`` take the place of the folders of this call. Another call can then use the
-        cached list. If ``back`` is true, the folders of this call take the place of the marks.
+        """Return ``text``, a list of dependencies that the compiler wrote, with its folders replaced. If ``back`` is
+        false, the placeholders ``@source@`` and ``@here@`` take the place of the folder of the first input and the
+        current folder. Another call can then use the cached list. If ``back`` is true, these two folders of this call
+        take the place of the placeholders.
         """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():
@@ -79,11 +80,11 @@ class Call:
         return text
 
     def _argument(self, argument: str, rest: Iterator[str], header: bool) -> None:
-        """Add ``argument``, one of the compiler's, to the key of the cached result.
+        """Add ``argument``, an argument of the compiler, to the key of the cached result.
 
-        If it is an option with a value, take the value from ``rest``. If ``header`` is true, any existing file counts
-        as an input. Otherwise only a file with the suffix of a source or an object does. Raise ``NotKept`` for an
-        option that is not known.
+        If it is an option with a value, take the value from ``rest``, the arguments after it. If ``header`` is true,
+        any existing file counts as an input. Otherwise only a file with the suffix of a source or an object does. Raise
+        ``NotKept`` for an option that cannot be cached.
         """
         if argument in UNKNOWN or argument.startswith("@"):
             raise NotKept
@@ -107,8 +108,8 @@ class Call:
     def _include(self, option: str, place: str) -> None:
         """Add the folder or file ``place`` of the option ``option``, such as ``-I``, to the key of the cached result.
 
-        Raise ``NotKept`` for a folder of libraries that is neither of the system nor of an installed package. The
-        result of the call is then not cached.
+        Raise ``NotKept`` for a folder of libraries that does not count as unchanging, since the call cannot be cached
+        then.
         """
         self._add(option)
         if option == "-L":
@@ -121,17 +122,17 @@ class Call:
             self._headers(place)
 
     def _is_constant(self, place: str) -> bool:
-        """Return whether ``place`` lies below one of the folders that count as unchanging. These are folders of the
-        system and of installed packages.
+        """Return whether ``place`` is, or lies below, one of the folders that count as unchanging. These are folders of
+        the system and of installed packages.
         """
         real = os.path.realpath(place)
         return any(real == folder or real.startswith(folder + os.sep) for folder in self._constant)
 
     def _headers(self, folder: str) -> None:
-        """Add the headers below ``folder`` to the key of the cached result.
+        """Add the paths and contents of all headers below ``folder`` to the key of the cached result.
 
-        For a folder that counts as unchanging, add its path and age instead. Raise ``NotKept`` if there are more than
-        ``MOST`` headers. The result of the call is then not cached.
+        For a folder that counts as unchanging, add its path and modification time instead. Raise ``NotKept`` if there
+        are more than ``MOST`` headers, since the call cannot be cached then.
         """
         if self._is_constant(folder):
             self._add(f"{os.path.realpath(folder)} {os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0}")
@@ -149,8 +150,8 @@ class Call:
                     self._file(os.path.join(place, name))
 
     def _source(self, name: str) -> None:
-        """Add the content of the file ``name`` and of the sources that it includes to the key of the cached result.
-        Headers are added elsewhere, by folder.
+        """Add the content of the file ``name`` to the key of the cached result. If it is a source file, also add the
+        source files that it includes. Headers are added by :meth:`_headers`.
         """
         self._file(name)
         for line in _read(name).splitlines() if name.endswith(SOURCES) else ():
@@ -162,8 +163,8 @@ class Call:
         self._digest.update(hashlib.sha256(_read(name)).digest())
 
     def _add(self, text: str) -> None:
-        """Add ``text`` and its length to the key of the cached result. The length keeps two texts apart from one that
-        joins them.
+        """Add ``text`` and its length to the key of the cached result. Because of the length, two strings added one
+        after the other give another key than their concatenation.
         """
         self._digest.update(f"{len(text)} {text}\n".encode())
 
@@ -171,9 +172,9 @@ class Call:
 def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
     """Run ``compiler`` with ``arguments``, or copy its result from the folder ``cache``, and return the exit status.
 
-    If the cache has the result, write it, print its warnings and return 0. Otherwise run the compiler and, if it
-    succeeds, keep its result and warnings. ``constant`` joins the folders that count as unchanging. For a call that
-    cannot be cached, the compiler replaces this process.
+    If the cache has the result, write it to the file that the compiler would write, print its warnings and return 0.
+    Otherwise run the compiler and, if it succeeds, store its result and warnings. ``constant`` has the folders that
+    count as unchanging, joined by ``os.pathsep``. If the call cannot be cached, replace this process by the compiler.
     """
     try:
         call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))
@@ -195,8 +196,8 @@ def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
 def _compile(call: Call, kept: str, command: list[str]) -> int:
     """Run the compiler by ``command``, and return its exit status.
 
-    If it succeeds, copy the file that ``call`` makes, its list of dependencies and its warnings into the cache at the
-    path ``kept``.
+    If it succeeds, copy the file that ``call`` writes to the path ``kept`` in the cache. Its list of dependencies and
+    its warnings are stored beside it. If the copy fails, nothing is raised.
     """
     # Imported here, since a hit does not need it and must be quick.
     import subprocess
@@ -223,9 +224,7 @@ def _read(name: str) -> bytes:
 
 
 def _write(name: str, content: bytes, mode: int | None = None) -> None:
-    """Write ``content`` to the file ``name``, with the permissions ``mode``. If ``mode`` is None, permissions are not
-    set.
-    """
+    """Write ``content`` to the file ``name``. If ``mode`` is given, set the permissions of the file to it."""
     with open(name, "wb") as file:
         file.write(content)
     if mode is not None:

@@ -40,10 +40,11 @@ CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def path() -> str:
-    """Return the ``PATH`` for tests.
+    """Return the value of the environment variable ``PATH`` for tests.
 
-    With ``SHIPLAP_TEST_UNOPTIMIZED=1``, it begins with a new folder of compilers that do not optimise. This folder also
-    holds the caches of the run, and is removed when this process ends.
+    If ``SHIPLAP_TEST_UNOPTIMIZED`` is 1, it begins with a new folder of compilers that do not optimise. This folder
+    also holds the caches of the run, and is removed when this process ends. Otherwise, or if there is such a folder
+    already, it is the present value.
     """
     given = os.environ.get("PATH", os.defpath)
     if os.environ.get(ASKED) != "1" or os.environ.get(FOLDER):
@@ -70,8 +71,8 @@ def path() -> str:
 
 
 def _constant() -> str:
-    """Return the folders whose content counts as unchanging, joined by the separator of paths. They are folders of the
-    system, of installed packages and of torch. Torch is found without an import.
+    """Return the folders whose content counts as unchanging as one string, joined by ``os.pathsep``. They are the
+    folders of the system, of installed packages and of torch, which is found without an import.
     """
     torch = importlib.util.find_spec("torch")
     places = [os.path.realpath(place) for place in torch.submodule_search_locations or ()] if torch else []
@@ -90,8 +91,8 @@ def _remove_unused() -> None:
 
 
 def headers() -> subprocess.Popen[bytes] | None:
-    """Start to compile the C++ header of bindings, and return the process. Return None unless the ``PATH`` begins with
-    the compilers of :func:`path`, which do not optimise.
+    """Start to compile the C++ header of bindings, and return the process. Return None if the compilers of
+    :func:`path`, which do not optimise, are not in use.
 
     GCC uses the compiled header as soon as it exists, in calls with the same flags.
     """
@@ -108,8 +109,8 @@ def headers() -> subprocess.Popen[bytes] | None:
 
 
 def kernels() -> subprocess.Popen[bytes] | None:
-    """Start to compile the header of Inductor's kernels, and return the process. Return None unless the ``PATH`` begins
-    with the compilers of :func:`path`, which do not optimise.
+    """Start to compile the header of Inductor's kernels, and return the process. Return None if the compilers of
+    :func:`path`, which do not optimise, are not in use.
     """
     if not _in_use():
         return None
@@ -117,7 +118,7 @@ def kernels() -> subprocess.Popen[bytes] | None:
 
 
 def _in_use() -> bool:
-    """Return whether compilers that do not optimise come first on the ``PATH``, and ``g++`` exists.
+    """Return whether the ``PATH`` begins with compilers that do not optimise, and ``g++`` exists.
 
     :func:`path` creates these compilers.
     """
@@ -125,9 +126,9 @@ def _in_use() -> bool:
 
 
 def _start_compilation(call: list[str], header: str) -> subprocess.Popen[bytes]:
-    """Start a process that compiles ``header`` with the command ``call`` to a ``.gch`` file, and return the process.
+    """Start a process that compiles ``header`` by the command ``call`` to a ``.gch`` file, and return the process.
 
-    The file gets its name only when it is complete, so that no compiler reads a part of it.
+    The file gets its name only when it is complete, so that no compiler reads an incomplete one.
     """
     made = os.path.join(os.environ[FOLDER], "include", f"{header}.gch")
     # Moved when it is complete: a compiler that runs meanwhile must not read half of it.

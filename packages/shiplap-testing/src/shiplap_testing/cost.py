@@ -23,8 +23,8 @@ _BEGAN = pytest.StashKey[float]()
 
 
 def used() -> float:
-    """Return the seconds of processor time that this process, its ended children and the programs that were forked for
-    it have used.
+    """Return the seconds of processor time that this process has used. The time of its ended children and of the
+    programs that were forked for it is included.
     """
     times = os.times()
     return time.process_time() + times.children_user + times.children_system + forked.spent
@@ -38,15 +38,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With the option ``--dearest``, register a plugin. In a worker it measures tests, and in the first process it
-    prints the costs.
+    """Register a plugin if the option ``--dearest`` is given. In a worker of pytest-xdist it measures tests. In the
+    first process it also prints their costs at the end.
     """
     if config.getoption("--dearest"):
         config.pluginmanager.register(Worker() if hasattr(config, "workerinput") else Told(config), "shiplap-cost")
 
 
 class Worker:
-    """A plugin that measures the processor time of each test, in the process that runs the tests."""
+    """A pytest plugin that measures the processor time of each test, in the process that runs the tests."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -55,8 +55,8 @@ class Worker:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        """Return the report of one phase of a test. The report of the teardown also has the processor time of the whole
-        test, which pytest-xdist sends to the first process.
+        """Return the report of one phase of a test. The report of the teardown also gets the processor time of the
+        whole test as ``processor_time``, which pytest-xdist sends to the first process.
         """
         report = yield
         if call.when == "teardown":
@@ -65,16 +65,18 @@ class Worker:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send the processor time of this worker to the first process."""
+        """Send the processor time of this worker to the first process of the run."""
         # Without pytest-xdist there is no such output, and the value goes nowhere.
         getattr(session.config, "workeroutput", {})["processor_time"] = used()
 
 
 class Told(Worker):
-    """A plugin that adds up the costs of tests and prints them at the end of the run."""
+    """A pytest plugin that adds up the processor time of tests and prints it at the end of the run. ``costs`` maps
+    tests to seconds, ``others`` is the sum of the ended workers, and ``most`` is the number of tests to list.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
-        """Create the plugin without any cost, and read the number of tests to list from ``config``."""
+        """Create the plugin without any cost. The number of tests to list is the option ``--dearest`` of ``config``."""
         self.most, self.costs, self.others = config.getoption("--dearest"), dict[str, float](), 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -84,7 +86,7 @@ class Told(Worker):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Add the processor time of the worker ``node``, which has ended, to the total of the run. ``error`` is not
+        """Add the processor time of the worker ``node``, which has ended, to the sum of the workers. ``error`` is not
         used.
         """
         self.others += getattr(node, "workeroutput", {}).get("processor_time", 0.0)
@@ -98,8 +100,8 @@ class Told(Worker):
 def told(costs: dict[str, float], total: float, most: int) -> list[str]:
     """Return the lines of the report of ``costs``, which maps tests to their seconds of processor time.
 
-    The report has the ``total`` of the run in seconds and the ``most`` tests with the highest cost. If a whole run
-    exceeds its goal, it ends with a warning.
+    The report has the ``total`` of the run in seconds and the ``most`` tests with the highest cost, the highest first.
+    If the run has more than ``TESTS`` tests and its total exceeds ``GOAL``, the report ends with a warning.
     """
     lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
     lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]

@@ -24,16 +24,16 @@ torch._inductor.aoti_load_package(path)(x)
 
 
 def need_packages(device: str) -> None:
-    """Skip the test if torch's own package of a linear layer, compiled ahead of time without shiplap, does not run on
-    ``device``.
+    """Skip the calling test if torch cannot run its own package of a linear layer on ``device``. The package is
+    compiled ahead of time without shiplap, in a separate process.
     """
     if subprocess.run([sys.executable, "-c", PLAIN, device], capture_output=True, check=False).returncode:
         pytest.skip("torch's own package of a linear layer does not run here")
 
 
 def compiled_runner(folder: Path, device: str) -> Path:
-    """Compile ``examples/deploy/deploy_scenes.cpp`` in ``folder``, linked with torch for ``device`` and without Python.
-    Return the path of the program.
+    """Compile ``examples/deploy/deploy_scenes.cpp`` to a program in ``folder``, linked with torch for ``device`` and
+    without Python. Return the path of the program. Raise ``AssertionError`` if the compilation fails.
     """
     home, program = Path(torch.__file__).parent, folder / f"deploy_scenes_{device}"
     include = [f"-isystem{home / part}" for part in ("include", "include/torch/csrc/api/include")]
@@ -57,7 +57,7 @@ def compiled_runner(folder: Path, device: str) -> Path:
 def run_without_python(
     runner: Path, package: Path, scenes: list[Any], device: str, within: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run the packaged model ``package`` with the program ``runner`` on ``scenes``, and return the ended process.
+    """Run the program ``runner`` on the packaged model ``package``, and return the ended process with its output.
 
     The model runs on ``device``, and the process cannot find Python. ``scenes`` are pairs of inputs and expected
     results. ``within`` is the tolerance of the results.

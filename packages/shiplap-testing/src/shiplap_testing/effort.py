@@ -11,17 +11,17 @@ import pytest
 def sampled(
     cases: Iterable[Any], count: int | None = None, *, long: Collection[str] = (), name: Callable[[Any], str] = str
 ) -> list[Any]:
-    """Return ``cases`` in their order as values for ``pytest.mark.parametrize``. The cases that ``make test`` leaves
-    out are marked ``long``. Only ``nox -s long`` runs them.
+    """Return a list of ``cases`` in their order as values for ``pytest.mark.parametrize``. The cases that ``make test``
+    leaves out are marked ``long``, and only ``nox -s long`` runs them.
 
     The choice is the same in every run. Neighbours in a list are often alike, so ``count`` cases are taken at equal
     distances.
 
     Args:
-        cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
+        cases: The values of the parameter, each of which may be a ``pytest.param``.
         count: The number of cases that ``make test`` runs of those that ``long`` does not name, by default all.
         long: Names of cases that only ``nox -s long`` runs.
-        name: The name of a case.
+        name: A function that returns the name of a case.
 
     Raises:
         ValueError: ``long`` has a name that no case has, or names every case.

@@ -24,7 +24,7 @@ BUILD = ("build", "cmake", "hatchling", "ninja", "scikit-build-core")  # what bu
 
 class Environment:
     """A virtual environment in a folder, into which installed distributions are linked. ``python`` is the path of its
-    Python, and ``packages`` that of its ``site-packages``.
+    Python interpreter, and ``packages`` that of its ``site-packages``.
     """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
@@ -50,20 +50,22 @@ class Environment:
     def run(
         self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run the Python of this environment with ``arguments`` in the folder ``cwd``, and return the ended process.
+        """Run the Python interpreter of this environment with ``arguments`` in the folder ``cwd``, and return the ended
+        process with its output.
 
-        The program does not see the module path and the settings of this process. Its environment variables are
-        ``env``, by default none.
+        The program does not get the module path and the environment variables of this process. Its environment
+        variables are ``env``, or none if that is None.
         """
         command = [str(self.python), "-I", *map(str, arguments)]
         return subprocess.run(command, cwd=cwd, env=env or {}, capture_output=True, text=True, check=False)
 
 
 def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
-    """Build each of ``packages`` from its source distribution, and return the wheels by name of the package. Source
-    distributions and wheels are left in ``folder/dist``. Raise ``RuntimeError`` if a build fails.
+    """Build each of ``packages`` from its source distribution, and return a mapping from the name of a package to the
+    path of its wheel. The package ``shiplap-headers`` is built in any case. Source distributions and wheels are left in
+    ``folder/dist``. Raise ``RuntimeError`` if a build fails.
 
-    A package is built in an environment that holds only :data:`BUILD`, its requirements and the wheel of
+    A package is built in an environment that holds only :data:`BUILD`, what these require, and the wheel of
     shiplap-headers.
     """
     environment, dist = Environment(folder / "builder", with_requirements(*BUILD)), folder / "dist"
@@ -82,8 +84,8 @@ def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
 
 
 def ours(package: str) -> list[str]:
-    """Return the distributions of this repository that ``package`` requires, directly or through others, with
-    ``package`` itself last.
+    """Return the names of those distributions of this repository that ``package`` requires, directly or through others.
+    They are in an order in which each comes after those that it requires, with ``package`` itself last.
     """
     project = tomllib.loads((REPOSITORY / "packages" / package / "pyproject.toml").read_text(encoding="utf-8"))
     required = (Requirement(text).name for text in project["project"].get("dependencies", ()))
@@ -92,8 +94,8 @@ def ours(package: str) -> list[str]:
 
 
 def with_requirements(*names: str) -> set[str]:
-    """Return ``names`` and the distributions that they require, directly or through others. Requirements of extras, and
-    distributions that are not installed, are left out.
+    """Return the names of the distributions ``names`` and of those that they require, directly or through others, in
+    canonical form. Requirements of extras, and distributions that are not installed, are left out.
     """
     closure: set[str] = set()
     left = [_canonical(name) for name in names]
@@ -112,7 +114,7 @@ def with_requirements(*names: str) -> set[str]:
 
 
 def others() -> Iterator[str]:
-    """Yield the names of all installed distributions that do not belong to this repository."""
+    """Yield the names of all installed distributions that are not of this repository, in lower case with hyphens."""
     return (name for package in distributions() if not (name := _name(package)).startswith("shiplap"))
 
 

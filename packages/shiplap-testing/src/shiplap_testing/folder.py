@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def temporary(name: str) -> Path:
-    """Create a folder outside of the repository whose name contains ``name``, and return its path.
+    """Create a temporary folder whose name contains ``name``, and return its path.
 
     It is removed when this process ends, but not when a process forked from it ends.
     """

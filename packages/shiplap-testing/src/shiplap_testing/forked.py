@@ -55,11 +55,12 @@ spent = 0.0  # seconds of processor time of what was forked for this process, to
 def python(
     *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python *command`` in a forked process that has already imported torch's compiler.
+    """Run ``python *command`` in a forked process that has already imported torch's compiler, and return the ended
+    process with its output.
 
-    Return the ended process with its output. ``command`` is a script, ``-m module`` or ``-c code`` with its arguments,
-    after any ``-W`` filters. ``cwd`` is the working directory, and ``env`` are the environment variables, by default
-    those of this process. After ``timeout`` seconds, the process is killed and ``subprocess.TimeoutExpired`` is raised.
+    ``command`` is a script, ``-m module`` or ``-c code`` with its arguments, after any ``-W`` filters. ``cwd`` is the
+    working directory. ``env`` has the environment variables, which are those of this process if it is None. Raise
+    ``subprocess.TimeoutExpired`` after ``timeout`` seconds, when the process is killed.
     """
     environment = dict(os.environ if env is None else env)
     early = _variables_read_at_import(environment)
@@ -79,8 +80,8 @@ def python(
 def interpreted(
     *command: object, env: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python *command`` as :func:`python` does, with the environment variable that makes Triton interpret its
-    kernels. Return the ended process.
+    """Run ``python *command`` as :func:`python` does, with the environment variable ``TRITON_INTERPRET=1``, by which
+    Triton interprets its kernels. Return the ended process. ``more`` has further keyword arguments of :func:`python`.
     """
     return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
 
@@ -94,10 +95,10 @@ def _variables_read_at_import(environment: Mapping[str, str]) -> tuple[tuple[str
 
 
 def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None:
-    """Send ``program`` to the process behind ``server``, wait for it, and return its exit status. Kill it and return
-    None if it takes more than ``timeout`` seconds.
+    """Send ``program`` to the process behind the connection ``server``, wait for the program, and return its exit
+    status. If it takes more than ``timeout`` seconds, kill it and return None.
 
-    Its processor time is added to the module's variable ``spent``.
+    The processor time of the program is added to the module's variable ``spent``.
     """
     global spent
     server.write(json.dumps(program).encode() + b"\n")
@@ -125,8 +126,8 @@ def settle() -> None:
 
 
 def use_huge_pages() -> None:
-    """In a run with several processes, move what this process has allocated to huge pages if it has grown by 64 MB
-    since this was called last.
+    """Move what this process has allocated to huge pages if it has grown by 64 MB since this function last did so. Do
+    nothing outside of a run with several processes.
     """
     global _resident
     with contextlib.suppress(OSError):
@@ -172,9 +173,10 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def place(environment: Mapping[str, str]) -> Path:
-    """Return the path of a socket on which a server listens.
+    """Return the path of the socket on which the server for programs with the environment variables ``environment``
+    listens.
 
-    The server forks programs with the environment variables ``environment``.
+    Programs share a server if those variables are equal that torch or Triton read at their import.
     """
     digest = hashlib.sha256(repr(_variables_read_at_import(environment)).encode()).hexdigest()[:16]
     return Path(shared(), digest)
@@ -185,8 +187,8 @@ def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
     """Return a connection to a server, a process that has imported torch and forks programs. The first process that
     needs the server starts it.
 
-    ``early`` are the environment variables of the programs that torch or Triton read at their import. Each ``thread``
-    gets a connection of its own.
+    ``early`` are those environment variables of the programs that torch or Triton read at their import. Each
+    ``thread``, given by its id, gets a connection of its own.
     """
     global spent
     path = place(dict(early))
@@ -215,7 +217,7 @@ def _started(path: str, early: dict[str, str]) -> socket.socket:
     """Start a server that listens on the socket ``path``, and return a connection to it. A server is a process that
     imports torch and forks programs.
 
-    ``early`` are environment variables of the server. Raise ``RuntimeError`` if it ends before it listens.
+    ``early`` are environment variables of the server. Raise ``RuntimeError`` if the server ends before it listens.
     """
     kept = {n: v for n, v in os.environ.items() if n in READ_LATER or not n.startswith((*READ_AT_IMPORT, "PYTHONPATH"))}
     with contextlib.suppress(FileNotFoundError):
@@ -236,8 +238,8 @@ _processes: list[subprocess.Popen[bytes]] = []  # what this process started; eac
 def _serve(path: str) -> None:
     """Import torch's compiler, listen on the socket ``path``, and fork a process for each connection.
 
-    Return when all forked processes have ended. If there was none, return when the process that started this one has
-    ended.
+    Return when all forked processes have ended. Without any connection, return when the process that started this one
+    has ended.
     """
     del sys.path[0]  # the folder of this file
     runpy.run_path(str(Path(__file__).with_name("private.py")))["import_compiler"]()
@@ -263,16 +265,16 @@ def _serve(path: str) -> None:
 
 
 def _all_ended(handlers: set[int]) -> bool:
-    """Remove the processes that have ended from ``handlers``, and return whether none is left."""
+    """Remove the ids of processes that have ended from ``handlers``, and return whether the set is empty then."""
     handlers.difference_update([pid for pid in handlers if os.waitpid(pid, os.WNOHANG)[0]])
     return not handlers
 
 
 def _handle(connection: IO[bytes], told: float) -> None:
-    """Run each program that is requested on ``connection`` in a forked process.
+    """Read programs from ``connection``, one JSON line each, and run each in a forked process.
 
-    The first answer on ``connection`` is ``told``, the processor time of the imports. For each program, its process id,
-    its exit status and its processor time follow.
+    The first line that is written to ``connection`` is ``told``, the processor time of the imports. For each program, a
+    line with its process id follows, and then a line with its exit status and its processor time.
     """
     connection.write(b"%f\n" % told)
     for line in connection:
@@ -286,8 +288,8 @@ def _handle(connection: IO[bytes], told: float) -> None:
 
 
 def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, err: str) -> None:
-    """Run ``python *arguments`` in this newly forked process, and end the process. ``cwd`` is its folder,
-    ``environment`` are its environment variables, and ``out`` and ``err`` are the files of its output.
+    """Run ``python *arguments`` in this newly forked process, and end the process. ``cwd`` is its working directory,
+    ``environment`` are its environment variables, and ``out`` and ``err`` are the paths of the files for its output.
     """
     for number, path in enumerate((os.devnull, out, err)):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -306,7 +308,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
 
 
 def child(run: Callable[[], object]) -> int:
-    """Fork a process that calls ``run`` and ends, and return its process id.
+    """Fork a process that calls ``run`` and then ends. Return its process id in the calling process.
 
     Its exit status is that of ``SystemExit``, 1 for any other exception, and 0 otherwise. Functions that were
     registered to run at exit do not run in it.

@@ -20,10 +20,10 @@ def flat(value: Any) -> list[Tensor]:
 
 
 def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: bool = False) -> Callable[..., Any]:
-    """Compile ``fn`` as one graph, and assert that its results on ``args`` agree with those of eager mode.
+    """Compile ``fn`` as one graph, assert that its results on ``args`` agree with those of eager mode, and return the
+    compiled function.
 
-    Return the compiled function. The relative ``tolerance`` and the assertion are those of :func:`same`. ``dynamic`` is
-    passed to ``torch.compile``.
+    The assertion and the relative ``tolerance`` are those of :func:`same`. ``dynamic`` is passed to ``torch.compile``.
     """
     compiled = torch.compile(fn, fullgraph=True, dynamic=dynamic)
     same(compiled, fn, args, tolerance)
@@ -31,9 +31,11 @@ def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: 
 
 
 def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...], tolerance: float) -> None:
-    """Assert that ``compiled`` and ``fn`` return tensors of the same shapes, strides and dtypes for ``args``.
+    """Assert that ``compiled`` and ``fn`` return tensors of equal shapes, strides and dtypes for ``args``, with close
+    values.
 
-    The norm of the difference of two tensors may be at most ``tolerance`` times the norm of that of ``fn``.
+    The norm of the difference of two tensors may be at most ``tolerance`` times the norm of the tensor that ``fn``
+    returns.
     """
     for got, want in zip(flat(compiled(*args)), flat(fn(*args)), strict=True):
         assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
@@ -41,8 +43,8 @@ def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, 
 
 
 def counted() -> tuple[int, int]:
-    """Return two numbers since the counters were last cleared. The first counts the C++ templates that Inductor
-    compiled, the second the neighbouring operations that it fused into them.
+    """Return the number of C++ templates that Inductor has compiled and the number of neighbouring operations that it
+    has fused into them, as a pair. Both count from the last time that the counters were cleared.
     """
     counts = counters()["inductor"]
     return counts["cpp_templated_kernel_counter"], counts["cpp_epilogue_fusion_counter"]

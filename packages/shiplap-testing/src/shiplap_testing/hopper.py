@@ -19,8 +19,8 @@ OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjd
 
 
 def pretend() -> None:
-    """Make this process compile Triton kernels for Hopper from now on, as if it had such a GPU. No kernel can be
-    launched.
+    """Make this process compile Triton kernels for Hopper from now on, as if it had such a GPU. Kernels can be compiled
+    but not launched.
     """
     from shiplap.kernels.triton import template_kernel
 
@@ -33,20 +33,20 @@ def pretend() -> None:
 
 
 def compiled(run: Any) -> list[Any]:
-    """Return the binaries that Triton has compiled of the kernels of a template, a kernel source that shiplap compiles
-    for several configs.
+    """Return a list of the binaries that Triton has compiled of the kernels of a template, which is kernel source code
+    that shiplap compiles for several configs.
 
-    ``run`` is an object whose attribute ``jitted`` has the launchers of these kernels.
+    ``run`` is an object whose attribute ``jitted`` is a mapping with the launchers of these kernels as values.
     """
     kernels = [launcher.kernel for launcher in run.jitted.values()]
     return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Return the resources of the compiled ``kernel`` by name.
+    """Return the resources that the compiled ``kernel`` uses, as a dict.
 
-    ``registers`` are those of a thread. ``stack`` are the bytes of a thread's stack, to which registers spill.
-    ``shared`` are the bytes of shared memory of a program.
+    ``registers`` is the number of registers of a thread. ``stack`` is the number of bytes of a thread's stack, to which
+    registers spill. ``shared`` is the number of bytes of shared memory of a program.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

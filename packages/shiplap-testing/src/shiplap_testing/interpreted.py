@@ -18,11 +18,11 @@ interpret()
 
 
 def run(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> tuple[list[torch.Tensor], float, list[str]]:
-    """Compile ``fn`` and run it on ``args`` with Triton's interpreter, with dynamic shapes if ``dynamic`` is true, and
-    with fixed ones otherwise.
+    """Compile ``fn`` and run it on ``args`` with Triton's interpreter. If ``dynamic`` is true, it is compiled with
+    dynamic shapes, and otherwise with fixed ones.
 
-    Return the outputs, the largest error, and the names of the launched kernels. The error is relative to the largest
-    value that ``fn`` returns in eager mode.
+    Return the list of outputs, the largest error, and the list of names of the launched kernels. The error is relative
+    to the largest value that ``fn`` returns in eager mode.
     """
     done = run_interpreted(fn, *args, dynamic=dynamic)
     return list(done.results), done.error, list(done.kernels)

@@ -53,8 +53,8 @@ PIECES = (
 
 
 def mutated(rng: random.Random, whole: bytes) -> bytes:
-    """Return ``whole`` with one to four random changes drawn from ``rng``. A change alters a byte, cuts bytes, repeats
-    bytes, or inserts a piece of a file format.
+    """Return ``whole`` with one to four random changes drawn from ``rng``. A change alters a byte, removes bytes,
+    repeats bytes, or inserts a byte string of ``PIECES``, which are parts of file formats.
     """
     data = bytearray(whole)
     for _ in range(rng.randint(1, 4)):

@@ -11,8 +11,8 @@ SEARCHED = (REPOSITORY, *sorted(p.parent for p in REPOSITORY.glob("packages/*/te
 
 
 def searched() -> str:
-    """Return a value for ``PYTHONPATH`` with the folders of the helpers of all tests, followed by the folders of the
-    present value.
+    """Return a value for the environment variable ``PYTHONPATH``. It has the folders in which tests find each other's
+    helpers, followed by the folders of the present value.
     """
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join(dict.fromkeys([*map(str, SEARCHED), *given]))

@@ -122,8 +122,8 @@ LONG = (
 def ns(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield a namespace for the ops of this test alone, as in ``@sl.op(f"{ns}::scale")``.
 
-    It is the same in each run, so that cached compiled sources fit. Ops that were declared in it are removed from the
-    registry after the test.
+    It is the same in each run, so that cached results of compilers can be used again. After the test, its ops are
+    removed from the registry.
     """
     from shiplap.dispatch import registry
 
@@ -135,7 +135,7 @@ def ns(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Reset the compiler before and after the test, so that no compiled code or counters of other tests affect it."""
+    """Reset torch's compiler before and after the test. Compiled code and counters of other tests do not affect it."""
     from shiplap import torch_private
 
     torch_private.reset_compiler()
@@ -145,7 +145,7 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compile graphs anew in this test, without caches of graphs and without gradients.
+    """Compile graphs anew in this test, without caches of graphs and with gradients disabled.
 
     Random numbers are seeded, counters are cleared, and kernel choices are kept in a folder of this test.
     """
@@ -162,15 +162,15 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def onnx_operators() -> None:
-    """List the operators of onnxscript once for all exports of this process, where each export would list them."""
+    """List the operators of onnxscript only once in this process. Without this fixture, each export to ONNX would list
+    them.
+    """
     private.remember_onnx_operators()
 
 
 @pytest.fixture(autouse=True)
 def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let shiplap issue its notices again, so that each test gets them. A notice is a warning that comes once in a
-    process.
-    """
+    """Let shiplap issue each notice once more in this test. A notice is a warning that a process issues only once."""
     from shiplap.errors import base
 
     monkeypatch.setattr(base, "_announced", set())
@@ -178,9 +178,11 @@ def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vector_instructions(request: pytest.FixtureRequest) -> None:
-    """Try once in each worker which vector instructions compile and run, so that programs started by tests need not.
+    """Try once in each worker which vector instructions of the CPU compile and run, so that programs started by tests
+    need not.
 
-    This is left out in workers forked from a process that has tried, and in runs with tests for accelerators only.
+    The try is skipped in workers that were forked from a process that has tried, and in runs that have only tests for
+    accelerators.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
     if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
@@ -202,8 +204,8 @@ ALONE = (
 
 
 def _is_alone(nodeid: str) -> bool:
-    """Return whether the test ``nodeid`` takes about a minute on an accelerator. Such tests are scheduled one by one
-    and first.
+    """Return whether the test ``nodeid`` takes about a minute on an accelerator. Such a test is scheduled on its own
+    and before all others.
     """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
     return folder.endswith("/gpu") and any(part in name for part in ALONE)
@@ -211,9 +213,9 @@ def _is_alone(nodeid: str) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests ``items`` in place. The longest on accelerators come first, then files in the order of ``LONG``, a
-    list of the files that take longest.
+    list of the files that take longest, then all others.
 
-    Tests selected by ``--changed`` keep their order, with the nearest to a change first.
+    If ``--changed`` selects the tests, they keep their order, with the nearest to a change first.
     """
     if changed.is_used(config):
         return
@@ -242,8 +244,8 @@ def _place_of(file: str) -> int:
 def _unit(nodeid: str) -> str:
     """Return the name of the unit that holds the test ``nodeid``. A unit is a group of tests that one worker runs.
 
-    It is the test's file, or the folder ``tests/judge``, whose files share a process that is slow to start. On
-    accelerators it is a test function, or a single test if that takes about a minute.
+    The unit of a test is its file, or the folder ``tests/judge``, whose files share a process that is slow to start. In
+    a folder ``gpu`` of tests for accelerators it is a test function, or a single test if that takes about a minute.
     """
     if _is_alone(nodeid):
         return nodeid
@@ -259,7 +261,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return the scheduler of a run with ``--dist loadfile``, which gives each unit of tests (see :func:`_unit`) to one
     worker. Return None for other runs.
 
-    A test that ends its worker runs once, whereas pytest-xdist would give it to one worker after another.
+    A test that ends its worker is not run again, whereas pytest-xdist would give it to one worker after another.
     """
     if config.getvalue("dist") != "loadfile":
         return None
@@ -271,8 +273,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _unit(nodeid)
 
         def remove_node(self, node: Any) -> str | None:
-            """Mark the test that ended the worker ``node`` as completed, so that no other worker runs it. Return the id
-            of that test, or None if the worker had no test left.
+            """Mark the test during which the worker ``node`` ended as completed, so that no other worker runs it.
+            Return the id of that test, or None if the worker had no test left.
             """
             units = self.assigned_work[node].values()
             left = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed]
@@ -287,12 +289,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the objects that were made by importing the tests from garbage collection."""
+    """Exempt all objects that exist after the import of the tests from garbage collection."""
     settle()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before a test on an accelerator in one of several workers, limit the device memory of the worker to its share.
+    """Limit the device memory of this worker before a test on an accelerator, to an equal share of 80 % if there are
+    several workers.
 
     A worker that needs more then gets an error itself, so that the other workers do not.
     """
@@ -305,7 +308,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Behind the last test of a file, move what the worker has allocated to huge pages if that is much."""
+    """After the last test of a file, move what this process has allocated to huge pages if it has grown by 64 MB."""
     if nextitem is not None and nextitem.path != item.path:
         use_huge_pages()
 
@@ -314,8 +317,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Return the report of one phase of a test. If the device no longer works after a failed test, end the worker, so
-    that pytest-xdist starts a new one.
+    """Return the report of one phase of a test. If the device no longer works after a failed test, end this worker, and
+    pytest-xdist starts a new one. Without workers, end the run instead.
 
     An illegal access leaves the CUDA context of a process unusable, so each later test of the worker would fail.
     """
@@ -333,7 +336,9 @@ def pytest_runtest_makereport(
 
 
 def _device_error() -> str:
-    """Return the first line of the error that synchronising the device raises, or an empty text if it works."""
+    """Return the first line of the error that synchronising the CUDA device raises. Return an empty string if it raises
+    none or CUDA is not in use.
+    """
     import torch
 
     try:
@@ -347,8 +352,8 @@ def _device_error() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Set up the run of tests in this process.
 
-    A process that runs tests itself ignores shiplap's notices, such as that a call runs the reference. A process that
-    distributes tests makes one folder for all workers. In both, Hypothesis gets no deadlines.
+    If the process runs tests itself, shiplap's notices are ignored, such as that a call runs the reference. If it
+    distributes tests to workers, it creates the folder that they share. Hypothesis gets no deadlines in either case.
     """
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
@@ -363,7 +368,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Start the process from which workers are forked, and make pytest-xdist fork each worker of ``specs`` from it. Do
-    nothing where tests cannot run in forked processes.
+    nothing on a machine on which workers cannot be forked.
     """
     if not workers.possible():
         return
@@ -388,7 +393,7 @@ Run = Callable[..., Any]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that calls the command ``shiplap`` in this process, as in ``run("env", "--json")``.
 
-    The function returns a result with ``exit_code``, ``stdout`` and ``stderr``.
+    The function returns a result with ``exit_code``, ``stdout`` and ``stderr``. The current folder is the repository.
     """
     from shiplap.cli.app import app
 
@@ -404,7 +409,7 @@ def process() -> Run:
     """
 
     def start(*args: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-        """Run ``shiplap`` with ``args`` in the folder ``cwd``, and return the ended process."""
+        """Run ``shiplap`` with ``args`` in the folder ``cwd``, and return the ended process with its output."""
         return python("-m", "shiplap.cli", *args, cwd=cwd)
 
     return start

@@ -49,8 +49,8 @@ THEN = (
 
 
 def import_compiler() -> None:
-    """Import what torch's compiler needs for its first graph on the CPU, so that processes forked from this one need
-    not.
+    """Import what torch's compiler needs for its first graph on the CPU. Processes forked from this one need not import
+    it again.
 
     This saves each of them 1.1 s of 1.5 s (measured on two shared cores on 2026-11-27).
     """
@@ -74,8 +74,8 @@ def import_compiler() -> None:
 
 
 def _remember_composite_operators() -> None:
-    """Let torch look up the operators with composite implementations once for an export, and only if there are new
-    ones. It would look all up for each namespace of operators, of which tests declare many.
+    """Let torch look up the operators with composite implementations once for each export, and only if there are new
+    ones. Otherwise torch would look all of them up for each namespace of operators, of which tests declare many.
     """
     utils, registered = import_module("torch._export.utils"), import_module("torch")._C
     users = [utils, *map(import_module, ("torch.export.exported_program", "torch.export.decomp_utils"))]
@@ -85,7 +85,9 @@ def _remember_composite_operators() -> None:
     known, within = set[str](), list[bool]()
 
     def look_up_new() -> None:
-        """Look up all composite operators if there is one whose name is not known, once in ``collect_once``."""
+        """Look up all composite operators if there is one that is not in ``known``. Do nothing while ``collect_once``
+        runs, which has looked them up already. Both names are variables of ``_remember_composite_operators``.
+        """
         if within:
             return
         now = registered._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
@@ -94,7 +96,9 @@ def _remember_composite_operators() -> None:
             known.update(now)
 
     def collect_once() -> Any:
-        """Return what ``collect`` returns, after one look-up."""
+        """Return what ``collect`` (variable of ``_remember_composite_operators``) returns, after one look-up of new
+        operators.
+        """
         look_up_new()
         within.append(True)
         try:
@@ -108,14 +112,16 @@ def _remember_composite_operators() -> None:
 
 
 def remember_onnx_operators() -> None:
-    """Let torch list the operators of onnxscript, which each export to ONNX does, once in a process."""
+    """Let torch list the operators of onnxscript only once in this process, and not for each export to ONNX."""
     with contextlib.suppress(ImportError, AttributeError):
         apis = import_module("torch.onnx._internal.exporter._registration").onnxscript_apis
         apis.get_torchlib_ops = cache(apis.get_torchlib_ops)
 
 
 def counters() -> Any:
-    """Return the counters of compilations that torch keeps in this process, by subsystem and name."""
+    """Return the counters of compilations that torch keeps in this process, a mapping from subsystem and name to a
+    count.
+    """
     return import_module("torch._dynamo.utils").counters
 
 
@@ -125,24 +131,24 @@ def process_group(name: str) -> Any:
 
 
 def compile_headers_singly() -> None:
-    """Make Inductor compile the headers of a package with each kernel. Precompiling them would take longer for a single
-    model.
+    """Make Inductor compile the headers of a packaged model together with each of its kernels. To precompile them would
+    take longer for a single model.
     """
     _set_for_all_threads("aot_inductor.precompile_headers", False)
 
 
 def _set_for_all_threads(name: str, value: bool) -> None:
-    """Set the boolean option ``name`` of Inductor's configuration to ``value`` for all threads.
+    """Set the boolean option ``name`` of Inductor's configuration to ``value`` for all threads of this process.
 
-    Its environment variable would do so at the start. An assignment counts for one thread only, so that a graph would
-    have another cache key in each of the others.
+    An assignment to the option would count for one thread only, and a graph would have another cache key in each of the
+    other threads.
     """
     import_module("torch._inductor.config")._config[name].env_value_default = value
 
 
 def header_call(header: str) -> list[str]:
-    """Return the command by which Inductor precompiles ``header`` of torch for its kernels, as a list of words. The
-    option ``-o`` is left out.
+    """Return the command by which Inductor precompiles ``header``, a path below torch's ``include``, for its kernels.
+    It is a list of words without the option ``-o`` and its value.
     """
     builder, isa = import_module("torch._inductor.cpp_builder"), import_module("torch._inductor.cpu_vec_isa")
     path = Path(str(import_module("torch").__file__)).parent / "include" / header
@@ -155,7 +161,7 @@ def header_call(header: str) -> list[str]:
 def try_instructions() -> None:
     """Try once, in a forked process, whether the best vector instructions of the CPU compile and run.
 
-    If they do, Inductor uses them in this process and in those forked from it, without its own try of 3 s.
+    If they do, Inductor uses them in this process and in those forked from it, and skips its own try of 3 s.
     """
     # A process of its own, since Inductor remembers which compiler the try found. Of the sets of a CPU only the best is
     # tried, as Inductor itself takes no other.
@@ -168,8 +174,8 @@ def try_instructions() -> None:
 
 
 def _best_instructions_work() -> bool:
-    """Return whether a kernel with the best vector instructions of this CPU compiles, loads and runs. The result is
-    false if the try raises an exception.
+    """Return whether a kernel with the best vector instructions of this CPU compiles, loads and runs. If the try raises
+    an exception, return False.
     """
     with contextlib.suppress(Exception):
         isa = import_module("torch._inductor.cpu_vec_isa")
@@ -180,13 +186,17 @@ def _best_instructions_work() -> bool:
 
 
 def compiled_autograd(backend: str) -> Any:
-    """Return a context in which each backward pass is compiled by ``backend``, as one graph without graph breaks."""
+    """Return a context manager in which each backward pass is compiled by ``backend``, as one graph without graph
+    breaks.
+    """
     import torch
 
     return import_module("torch._dynamo.compiled_autograd")._enable(torch.compile(backend=backend, fullgraph=True))
 
 
 def fake_mode() -> Any:
-    """Return a mode in which tensors have sizes but no memory. Sizes that depend on data are symbols in it."""
+    """Return a new ``FakeTensorMode``, in which tensors have sizes but no memory. Sizes that depend on data are symbols
+    in it.
+    """
     shapes = import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return import_module("torch._subclasses.fake_tensor").FakeTensorMode(shape_env=shapes)

@@ -21,8 +21,8 @@ def quicken() -> None:
     """Replace two functions of Triton's interpreter, ``_patch_builtin`` and ``_get_np_dtype``, by faster ones that give
     the same results.
 
-    Call this function before any kernel runs, in a process with the environment variable ``TRITON_INTERPRET=1``. A
-    version of Triton without these functions is left unchanged.
+    Call this function before any kernel runs, in a process with the environment variable ``TRITON_INTERPRET=1``. In a
+    version of Triton without these functions, nothing is changed.
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
@@ -33,11 +33,11 @@ def quicken() -> None:
 
 
 def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any], patch: Callable[..., Any]) -> Any:
-    """Return a faster function with the parameters of ``original``, a function of Triton's interpreter that makes a
-    part of Triton's language interpreted. A part is a module or class, such as ``tl.math``.
+    """Return a faster function with the parameters of ``original``. That is the function of Triton's interpreter that
+    replaces the functions of a module or class of Triton's language, such as ``tl.math``, by interpreted ones.
 
-    The faster function looks up only once which functions of a part have to be replaced. ``patch`` replaces one of
-    them, and ``is_builtin`` returns whether a function is still the compiler's.
+    The faster function determines only once which functions of a module or class have to be replaced. ``patch``
+    replaces one of them, and ``is_builtin`` returns whether a function is still the compiler's.
     """
 
     @cache
@@ -49,15 +49,17 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
         class Scope:
             def set_attr(self, _: Any, name: str, __: Any) -> None:
-                """Record ``name``, the name of a function that would be replaced, without replacing the function."""
+                """Record ``name``, the name of a function that ``original`` would replace. The function itself is not
+                replaced.
+                """
                 replaced.append(name)
 
         original(part, None, Scope())
         return replaced
 
     def quick(part: Any, builder: Any, scope: Any) -> None:
-        """Replace the functions of ``part`` (a module or class of Triton's language) that are still the compiler's by
-        functions that use the interpreter's ``builder``. ``scope`` undoes this later.
+        """Replace the functions of ``part``, a module or class of Triton's language, that are still the compiler's. The
+        new functions use the interpreter's ``builder``, and ``scope`` restores the old ones later.
         """
         for name in names(part):
             if is_builtin(member := getattr(part, name)):
@@ -70,9 +72,9 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
 
 def _numpy_type(language: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a faster function with the results of ``original``, which maps a type of Triton to the NumPy type.
+    """Return a faster function with the results of ``original``, which maps a type of Triton to the type of NumPy.
 
-    It keeps the result by the name of the element type. ``language`` is Triton's module of that name.
+    It remembers the result for each name of an element type. ``language`` is the module ``triton.language``.
     """
     known: dict[str, Any] = {}
     block, pointer = language.block_type, language.pointer_type

@@ -39,16 +39,16 @@ _long: set[str] = set()
 
 
 def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
-    """Return a decorator that registers ``function(rank, world)`` as the cell ``name``. A cell tests one feature of
-    torch.distributed with our modules, and is one row of a table in docs/many-devices.md.
+    """Return a decorator that registers ``function(rank, world)`` as the cell ``name``, and returns the function. A
+    cell tests one feature of ``torch.distributed`` with our modules, and is one row of a table in docs/many-devices.md.
 
-    The function returns a tolerance as text, or raises. If ``long`` is true, the cell runs only where it is named.
-    Otherwise it also runs where no cell is named.
+    The function returns a tolerance as a string, or raises an exception. If ``long`` is true, the cell runs only if it
+    is named. Otherwise it also runs if no cell is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
-        """Register ``function`` as the cell ``name`` (argument of ``cell``), and return it. If ``long`` (argument of
-        ``cell``) is true, the cell runs only where it is named.
+        """Register ``function`` as the cell ``name``, and return it. If ``long`` is true, the cell runs only if it is
+        named. ``name`` and ``long`` are arguments of ``cell``.
         """
         _cells[name] = function
         _long.update({name} if long else ())
@@ -58,7 +58,9 @@ def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str
 
 
 def device() -> torch.device:
-    """Return the device of the tensors of this rank, the CPU or a GPU."""
+    """Return the device of the tensors of this rank. It is the CPU if ranks communicate by gloo on the CPU, and
+    otherwise the current GPU.
+    """
     return torch.device("cpu") if _kind() == "gloo" else torch.device("cuda", torch.cuda.current_device())
 
 
@@ -75,8 +77,8 @@ BACKENDS = {"shared": "cpu:gloo,cuda:gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
 
 def main() -> None:
-    """Run the cells (registered test functions) that the command line names, by default all but the long ones, on this
-    rank. Rank 0 prints the outcomes.
+    """Run the cells (registered test functions) that the command line names on this rank. If it names none, run all but
+    those registered as long. Rank 0 prints the outcomes.
     """
     import torch.distributed as dist
 
@@ -108,10 +110,10 @@ def _report(names: list[str]) -> None:
 
 
 def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) -> str:
-    """Call the cell ``function`` as rank ``rank`` of ``world`` ranks, and return its outcome as text.
+    """Call the cell ``function`` as rank ``rank`` of ``world`` ranks, and return its outcome as a string.
 
-    The text is ``equal (tolerance)`` if the function returns, ``refused (id)`` for one of shiplap's errors, and
-    ``failed:`` with the last line of any other exception.
+    The string is ``equal (tolerance)`` if the function returns, ``refused (id)`` if it raises one of shiplap's errors,
+    and ``failed:`` with the last line of the traceback for any other exception.
     """
     from shiplap.errors import ShiplapError
 
@@ -128,11 +130,11 @@ def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) ->
 
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
-    """Run cells of the module ``module`` on ``world`` processes in one group, and return their outcomes by name.
+    """Run the cells ``cells`` of the module ``module`` on ``world`` processes in one group, and return a mapping from
+    their names to their outcomes, which are strings.
 
-    If ``cells`` is empty, all cells but the long ones are run. An outcome is a text. ``kind`` says how the processes
-    communicate, which :func:`_kind` determines if it is empty, and ``timeout`` is in seconds. Raise ``AssertionError``
-    if no outcome is printed.
+    If ``cells`` is empty, all cells but the long ones are run. ``kind`` says how the processes communicate. If it is
+    empty, :func:`_kind` determines it. ``timeout`` is in seconds. Raise ``AssertionError`` if no outcome is printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}
@@ -160,8 +162,8 @@ def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kin
 
 
 def launch() -> None:
-    """Fork the ranks and run the cells in them. :func:`outcomes` starts this program. Its arguments are the number of
-    ranks, the seconds that they may take, the module and the names of the cells.
+    """Fork the ranks and run the cells in them, as the program that :func:`outcomes` starts. The arguments of the
+    command line are the number of ranks, the seconds that they may take, the module and the names of the cells.
     """
     world, limit, (module, *cells) = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     import_module(module)
@@ -171,9 +173,10 @@ def launch() -> None:
 
 def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
     """Fork ``world`` ranks from this process, with the environment variables that ``torchrun`` sets, and wait until
-    each has called ``run``. This process must not have used threads.
+    each has called ``run``. This process must not have started threads.
 
-    Raise ``SystemExit`` if a rank fails or if they take more than ``limit`` seconds. The other ranks are killed first.
+    Raise ``SystemExit`` if a rank fails or if they take more than ``limit`` seconds. Before that, the other ranks are
+    killed.
     """
     with socket.socket() as free:
         # Port 0 stands for any port that is free.
@@ -188,8 +191,8 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
     ready = multiprocessing.get_context("fork").Barrier(world)  # none leaves while another may still talk to it
 
     def wait() -> None:
-        """Call ``run`` (argument of ``together``) and then wait for all other ranks, since another rank may still
-        communicate with this one.
+        """Call ``run`` (argument of ``together``), then wait until all other ranks have called it. Another rank may
+        still communicate with this one.
         """
         run()
         ready.wait(limit)
@@ -212,7 +215,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
 
 def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
     """Call ``run`` in this process as rank ``rank``, with one thread. If it is still running after nine tenths of
-    ``limit`` seconds, print a traceback.
+    ``limit`` seconds, print the traceback of each thread and continue.
     """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
@@ -221,8 +224,8 @@ def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
 
 
 def table(column: str) -> dict[str, str]:
-    """Return the outcomes in the column ``column`` of the tables in docs/many-devices.md, as texts by the name of the
-    row.
+    """Return the outcomes in the column ``column`` of the tables in docs/many-devices.md, as a mapping from the name of
+    the row to a string.
     """
     rows: dict[str, str] = {}
     heading: list[str] = []

@@ -13,8 +13,8 @@ import shiplap as sl
 
 @contextmanager
 def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
-    """Assert that the block raises shiplap's error ``id``, such as ``SL208``. Its text must contain each of
-    ``fragments``, and its attributes must equal ``fields``.
+    """Assert that the block of the ``with`` statement raises shiplap's error ``id``, such as ``SL208``. Its message
+    must contain each of ``fragments``, and its attributes must equal ``fields``.
 
     The error must also have a fix and survive pickling.
     """
@@ -32,8 +32,8 @@ def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
 
 
 def files_entered(call: Callable[[], object]) -> list[str]:
-    """Return the file of each Python function that ``call`` enters, in order. The list is short for a call that runs in
-    C++.
+    """Return a list of the files of the Python functions that ``call`` enters, in the order of the calls. A function
+    that is entered twice is listed twice.
     """
     files: list[str] = []
     sys.setprofile(lambda frame, event, of: files.append(frame.f_code.co_filename) if event == "call" else None)
@@ -45,8 +45,8 @@ def files_entered(call: Callable[[], object]) -> list[str]:
 
 
 def triton_files_entered(call: Callable[[], object]) -> list[str]:
-    """Return, in order, the files of the Python functions that ``call`` enters and that belong to Triton or to
-    generated launchers. The list is empty if C++ replays a launch.
+    """Return a list of the files of the Python functions that ``call`` enters, in the order of the calls. Only files of
+    Triton and generated launchers are listed. The list is empty if C++ replays a launch.
     """
     ours = str(Path(sl.__file__).parent)  # our own kernels lie in a folder of that name, too
     entered = files_entered(call)

@@ -27,9 +27,9 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # type of a device → its dispatch key
 
 
 def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
-    """Return ``tensor`` of all ranks of ``group``, concatenated along dim 0.
+    """Return the tensors ``tensor`` of all ranks of ``group``, concatenated along dim 0.
 
-    ``group_size`` is the number of ranks. The operation used is one that gloo supports for tensors on a GPU.
+    ``group_size`` is the number of ranks. The function calls an operation that gloo supports for tensors on a GPU.
     """
     within = process_group(group) if isinstance(group, str) else group
     out = tensor.new_empty(tensor.shape[0] * group_size, *tensor.shape[1:])
@@ -38,18 +38,21 @@ def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
 
 
 def _all_gathered(tensors: list[Tensor], group_size: int, group: Group) -> list[Tensor]:
-    """Return, for each of ``tensors``, the tensors at its position of all ranks of ``group``, concatenated along dim 0.
-
-    ``group_size`` is the number of ranks.
+    """Return a list with one tensor for each of ``tensors``. It is the concatenation, along dim 0, of the tensors at
+    this index on all ranks of ``group``. ``group_size`` is the number of ranks.
     """
     return [_gathered(tensor, group_size, group) for tensor in tensors]
 
 
 class _Arriving:
-    """The handle of a receive that the replaced ``irecv`` returns. The tensor is filled when :meth:`wait` returns."""
+    """The handle of a receive, which the replaced ``irecv`` returns for a tensor on a device. The tensor is filled when
+    :meth:`wait` returns. ``work`` is the handle of the receive into ``host``, a tensor on the CPU.
+    """
 
     def __init__(self, work: dist.Work, host: Tensor, tensor: Tensor) -> None:
-        """Store the handle of a receive into the host tensor ``host``, from which ``tensor`` is filled later."""
+        """Store ``work``, the handle of a receive into the CPU tensor ``host``, and ``tensor``, to which :meth:`wait`
+        copies ``host``.
+        """
         self.work, self.host, self.tensor = work, host, tensor
 
     def wait(self, *timeout: Any) -> bool:
@@ -68,20 +71,20 @@ class _Arriving:
 
 @contextmanager
 def through_host(device: str = "cuda") -> Iterator[None]:
-    """Return a context in which tensors on ``device`` pass through the memory of the host in gathers of DTensors and in
-    messages between two ranks.
+    """Return a context manager that replaces gathers of DTensors and messages between two ranks. In its context, these
+    operations pass tensors on ``device`` through the memory of the CPU.
     """
     send, receive = distributed_c10d.isend, distributed_c10d.irecv
 
     def isend(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        """Send ``tensor`` as ``isend`` does. If it is on ``device`` (argument of ``through_host``), a copy on the host
-        is sent.
+        """Send ``tensor`` as ``torch.distributed.isend`` does, and return the handle. If it is on ``device`` (argument
+        of ``through_host``), a copy on the CPU is sent.
         """
         return send(tensor.detach().cpu() if tensor.device.type == device else tensor, *args, **options)
 
     def irecv(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        """Receive into ``tensor`` as ``irecv`` does, and return the handle of the receive. If it is on ``device``
-        (argument of ``through_host``), a tensor on the host receives first.
+        """Receive into ``tensor`` as ``torch.distributed.irecv`` does, and return the handle, or None if there is none.
+        If ``tensor`` is on ``device`` (argument of ``through_host``), a tensor on the CPU receives first.
         """
         if tensor.device.type != device:
             return receive(tensor, *args, **options)

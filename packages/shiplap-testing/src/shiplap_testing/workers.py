@@ -36,14 +36,16 @@ ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 class Workers:
-    """A handle of the process from which workers are forked, for the process that distributes the tests."""
+    """A handle of the process from which pytest-xdist's workers are forked, for the process that distributes the tests.
+    ``process`` is that process, and ``path`` the socket on which it listens.
+    """
 
     def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
         """Start the process from which workers are forked. It listens on the socket ``workers`` and collects tests with
         the pytest ``arguments``.
 
-        It also forks a process that listens on the socket ``programs`` and runs programs of tests. ``count`` is the
-        number of workers.
+        It also forks a process that listens on the socket ``programs`` and runs the programs that tests start.
+        ``count`` is the number of workers.
         """
         self.path = workers
         command = [sys.executable, "-P", __file__, "serve", workers]
@@ -53,7 +55,9 @@ class Workers:
         self.process.stdin.flush()
 
     def python(self) -> str:
-        """Return the command that pytest-xdist calls in place of Python to start a worker, as one line for a shell."""
+        """Return the command by which pytest-xdist starts a worker, in place of the command of Python. It is one line
+        for a shell.
+        """
         return shlex.join([sys.executable, "-I", "-S", __file__, "join", str(self.path)])
 
     def end(self) -> None:
@@ -64,15 +68,13 @@ class Workers:
 
 
 def possible() -> bool:
-    """Return whether tests can run in forked processes, which needs ``fork`` and excludes machines with an
-    accelerator.
-    """
+    """Return whether workers can be forked on this machine. It must have ``fork`` and no accelerator."""
     return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
 
 
 def _join(path: str, command: list[str]) -> None:
-    """Become a worker. Pass the streams of this process and ``command`` to a process forked by the server at ``path``,
-    and wait until that process ends.
+    """Become a worker. Pass the standard streams of this process and ``command`` to a process that the server at the
+    socket ``path`` forks, and wait until that process ends.
 
     If there is no server, ``python *command`` replaces this process.
     """
@@ -105,7 +107,7 @@ def _connect(connection: socket.socket, path: str) -> None:
 def _serve(path: str) -> None:
     """Import what the tests import, listen on the socket ``path``, and fork a worker for each connection.
 
-    When standard input is closed, kill the workers that are still running.
+    When standard input is closed, kill the workers that are still running and return.
     """
     arguments, searched, programs, count = json.loads(sys.stdin.buffer.readline())
     with socket.socket(socket.AF_UNIX) as listening:
@@ -131,8 +133,8 @@ def _serve(path: str) -> None:
 
 
 def _programs(path: str, listening: socket.socket) -> int:
-    """Fork a process that listens on the socket ``path`` and forks the programs that tests start, and return its
-    process id.
+    """Fork a process that listens on the socket ``path`` and forks the programs that tests start. Return its process
+    id.
 
     It has imported torch's compiler and nothing of shiplap. ``listening``, the socket of the caller, is closed in it.
     """
@@ -154,8 +156,9 @@ def _programs(path: str, listening: socket.socket) -> int:
 def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
     """Import what the tests of this run import, and return the number of threads that torch would use.
 
-    ``arguments`` are those of pytest, and ``searched`` is the module path. Torch is left with one thread, since threads
-    do not survive a fork. If ``headers`` is true, the compilation of shared headers is started in the background.
+    ``arguments`` are those of pytest, and ``searched`` becomes the module path. Torch is left with one thread, since
+    threads do not survive a fork. If ``headers`` is true, the compilation of shared headers is started in the
+    background.
     """
     sys.path[:] = searched
     import_module("shiplap_testing.private").compile_headers_singly()
@@ -178,8 +181,8 @@ def _spent() -> float:
 
 
 def _become_worker(connection: socket.socket, threads: int, told: float) -> None:
-    """Become the worker that connected by ``connection``, in this newly forked process. Take its streams, folder and
-    environment variables, and run its command.
+    """Become the worker that connected by ``connection``, in this newly forked process. Take the standard streams, the
+    current folder and the environment variables of the client, run its command, and end the process.
 
     Torch gets ``threads`` threads. ``told`` is the processor time of all imports, which is charged to the first worker.
     """
@@ -205,8 +208,8 @@ def _become_worker(connection: socket.socket, threads: int, told: float) -> None
 
 
 def _replace_standard_streams(handles: list[int]) -> None:
-    """Make the file descriptors ``handles`` standard input, output and error of this process, in this order. There may
-    be fewer than three.
+    """Make the file descriptors ``handles`` the standard input, output and error of this process, in this order. If
+    there are fewer than three, the other streams stay.
     """
     for number, (handle, name, mode) in enumerate(zip(handles, ("stdin", "stdout", "stderr"), "rww", strict=False)):
         os.dup2(handle, number)

@@ -14,6 +14,7 @@ from shiplap_testing import cells
 
 def test_two_runs_of_a_file_without_and_with_a_device_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "TABLE", tmp_path / "matrix.json")
+    monkeypatch.setenv("GITHUB_SHA", "0123456789abcdef")
     for keywords in ({}, {"device": 1}):
         cell = cells.Cell()
         report: Any = SimpleNamespace(
@@ -22,4 +23,5 @@ def test_two_runs_of_a_file_without_and_with_a_device_add_up(tmp_path: Path, mon
         cell.pytest_runtest_logreport(report)
         cell.pytest_sessionfinish()
     (row,) = json.loads(cells.TABLE.read_text())
+    assert row["commit"] == "01234567"
     assert row["files"] == {"tests/test_a.py": "1 passed", "tests/test_a.py (device)": "1 passed"}

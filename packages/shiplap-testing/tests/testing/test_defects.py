@@ -68,7 +68,7 @@ def ends(request):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", sampled(ISOLATED, long=[n for i, n in enumerate(ISOLATED) if i % 5]))
+@pytest.mark.parametrize("name", sampled(ISOLATED, long=[n for n in ISOLATED if n != "exit for NaN"]))
 def test_the_same_in_processes_that_may_end(name, ends):
     good, bad = ends
     assert good[name] == 40

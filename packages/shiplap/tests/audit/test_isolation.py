@@ -16,7 +16,6 @@ import shiplap as sl
 from shiplap.audit import audit
 from shiplap.audit.child_process import ChildDeath, ChildLimits, stream_events
 from shiplap_testing.crashes import read_unmapped
-from shiplap_testing.forked import python
 
 LIMITS = ChildLimits(busy_s=2.0, idle_s=2.0, memory=512 << 20)
 
@@ -122,12 +121,12 @@ def _(x, *, out):
 """
 
 
-def test_json_and_html_are_complete_whatever_happens(ns, tmp_path: Path):
-    file = tmp_path / "ops.py"
+def test_json_and_html_are_complete_whatever_happens(run, ns, tmp_path: Path):
+    file = tmp_path / f"{ns}_ops.py"
     file.write_text(FILE.format(ns=ns))
-    command = ["-m", "shiplap.cli", "audit", str(file), "--check", "schema", "--check", "fresh", "--json", "--cost"]
-    done = python(*command, "--html", str(tmp_path / "page.html"))
-    assert done.returncode == 1, done.stderr
+    options = "--check", "schema", "--check", "fresh", "--json", "--cost", "--html", tmp_path / "page.html"
+    done = run("audit", file, *options)
+    assert done.exit_code == 1, done.stderr
     report = json.loads(done.stdout)
     assert report["verdicts"][f"{ns}::leaves"]["verdict"] == "failed"
     assert report["verdicts"][f"{ns}::sound"]["verdict"] == "proven"
@@ -143,11 +142,11 @@ def test_json_and_html_are_complete_whatever_happens(ns, tmp_path: Path):
         (["--check", "fresh", "--budget", "0"], 3, "incomplete"),
     ],
 )
-def test_what_was_not_looked_at_is_incomplete(ns, tmp_path: Path, options, status, verdict):
-    file = tmp_path / "ops.py"
+def test_what_was_not_looked_at_is_incomplete(run, ns, tmp_path: Path, options, status, verdict):
+    file = tmp_path / f"{ns}_ops.py"
     file.write_text(FILE.format(ns=ns))
-    done = python("-m", "shiplap.cli", "audit", f"{file}:sound", "--json", *options)
-    assert done.returncode == status, done.stderr
+    done = run("audit", f"{file}:sound", "--json", *options)
+    assert done.exit_code == status, done.stderr
     assert json.loads(done.stdout)["verdicts"][f"{ns}::sound"]["verdict"] == verdict
 
 

@@ -49,13 +49,13 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    "pair",
-    sampled(PAIRS, 6, long=LONG),
-    ids=str,
-)
-def test_a_defect_is_flagged_and_its_twin_is_not(pair):
+@pytest.mark.parametrize("pair", sampled(PAIRS, 6, long=LONG), ids=str)
+def test_a_defect_is_flagged(pair):
     (finding,) = audit(pair.bad, checks=[pair.flagged_by], seed=SEED, budget=600)
     assert finding.verdict == "fail", finding
+
+
+@pytest.mark.parametrize("pair", sampled(PAIRS, 2, long=LONG), ids=str)
+def test_its_twin_is_not_flagged(pair):
     (finding,) = audit(pair.twin, checks=[pair.flagged_by], seed=SEED, budget=600)
     assert finding.verdict == "ok", finding

@@ -219,6 +219,7 @@ def test_a_full_disk_is_no_defect() -> None:
     assert done.stderr.splitlines()[:3] == NO_ROOM
 
 
+@pytest.mark.long
 def test_a_full_disk_is_no_defect_for_json() -> None:
     done = python("-c", FULL, "header", "--include", "--json")
     assert done.returncode == 2

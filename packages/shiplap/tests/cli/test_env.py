@@ -25,11 +25,13 @@ def test_json_is_all_of_stdout(process: Any) -> None:
     assert parsed["devices"][0]["device"] == "cpu"
 
 
-def test_text_and_json_say_the_same(run: Any) -> None:
-    text = run("env").stdout
-    for row in json.loads(run("env", "--json").stdout)["settings"]:
+def test_text_and_json_say_the_same_of_the_settings_in_force(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHIPLAP_STRICT", "1")
+    text, settings = run("env").stdout, json.loads(run("env", "--json").stdout)["settings"]
+    for row in settings:
         assert row["variable"] in text
         assert row["meaning"] in text
+    assert {row["variable"]: row["value"] for row in settings}["SHIPLAP_STRICT"] == "True"
 
 
 def test_capabilities_on_an_unknown_torch(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,12 +40,6 @@ def test_capabilities_on_an_unknown_torch(run: Any, monkeypatch: pytest.MonkeyPa
     verified = ", ".join(version for version, row in read_table().items() if "calls below autograd" in row["verified"])
     assert f"unverified (run on {verified}); a call goes through torch's dispatcher" in shown
     assert "used all the same: torch has no public way" in shown
-
-
-def test_settings_in_force(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHIPLAP_STRICT", "1")
-    settings = {s["variable"]: s["value"] for s in json.loads(run("env", "--json").stdout)["settings"]}
-    assert settings["SHIPLAP_STRICT"] == "True"
 
 
 def test_missing_library_has_its_fix(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_a_function_of_a_file(run: Any) -> None:
     assert lines[-1] == "1 kernel in 1 graph: 1 template"
 
 
+@pytest.mark.docs
 def test_the_page_shows_what_is_printed(run: Any) -> None:
     shown = run("explain", "examples/fuse.py:mean").stdout
     assert f"$ shiplap explain examples/fuse.py:mean\n{shown}```" in Path("docs/fuse.md").read_text(encoding="utf-8")

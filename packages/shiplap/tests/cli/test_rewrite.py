@@ -11,6 +11,7 @@ import pytest
 EXAMPLE = ("rewrite", "examples/rewrite.py", "--with", "examples/rewrite.py")
 
 
+@pytest.mark.docs
 def test_the_page_shows_what_is_printed(run: Any) -> None:
     done = run(*EXAMPLE, "--dry-run")
     assert done.exit_code == 0, done.output

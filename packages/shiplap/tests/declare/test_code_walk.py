@@ -265,6 +265,37 @@ def author(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+# Each with annotations in place of "::" or without. In a dataclass they decide what the class is.
+ANNOTATED = {
+    "many parameters": ["    def inside(a::, b::, c::, d::, e::): return a"],
+    "defaults and a captured variable": ["    def inside(a:: = x, *, b:: = 2): return a + b + x"],
+    "functions one in another": [
+        "    def inside(a::):",
+        "        def deep(b::, c::): return a + b",
+        "        return deep",
+    ],
+    "methods": [
+        "    class inside:",
+        "        def first(self, a::): return super().first(a)",
+        "        def last(self, a::): return a",
+    ],
+}
+
+
+@pytest.mark.parametrize("body", ANNOTATED.values(), ids=ANNOTATED)
+def test_annotations_of_inner_functions_leave_the_digest(body):
+    def digest(annotation, head=""):
+        names = {"__name__": "walk_annotated"}
+        lines = [line.replace("::", annotation) for line in body]
+        text = "\n".join([head, "def root(x):", *lines, "    return inside"])
+        exec(compile(text, "f", "exec", dont_inherit=True), names)
+        return code_digest(names["root"])
+
+    without = digest("")
+    assert digest(": float") == digest(": dict[str, list[int]]") == without
+    assert digest(": float", "from __future__ import annotations") == without
+
+
 # A table that code fills depends on its whole file.
 SIMPLE = {**FILES, "main.py": MAIN.replace("else remembered(x)", "else x")}
 before: dict[str, str] = {}  # digests without an edit

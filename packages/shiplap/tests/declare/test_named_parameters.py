@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.declare.named_parameters import bind_names
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -106,3 +107,16 @@ def test_a_builder_takes_what_it_names(minus):
     expected = "parameters among rng, sizes, dtype, device"
     with fails("SL123", "nothing is called 'size'", where=f"{minus.spec.name}, samples", expected=expected):
         minus.samples(lambda rng, size, dtype, device: ())
+
+
+def test_a_parameter_that_is_required():
+    def both(x, y):
+        return x - y
+
+    required = {"id": "SL123", "where": "demo::f", "required": ("y",)}
+    assert bind_names(both, ("x", "y"), **required) is both
+    assert bind_names(lambda x, **rest: x - rest["y"], ("x", "y"), **required)(3, 1) == 2
+    with fails("SL123", "no parameter 'y'"):
+        bind_names(lambda x: x, ("x", "y"), **required)
+    with fails("SL123", "nothing is called 'z'"):
+        bind_names(lambda x, y, z: x, ("x", "y"), **required)

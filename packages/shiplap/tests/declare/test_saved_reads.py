@@ -159,6 +159,14 @@ def named(grad, saved, needs):
     return plain(grad, saved, needs), [n for n in result if n]
 
 
+def third(first, second, s):
+    return s.third
+
+
+def after_condition(grad, saved, needs):
+    return third(1 if needs.x else 2, grad, saved), [third(1 if needs else grad, saved.x, saved) for _ in grad]
+
+
 def meets(grad, saved, needs):
     s = saved if needs.x else None
     factor = ONE
@@ -207,6 +215,7 @@ def late(first, grad, saved, needs):
         (lambda grad, saved, needs: (closed_x(saved), closed_y(saved)), "x y"),
         (named, "a b x y scale"),
         (meets, "x y z"),
+        (after_condition, "third x"),
         (lambda grad, s, needs: {"x": s.x @ s.weight if needs.x and grad is not None else None}, "x weight"),
         (lambda grad, saved, needs: {"x": grad * 2}, ""),
     ],

@@ -13,13 +13,14 @@ SAMPLE = ("attention with an online softmax",)
 
 @pytest.fixture
 def result_on(launcher, tmp_path):
-    def judge(name):
+    def judge(name, *, timed=True):
         if name.endswith(" in C") and shutil.which("gcc") is None:
             pytest.skip("no gcc")
         (tmp_path / "candidate").mkdir()
         (tmp_path / "ref.py").write_text(reference_of(name))
         (tmp_path / "candidate" / "it.py").write_text(candidate_of(name))
-        return sl.judge(tmp_path / "ref.py", tmp_path / "candidate" / "it.py", launcher=launcher, seconds=600, rounds=5)
+        options = {"seconds": 600, "rounds": 5, "timed": timed}
+        return sl.judge(tmp_path / "ref.py", tmp_path / "candidate" / "it.py", launcher=launcher, **options)
 
     return judge
 
@@ -31,13 +32,12 @@ def test_there_are_forty():
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_is_accepted(result_on, name):
-    result = result_on(name)
-    assert not result.reasons, result
-    assert all(what.startswith("time of") for what, _ in result.missing), result.missing
+    """Without times, as its checks are the same."""
+    assert result_on(name, timed=False).verdict == "accepted"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in HONEST if n not in SAMPLE])
+@pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_is_accepted(result_on, name):
     result = result_on(name)
     if name in DOUBTED:

@@ -12,8 +12,9 @@ from shiplap.errors import ShiplapError
 from shiplap.judge.options import JudgeBudget
 from shiplap.judge.problem import FunctionProblem
 from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.protocol import Inspect, LoadTarget
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout, remove_folder
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE

@@ -9,8 +9,9 @@ from jaxtyping import Float32
 from torch import Tensor
 
 import shiplap as sl
+from shiplap import torch_private
 from shiplap.kernels.native import binding
-from shiplap.plan.sharing import shares_memory
+from shiplap.plan.sharing import fakes_share_memory, shares_memory
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
 
@@ -145,3 +146,20 @@ def test_shared_memory_is_found_exactly():
         answers.add(shared := bool(bytes_of(a) & bytes_of(b)))
         assert shares_memory(a, b) is shares_memory(b, a) is shared, seed
     assert answers == {False, True}
+
+
+def test_memory_that_begins_at_the_end_of_a_range_is_shared():
+    t = torch.zeros(8, dtype=torch.uint8)
+    assert shares_memory(t[:3], t[2:6:2])
+    assert not shares_memory(t[:2], t[2:6:2])
+
+
+def test_fakes_of_several_dims_share_memory():
+    with torch_private.fake_mode(symbolic=False):
+        t = torch.zeros(4, 6)
+        assert fakes_share_memory(t[:, :4], t[:, 3:])
+        assert fakes_share_memory(t[0], t[:, 0])
+        assert fakes_share_memory(t[:, 0], t)
+        assert not fakes_share_memory(t[:, :3], t[:, 3:])
+        assert not fakes_share_memory(t[1], t[2:])
+        assert not fakes_share_memory(t[:1], t[1])

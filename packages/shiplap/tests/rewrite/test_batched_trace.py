@@ -17,6 +17,7 @@ from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.shipped import attention, everything, rms_norm, rotary
 from shiplap.torch_private.graph_nodes import node_value
 from shiplap.torch_private.inductor_passes import CapturedGraph
+from shiplap_testing.effort import sampled
 
 
 def written(captured: CapturedGraph) -> list[str]:
@@ -36,7 +37,9 @@ def _held(node: Node) -> str:
     return f"{held.dtype} {tuple(held.shape)} {held.stride()}" if isinstance(held, Tensor) else ""
 
 
-@pytest.mark.parametrize("made", [attention[0], rms_norm, rotary], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "made", sampled([attention[0], rms_norm, rotary], long=["attention"], name=lambda r: r.name), ids=lambda r: r.name
+)
 def test_a_piece_of_one_trace_is_the_trace_of_the_program(made: Rewrite) -> None:
     batch = max(group_for_tracing(iter(made.programs()), made.level), key=len)
     assert len(batch) > 3

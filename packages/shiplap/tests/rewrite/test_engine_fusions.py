@@ -423,8 +423,15 @@ def compiled(made: Any, model: Callable[..., Any], args: list[Tensor]) -> tuple[
         return torch.compile(model, fullgraph=True)(*args), placed
 
 
-# Each is a part of another fusion, or like one that has another product in front.
-PARTS = ("norm, static quantisation", "norm, quantisation of groups", "norm, quantisation of tokens")
+# Each is a part of another fusion, or like one that has another product in front or behind.
+PARTS = (
+    "norm, static quantisation",
+    "norm, quantisation of groups",
+    "norm, quantisation of tokens",
+    "residual, norm, static quantisation",
+    "gate, static quantisation",
+    "sum over ranks, residual, norm",
+)
 
 
 @pytest.mark.parametrize("second_form", [pytest.param(False, marks=pytest.mark.long, id="first"), True])
@@ -512,7 +519,7 @@ def group() -> Iterator[str]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], long=["joint"]))
+@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], long=["pre-grad", "joint"]))
 def test_a_collective_of_torch_is_part_of_a_pattern(group, level):
     reduce, wait = torch.ops._c10d_functional.all_reduce, torch.ops._c10d_functional.wait_tensor
 

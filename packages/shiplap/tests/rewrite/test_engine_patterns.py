@@ -103,7 +103,7 @@ def compiled(made: Any, fn: Callable[..., Any], *args: Tensor, **options: Any) -
     return got, placed
 
 
-@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], long=["post-grad"]))
+@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], long=["joint", "post-grad"]))
 def test_ops_that_write_are_matched_and_proven_at_each_level(level: Any) -> None:
     got, placed = compiled(rewrite(norm_then_quant, fused, level=level), model, *drawn())
     assert [type(o) for o in placed.outcomes] == [Match]
@@ -162,7 +162,7 @@ def two_results_fused(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return made, scale
 
 
-@pytest.mark.parametrize("level", sampled(["pre-grad", "post-grad"], long=["post-grad"]))
+@pytest.mark.parametrize("level", sampled(["pre-grad", "post-grad"], long=["pre-grad"]))
 def test_several_results_of_one_call_are_matched(level: Any) -> None:
     def scaled(x: Tensor, w: Tensor) -> Tensor:
         made, scale = two_results(x, w)
@@ -189,7 +189,7 @@ def norms_by_hand(qkv: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return tuple(t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + 1e-6) * w for t, w in ((q, a), (k, b)))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], long=["joint"]))
+@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], long=["joint", "post-grad"]))
 def test_several_roots_of_one_split_are_matched_where_its_rest_is_read(level: Any) -> None:
     def attends(qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         q, k, v = qkv.split([8, 8, 8], -1)

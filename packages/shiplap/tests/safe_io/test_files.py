@@ -412,6 +412,7 @@ def test_a_forged_seal_is_not_believed(native, forged):
 def test_the_secret_is_this_user_s_alone_and_stays(native, tmp_path):
     path = Path(os.environ["XDG_DATA_HOME"]) / "shiplap" / "seal.key"
     assert (path.stat().st_mode & 0o777, len(path.read_bytes())) == (0o600, 32)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
     build._keys.clear()
     assert cache.is_library_present(native / "abc", "trust_test::op")
     assert [p.name for p in path.parent.iterdir()] == ["seal.key"]

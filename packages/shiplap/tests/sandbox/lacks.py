@@ -8,6 +8,7 @@ all of them. ``1/4`` runs every fourth row. While processes are killed, the cand
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -83,10 +84,17 @@ def short_of_memory(left: int) -> Callable[[Path], None]:
     return limit
 
 
+def owner_of(path: Path) -> int | None:
+    """Return the owner's id, or None for a process that has ended."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_uid
+    return None
+
+
 def short_of_processes(left: int) -> Callable[[Path], None]:
     def limit(folder: Path) -> None:
         become_another(folder)
-        mine = [p for p in Path("/proc").glob("[0-9]*") if p.stat().st_uid == os.geteuid()]
+        mine = [p for p in Path("/proc").glob("[0-9]*") if owner_of(p) == os.geteuid()]
         most = sum(len(list(p.glob("task/*"))) for p in mine) + left
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 

@@ -13,6 +13,7 @@ import socket
 import struct
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -365,6 +366,45 @@ def _on_clocks_and_tasks() -> None:
         ATTEMPTS[f"prctl: {name}"] = of_prctl(option, *arguments)
 
 
+def _on_second_ways() -> None:
+    """Calls that are needed, in the forms in which they do what other calls may not."""
+
+    def mapped(w: World, advice: int) -> object:
+        with open(w.shown, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+            return pages[0], reached(lambda: pages.madvise(advice))
+
+    def vectors(numbers: tuple[int, int], name: str, flags: int, how: int) -> object:
+        room = ctypes.create_string_buffer(1)
+        vector = struct.pack("=QQ", ctypes.addressof(room), 1)
+        return reached(lambda: call(numbers, os.open(name, how), vector, 1, 0, 0, flags))
+
+    def waiting(w: World) -> object:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+        information = ctypes.create_string_buffer(struct.pack("=iii", signal.SIGRTMIN, 0, -1), 128)  # SI_QUEUE
+        for _ in range(5000):
+            call((297, 240), os.getpid(), threading.get_native_id(), signal.SIGRTMIN, information)
+        return "5,000 signals wait"
+
+    for advice, name in (
+        (9, "removed"),
+        (12, "compared with others"),
+        (20, "called cold"),
+        (21, "paged out"),
+        (24, "dropped though locked"),
+        (25, "joined"),
+    ):
+        ATTEMPTS[f"pages of a file that others read, {name}"] = lambda w, a=advice: mapped(w, a)  # type: ignore[misc]
+    ATTEMPTS.update(
+        {
+            "which pages of a file others have read": lambda w: vectors((327, 286), w.shown, 8, os.O_RDONLY),
+            "pages of a file that nobody keeps": lambda w: vectors((327, 286), w.shown, 128, os.O_RDONLY),
+            "a disk that is waited for": lambda w: vectors((328, 287), f"{w.scratch}/f", 4, os.O_WRONLY | os.O_CREAT),
+            "open files of a thread's own": lambda w: reached(lambda: call((436, 436), 1 << 20, 1 << 21, 2)),
+            "most signals that may wait for its user": waiting,
+        }
+    )
+
+
 def _advised(advice: int) -> object:
     memory = mmap.mmap(-1, 4096)
     memory.madvise(advice)
@@ -486,5 +526,6 @@ _on_paths()
 _on_open_files()
 _on_the_machine()
 _on_clocks_and_tasks()
+_on_second_ways()
 _on_sockets()
 _on_calls()

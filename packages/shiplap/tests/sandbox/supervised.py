@@ -49,10 +49,21 @@ def leaderless(work):
         libc.syscall(EXIT, 0)  # the first thread alone
     time.sleep(0.1)
     return pid
-def sharing():
+def sharing(flags=0x100 | signal.SIGCHLD):  # CLONE_VM
     held.append(ctypes.create_string_buffer(1 << 16))
     top = ctypes.addressof(held[-1]) + (1 << 16) & ~15
-    called(libc.clone(libc.sleep, ctypes.c_void_p(top), 0x100 | signal.SIGCHLD, ctypes.c_void_p(9)))  # CLONE_VM
+    called(libc.clone(libc.sleep, ctypes.c_void_p(top), flags, ctypes.c_void_p(9)))
+def apart():  # CLONE_VM, CLONE_FS, CLONE_SIGHAND, CLONE_THREAD, CLONE_SYSVSEM, and not CLONE_FILES
+    sharing(0x50b00)
+def filled():
+    for _ in range(480):
+        held.extend(socket.socketpair())
+        held[-1].setblocking(False)
+        try:
+            while True:
+                held[-1].send(bytes(1 << 16))
+        except BlockingIOError:
+            pass
 def forked(work, times=1):
     for _ in range(times):
         if os.fork() == 0:
@@ -108,6 +119,12 @@ COUNTED = {
     f"for _ in range(480):\n    held.extend(socket.socketpair())\n{WAIT}",
     "memory in pipes": "for _ in range(4):\n    if os.fork() == 0:\n        break\n"
     f"for _ in range(480):\n    held.append(os.pipe())\n{WAIT}",
+    "memory in sockets of threads with files of their own": "def own():\n"
+    f"    held.append(called(libc.close_range(1 << 20, 1 << 21, 2)))\n    filled()\n    {WAIT}\n"
+    f"for _ in range(5):\n    threading.Thread(target=own).start()\n{WAIT}\n"
+    "if not held:\n    raise OSError(errno.EPERM, 'no thread has files of its own')",
+    "memory in sockets of threads that are no libc's": "for _ in range(5):\n    mark = len(held)\n    filled()\n"
+    "    apart()\n    [end.close() for end in held[mark:-1]]\n    del held[mark:-1]\n" + WAIT,
     "processes without their first thread": f"for _ in range(8):\n    leaderless(lambda: {WAIT})\n{WAIT}",
     "processes whose parents have ended": f"forked(lambda: forked(lambda: {WAIT}, 4), 3)\n{WAIT}",
     "processes of a thread": f"t = threading.Thread(target=lambda: forked(lambda: {WAIT}, 8))\nt.start()\n{WAIT}",

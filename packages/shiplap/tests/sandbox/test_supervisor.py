@@ -6,6 +6,7 @@ import errno
 import gc
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.forked_launcher import ForkedLauncher, _forget_secrets, _make_memory_private
-from shiplap.sandbox.landlock import start_removal
+from shiplap.sandbox.landlock import remove_folder, start_removal
 from shiplap.sandbox.launcher_environment import SECRET_VARIABLE
 from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
 from shiplap.sandbox.protocol import Heartbeat, Inspect, LoadTarget
@@ -332,6 +333,17 @@ def test_folders_that_nobody_can_list_are_removed(tmp_path, capfd) -> None:
     os.waitpid(child, 0)
     assert not left.exists()
     assert not capfd.readouterr().err
+
+
+def test_a_folder_is_removed_if_the_shell_starts_and_can_start_nothing(tmp_path, monkeypatch) -> None:
+    """As where one more process may start, and not two."""
+    left, programs = tmp_path / "left" / "a", tmp_path / "programs"
+    left.mkdir(parents=True)
+    programs.mkdir()
+    (programs / "sh").symlink_to(shutil.which("sh") or "")
+    monkeypatch.setenv("PATH", str(programs))
+    remove_folder(str(left.parent))
+    assert not left.parent.exists()
 
 
 def test_names_of_secrets() -> None:

@@ -32,8 +32,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what 
 def _generate_sources(directory: Path, accept: bool) -> tuple[GeneratedWrappers, dict[str, object]]:
     """Generate the C++ sources of the project in ``directory``.
 
-    Return the generated wrappers, and the report that the command prints. If ``accept`` is true, torch's operator
-    schemas may differ from those that the project locked. Otherwise a difference raises ``SL904``.
+    Return the generated wrappers, and the report that the command prints, as a dict. If ``accept`` is true, torch's
+    operator schemas may differ from those that the project locked. Otherwise a difference raises ``SL904``.
     """
     from shiplap_backend.entries import target_dtypes, wide_dtype
     from shiplap_backend.project import generate_project, open_project
@@ -80,7 +80,9 @@ def command(
 
 
 def _print_generated(report: dict[str, object], json: bool) -> None:
-    """Print the report of a generation. Print JSON if ``json`` is true, and otherwise lines of text."""
+    """Print ``report``, the result of a generation. Print it as JSON if ``json`` is true, and otherwise as one line for
+    each field.
+    """
     if json:
         verbs.emit_json(report)
         return

@@ -66,7 +66,8 @@ class Detector(nn.Module):
         self.score, self.sides = nn.Conv2d(8, 1, 1), nn.Conv2d(8, 4, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the boxes of the image ``x`` that do not overlap a better one, and their scores.
+        """Return the boxes ``[n, 4]`` (left, top, right, bottom) of the image ``x`` that do not overlap a better one,
+        and their scores ``[n]``.
 
         The best box comes first.
         """
@@ -91,7 +92,7 @@ class Detector(nn.Module):
 
 
 class Aligner(nn.Module):
-    """A convolution and a recurrent layer over sound, with the loss of its alignment with letters."""
+    """A convolution and a recurrent layer over sound, with the CTC loss of a sequence of letters."""
 
     def __init__(self) -> None:
         """Create a convolution, a recurrent layer and a linear layer with letters as classes."""

@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 def mean_of_squares(output: Any) -> Tensor:
-    """Return a loss that can be computed for any model. It is the sum of the mean squares of the model's floating-point
-    outputs.
+    """Return the sum of the mean squares of the model's floating-point outputs. It is a loss that can be computed for
+    any model.
 
     ``output`` may nest the tensors in dicts, lists and tuples.
     """
     means: list[Tensor] = []
 
     def collect(value: Any) -> None:
-        """Append the mean square of each floating-point tensor in ``value`` to the terms of the loss."""
+        """Append the mean square of each floating-point tensor in ``value`` to the enclosing list ``means``."""
         if isinstance(value, Tensor):
             means.extend([value.square().mean()] if value.is_floating_point() else [])
         elif isinstance(value, dict):

@@ -30,10 +30,11 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 @dataclass
 class ModelRun:
-    """The results of a model on one device, with all tensors on the CPU. ``shapes`` are those of the results,
-    ``gradients`` those of the parameters by name, and ``tokens`` the generated ones.
+    """The results of a model on one device, with all tensors on the CPU.
 
-    ``moved`` has the parameters and buffers after the training step.
+    ``results`` are the output tensors in inference and the loss of the training step. ``shapes`` has the dtype, sizes
+    and strides of each output. ``gradients`` are those of the parameters by name, and ``tokens`` are the generated
+    ones. ``moved`` has the parameters and buffers after the training step.
     """
 
     shapes: list[tuple[Any, ...]] = field(default_factory=list)  # dtype, size and strides of each result
@@ -44,8 +45,8 @@ class ModelRun:
 
 
 def compare_model(make: CaseMaker, device: str) -> str:
-    """Return a text that says how the model of ``make()`` on ``device`` differs from that on the CPU. The text is empty
-    if results, gradients and the training step agree.
+    """Return a message that says how the model of ``make()`` on ``device`` differs from that on the CPU. Return an
+    empty string if results, generated tokens, gradients and the training step agree.
 
     Parameters must stay the same objects, and tied parameters must stay tied. An optimiser that was created before
     ``to(device)`` must train them. Values may differ by as much as the rounding of float32 explains. Torch is seeded.
@@ -75,9 +76,9 @@ def compare_model(make: CaseMaker, device: str) -> str:
 
 
 def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
-    """Change each parameter of ``case`` by one rounding error, and return the case.
+    """Change each parameter of ``case`` in place by one rounding error, and return the case.
 
-    Its direction is random. ``seed`` determines the random numbers.
+    Each number goes up or down at random. ``seed`` determines the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -89,10 +90,11 @@ def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
 
 
 def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelRun, str]:
-    """Run the model of ``case`` on ``device`` in ``dtype``, and return the results and a text.
+    """Run the model of ``case`` on ``device`` in ``dtype``. Return the results, and a message if ``.to(device)`` has
+    replaced parameter objects.
 
-    The model runs for inference, for generation and for one training step. The text says that ``.to(device)`` has
-    created new parameter objects. It is empty if it has not.
+    The model runs for inference, for generation and for one training step. If ``.to(device)`` has replaced parameters,
+    it does not run. Otherwise the message is empty.
     """
     module: Any = case.module
     run = ModelRun()
@@ -130,9 +132,9 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
     """
 
     def there(leaf: Any) -> Any:
-        """Return a tensor on the requested device, and any other value unchanged.
+        """Return the tensor ``leaf`` on ``device``, and any other value unchanged.
 
-        A floating-point tensor is converted to the requested dtype.
+        A floating-point tensor is converted to ``dtype``. Both are arguments of ``_move_tensors``.
         """
         if not isinstance(leaf, Tensor):
             return leaf
@@ -142,7 +144,7 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 
 def _output_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of a model's ``output`` in order.
+    """Return the tensors of a model's ``output`` as a list, in the order in which they occur.
 
     The output may be a tensor, a nest of lists and dicts, or an object with attributes.
     """
@@ -151,7 +153,7 @@ def _output_tensors(output: Any) -> list[Tensor]:
 
 
 def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
-    """Yield a text on each difference between two runs that rounding cannot cause.
+    """Yield a message for each difference between two runs that rounding cannot cause.
 
     ``ours`` ran on the device, and ``theirs`` on the CPU. Generated tokens, shapes, and the set of parameters with
     gradients are compared.
@@ -166,9 +168,9 @@ def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
 
 
 def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun) -> Iterator[str]:
-    """Yield a text on each value of the device that is further from the exact one than rounding explains.
+    """Yield a message for each result of the device that is further from the exact one than rounding explains.
 
-    Results, gradients and trained parameters are compared. ``ours`` ran on the device, and ``exact`` in float64. The
+    Outputs, gradients and trained parameters are compared. ``ours`` ran on the device, and ``exact`` in float64. The
     first of ``theirs`` ran on the CPU with the given weights. The weights of the others are shifted by a rounding
     error.
     """
@@ -184,7 +186,7 @@ def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun)
 
 
 def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
-    """Yield a text about the tensor called ``name`` if ``ours`` is further from ``exact`` than rounding explains.
+    """Yield a message about the tensor called ``name`` if ``ours`` is further from ``exact`` than rounding explains.
 
     The distance is relative to the norm of ``exact``. Tensors of integers and booleans must be equal to the first of
     ``theirs``, which is the CPU's. The distances of all of ``theirs`` from ``exact`` show how large rounding errors
@@ -204,8 +206,8 @@ def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact:
     scale = max(float(exact.abs().double().norm()), 1e-30)
 
     def off(tensor: Tensor) -> float:
-        """Return the norm of the difference between ``tensor`` and the exact result, relative to the norm of the
-        latter.
+        """Return the norm of the difference between ``tensor`` and the enclosing ``exact``, divided by the norm of
+        ``exact``.
         """
         return float((tensor.nan_to_num().to(exact.dtype) - exact).abs().double().norm()) / scale
 

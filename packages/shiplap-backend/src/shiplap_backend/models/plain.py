@@ -29,7 +29,7 @@ def volume_case() -> ModelCase:
 
 
 class Autoencoder(nn.Module):
-    """A convolutional autoencoder whose input is joined to its last layer.
+    """A convolutional autoencoder whose input is concatenated with the input of its last layer.
 
     It downsamples by strided convolutions, and upsamples by transposed convolutions and interpolation.
     """
@@ -84,7 +84,7 @@ class PackedSequences(nn.Module):
 
 
 class Cells(nn.Module):
-    """Recurrent cells in a Python loop, as in decoders."""
+    """Three recurrent cells that are called in a Python loop over time, as in decoders."""
 
     def __init__(self) -> None:
         """Create an LSTM cell, a GRU cell and a plain recurrent cell."""
@@ -197,7 +197,7 @@ class Sampler(nn.Module):
 
 
 class Bag(nn.Module):
-    """Embeddings of bags of words, and a bilinear classifier as used for click rates."""
+    """The mean embeddings of bags of words, followed by a bilinear classifier as used for click rates."""
 
     def __init__(self) -> None:
         """Create an embedding bag and a bilinear layer."""
@@ -205,9 +205,9 @@ class Bag(nn.Module):
         self.bag, self.out = nn.EmbeddingBag(20, 6, mode="mean"), nn.Bilinear(6, 6, 2)
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
-        """Return a bilinear product of the mean embeddings of the bags and of the same embeddings in reverse order.
+        """Return a bilinear product of the mean embedding of each bag and of the bag at the same position from the end.
 
-        The bags are consecutive parts of ``words``, and begin at the indices ``starts``.
+        The bags are consecutive slices of ``words``, and begin at the indices ``starts``.
         """
         bags = self.bag(words, starts)
         result: Tensor = self.out(bags, bags.flip(0))

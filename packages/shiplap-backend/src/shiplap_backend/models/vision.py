@@ -48,7 +48,8 @@ class Detector(nn.Module):
         self.detector = fasterrcnn_mobilenet_v3_large_320_fpn(**options, **sizes, **proposals)
 
     def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> Any:
-        """Return the detections in ``images``, or in training the losses for ``boxes`` and ``labels``.
+        """Return the detections in ``images`` as a list of dicts. In training, return the losses for ``boxes`` and
+        ``labels`` as a dict.
 
         In training torch is seeded, because the model draws its proposals at random.
         """

@@ -106,7 +106,7 @@ def _in_directory(directory: Path) -> Runtime:
     """Return the runtime that ``runtime.py`` in ``directory`` defines.
 
     The file is executed. Raise ``SL907`` if it is missing, ``SL909`` if it is for another contract, and ``SL910`` if it
-    is wrong.
+    fails or defines no usable runtime.
     """
     path = directory / "runtime.py"
     try:
@@ -180,7 +180,7 @@ def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
 def _unusable_runtime_error(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
     """Return the error ``SL910`` for a runtime at ``where`` that cannot be used.
 
-    ``got`` is its mistake, and ``expected`` a description of a valid runtime. If ``fix`` is None, the error has the
-    usual advice, otherwise ``fix``.
+    ``got`` is its mistake, and ``expected`` a description of a valid runtime. ``fix`` is the advice in the error. If it
+    is None, the error has the advice of the catalogue.
     """
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from shiplap.rewrite import Match, NearMiss, prove_rewrite
 from shiplap_dense.rewrites import gated_linear
-from shiplap_testing.effort import sampled
 
 
 def llama(x: Tensor, gate: Tensor, up: Tensor, bias: Tensor) -> Tensor:
@@ -79,10 +78,8 @@ def drawn() -> tuple[Tensor, ...]:
     return tuple(torch.randn(s, generator=g) for s in ((2, 3, 6), (4, 6), (4, 6), (8,)))
 
 
-LONG = [f.__name__ for f in MODELS if f is not llama]  # a proof of each takes seconds
-
-
-@pytest.mark.parametrize("model", sampled(MODELS, long=LONG, name=lambda f: f.__name__), ids=lambda f: f.__name__)
+@pytest.mark.long  # llama, in make test: test_models.py
+@pytest.mark.parametrize("model", MODELS, ids=lambda f: f.__name__)
 def test_it_is_found_proven_and_equal(model: Callable[..., Tensor]) -> None:
     rewrites = gated_linear(always=True)
     made = next(r for r in rewrites if r.name == MODELS[model])

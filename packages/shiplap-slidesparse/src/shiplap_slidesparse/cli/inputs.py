@@ -20,8 +20,10 @@ _FIX = "pass a directory, or file.py:name of a module or of a function that retu
 
 
 def model_of(target: str) -> nn.Module:
-    """Return the model that ``target`` names, which is a directory of transformers, or a module or model factory by
-    name. Raise ``SL501`` if there is none, and ``SL601`` if it cannot be loaded or made.
+    """Return the model that ``target`` names. ``target`` is a directory that transformers' ``save_pretrained`` wrote,
+    or ``module[:name]`` or ``file.py[:name]``. The object ``name`` (by default ``model``) is a torch module or a
+    function without arguments that returns one. Raise ``SL501`` if ``target`` names no model, and ``SL601`` if it
+    cannot be loaded or made.
     """
     if Path(target).is_dir():
         return _load_pretrained(target)
@@ -62,8 +64,8 @@ def model_of(target: str) -> nn.Module:
 
 
 def _load_pretrained(target: str) -> nn.Module:
-    """Return the model in the directory ``target``, loaded with ``from_pretrained``. Converted models are loaded, too.
-    Raise ``SL601`` if it cannot be loaded.
+    """Return the causal language model in the directory ``target``, loaded with transformers' ``from_pretrained``. The
+    model may have been converted before it was saved. Raise ``SL601`` if it cannot be loaded.
     """
     transformers = _import_transformers(target)
     from shiplap_slidesparse import hf
@@ -86,8 +88,8 @@ def _load_pretrained(target: str) -> nn.Module:
 
 
 def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
-    """Return the result of the user's function ``make``, which should be a model. Raise ``SL601`` with the function's
-    error if it raises one.
+    """Call the user's function ``make`` and return its result, whose type is not checked. Raise ``SL601`` with the
+    function's error if it raises one. ``target`` names the function in the error.
     """
     try:
         return make()
@@ -102,14 +104,14 @@ def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
 
 
 def _first_line(failure: Exception) -> str:
-    """Return the class of an exception and the first line of its message as text."""
+    """Return the class name of ``failure`` and the first line of its message, such as ``ValueError: bad size``."""
     return f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
 
 
 def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
-    """Return the token numbers in the file ``tokens``, or those that the tokenizer of ``model`` gives for the file
-    ``text``. Return an empty list if neither is given. Raise ``SL613`` if both are given or there are fewer than two
-    numbers.
+    """Return the token numbers in the file ``tokens``, or those of the text file ``text`` by the tokenizer in the
+    directory ``model``. Return an empty list if neither file is given. Raise ``SL613`` if both are given or the file
+    has fewer than two tokens.
     """
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
@@ -131,8 +133,8 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
 
 
 def _tokenize_file(text: Path, model: str) -> list[int]:
-    """Return the tokens of a text file from the tokenizer in the model's directory. Raise ``SL613`` if there is no
-    tokenizer.
+    """Return the token numbers of the file ``text`` by the tokenizer in the directory ``model``. Raise ``SL613`` if
+    ``model`` is not a directory or has no tokenizer.
     """
     if not Path(model).is_dir():
         raise error(
@@ -156,7 +158,9 @@ def _tokenize_file(text: Path, model: str) -> list[int]:
 
 
 def _read_token_numbers(path: Path) -> list[int]:
-    """Return the numbers in a file, as a JSON list or separated by spaces. Raise ``SL613`` for any other text."""
+    """Return the token numbers in the file ``path`` as a list. The file holds a JSON list of integers, or integers
+    separated by white space. Raise ``SL613`` for any other content.
+    """
     written = _read_text_file(path)
     try:
         # A JSON list, or numbers between spaces.

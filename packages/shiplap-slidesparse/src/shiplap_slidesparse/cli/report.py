@@ -96,8 +96,8 @@ def command(
 
 
 def _parse_rows(text: str) -> list[int]:
-    """Return the positive numbers of rows in a text such as ``1,16,256``, ascending. Raise ``SL613`` for any other
-    text.
+    """Return the distinct numbers of rows in ``text``, such as ``1,16,256``, in ascending order. Raise ``SL613`` if
+    ``text`` is not a list of positive integers between commas.
     """
     try:
         numbers = sorted({int(part) for part in text.split(",")})

@@ -15,7 +15,7 @@ __all__ = ["format_times", "print_report", "write_page"]
 
 def write_page(path: Path, title: str, about: dict[str, str], report: SparsityReport) -> None:
     """Write ``report`` as one self-contained HTML page to ``path``, and print a note that names the file. ``about``
-    holds the facts shown at the top of the page.
+    maps the label of each fact that is shown at the top of the page to its value.
     """
     verbs.write_text(
         path,
@@ -32,8 +32,8 @@ def write_page(path: Path, title: str, about: dict[str, str], report: SparsityRe
 
 
 def _report_headline(report: SparsityReport) -> str:
-    """Return the line above the tables as text. It says how often the converted layer is fastest, whether that was
-    measured, and the largest possible gain.
+    """Return the headline that is shown above the tables of ``report``. It says in how many cases the converted layer
+    is fastest, whether times were measured or predicted, and the largest possible gain.
     """
     buckets = [b for size in report.sizes for b in size.buckets if b.winner]
     form = "dense" if report.pattern == "dense" else "slide"
@@ -89,8 +89,8 @@ def print_report(report: SparsityReport) -> None:
 
 
 def _size_title(size: LayerSize) -> str:
-    """Return the title of the table of a layer size, with the size, one of its layers, and the errors of weight and
-    output.
+    """Return the title of the table for the layers of one size. It holds the size ``n x k``, the name of one layer, the
+    number of other layers, and the relative errors of weight and output.
     """
     more = f" and {len(size.layers) - 1} more" if len(size.layers) > 1 else ""
     off = f"weight off by {size.error:.1%}, output by {size.output_error:.1%}"
@@ -98,8 +98,9 @@ def _size_title(size: LayerSize) -> str:
 
 
 def format_times(bucket: LayerBucket, form: str) -> str:
-    """Return the time of ``form`` for the bucket's number of rows as text. If both are known, it is the measured time
-    with the predicted one in brackets. If neither is known, it is ``-``.
+    """Return the time that a layer in ``form`` (``base``, ``dense`` or ``slide``) takes for the rows of ``bucket``,
+    with its unit. If both are known, the result is the measured time with the predicted one in brackets. If neither is
+    known, it is ``-``.
     """
     from shiplap.plugin_api.timing import show_time
 

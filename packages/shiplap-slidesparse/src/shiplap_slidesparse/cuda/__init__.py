@@ -42,8 +42,8 @@ FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is compute
 
 
 def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
-    """Return True if there is a packed weight in the format that cuSPARSELt reads, whose number ``layout`` gives.
-    Otherwise return the reason why the kernel cannot run.
+    """Return True if ``packed`` is given and ``layout``, the number of its format, is that of cuSPARSELt. Otherwise
+    return the reason why the kernel cannot run, as a string.
     """
     if packed is None:
         return "no packed weight"
@@ -51,8 +51,8 @@ def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
 
 
 def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
-    """Return True if there is a weight in plain rows (dense) whose sizes are multiples of ``tile``. Otherwise return
-    the reason why the kernel cannot run.
+    """Return True if ``dense``, the weight as a row-major matrix, is given and both of its sizes are multiples of
+    ``tile``. Otherwise return the reason why the kernel cannot run, as a string.
     """
     if dense is None:
         return "no dense weight"
@@ -60,8 +60,8 @@ def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
 
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
-    """Bind two CUDA kernels of a layer op with weights of the 8-bit ``dtype``. ``slide`` reads the packed weight and
-    uses sparse tensor cores. ``dense`` reads the weight in plain rows.
+    """Bind two CUDA kernels to ``op``, which computes a linear layer with a weight of the 8-bit ``dtype``. The kernel
+    ``slide`` reads the packed weight and uses sparse tensor cores. The kernel ``dense`` reads the row-major matrix.
     """
 
     def slide(
@@ -75,8 +75,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores. The arguments
-        are those of the layer op.
+        """Write the result of the linear layer to ``out``. It is computed from the weight ``packed`` on sparse tensor
+        cores. The arguments are those of the enclosing ``op``, and ``dense`` is not read.
         """
         lazy_function("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
@@ -91,8 +91,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the weight in plain rows (dense). The arguments are those
-        of the layer op.
+        """Write the result of the linear layer to ``out``. It is computed from the row-major weight ``dense``. The
+        arguments are those of the enclosing ``op``, and ``packed`` is not read.
         """
         lazy_function("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
@@ -101,8 +101,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _bind_16bit(op: sl.Op) -> None:
-    """Bind two CUDA kernels of a layer op with 16-bit weights. ``slide`` reads the packed weight and uses sparse tensor
-    cores. ``dense`` reads the weight in plain rows.
+    """Bind two CUDA kernels to ``op``, which computes a linear layer with a 16-bit weight. The kernel ``slide`` reads
+    the packed weight and uses sparse tensor cores. The kernel ``dense`` reads the row-major matrix.
     """
 
     def slide(
@@ -116,8 +116,8 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the packed weight on sparse tensor cores. The arguments
-        are those of the layer op.
+        """Write the result of the linear layer to ``out``. It is computed from the weight ``packed`` on sparse tensor
+        cores. The arguments are those of the enclosing ``op``, and ``dense`` is not read.
         """
         lazy_function("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
@@ -132,8 +132,8 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Write the layer's result to ``out``, computed from the weight in plain rows (dense). The arguments are those
-        of the layer op.
+        """Write the result of the linear layer to ``out``. It is computed from the row-major weight ``dense``. The
+        arguments are those of the enclosing ``op``, and ``packed`` is not read.
         """
         lazy_function("linear", "dense_16bit")(x, dense, bias, out)
 

@@ -26,8 +26,8 @@ LEAST = tl.constexpr(MIN_SCALE)
 
 @triton.jit
 def _load_elements(x, at, there, k, stride):
-    """Return the elements ``at`` of a row of ``k`` elements at the pointer ``x``. Elements behind the row, and those
-    where ``there`` is false, are 0.
+    """Return the elements with the indices ``at`` of a row of ``k`` elements. ``x`` points to the first element, and
+    neighbours lie ``stride`` elements apart. An element is 0 if its index is at least ``k`` or ``there`` is false.
     """
     return tl.load(x + at * stride, mask=there & (at < k), other=0)
 
@@ -43,7 +43,7 @@ def _window_pair(o, PAIRS: tl.constexpr):
 
 @triton.jit
 def _larger_or_nan(a, b):
-    """Return the larger value, or NaN if one is NaN."""
+    """Return the larger of two values, or NaN if one of them is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -55,8 +55,8 @@ def _float_magnitude(value):
 
 @triton.jit
 def _quantised_words(value, inverse, INTEGER: tl.constexpr):
-    """Return ``value`` times ``inverse``, rounded to int8 or float8, as bytes in words of 16 bits. For a row that is
-    not finite the bytes are arbitrary.
+    """Return ``value`` times ``inverse``, rounded to int8 if ``INTEGER`` is true and to float8_e4m3fn otherwise. Each
+    result is one byte, in the low half of a uint16. For a row that is not finite the bytes are arbitrary.
 
     Nothing is clamped, since three roundings take the largest magnitude less than half a step beyond the limit. Adding
     ``TO_INTEGER`` leaves no bits for a fraction. The low byte of the sum is then the integer in two's complement.
@@ -81,8 +81,9 @@ def _store_windows(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Quantise the values of a row and store its overlapping windows of four bytes side by side at ``q``. Windows from
-    number ``first`` to ``end - 1`` are stored. Values from index ``k`` on count as zeros.
+    """Quantise the values of a row and store its overlapping windows of four bytes side by side at ``q``. Only the
+    windows from number ``first`` to ``end - 1`` are stored. Values from index ``k`` on count as zeros. ``inverse`` is
+    the reciprocal of the row's scale.
     """
     # Pairs of neighbours become words, so that a window is two gathers and not four.
     even, odd = tl.split(tl.reshape(_quantised_words(value, inverse, INTEGER), [SPAN // 2, 2]))
@@ -117,8 +118,9 @@ def quantise_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the scale of one row of ``x`` to ``scales``. Write the row's overlapping windows of four quantised values
-    side by side to ``q``.
+    """Quantise one row of ``x``. Write its scale to ``scales``, and its overlapping windows of four quantised values
+    side by side to ``q``. Rows from ``m`` on are padding, with zeros and the scale 1. A row that is not finite has
+    zeros and the scale NaN. ``LOOP`` is true for rows that are longer than the ``SPAN`` elements of one pass.
     """
     row = tl.program_id(0).to(tl.int64)
     there = row < m
@@ -152,8 +154,8 @@ def quantise_kernel(
 
 @triton.jit(do_not_specialize=["m"])
 def lift_kernel(x, out, m, k, windows, row_stride, stride, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write some of the overlapping windows of one row of ``x`` side by side to ``out``, four values each. Values
-    behind the end of the row are zeros.
+    """Write ``BLOCK`` of the overlapping windows of one row of ``x`` side by side to ``out``, four values each. Values
+    from index ``k`` on and rows from ``m`` on are zeros.
     """
     row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -168,7 +170,9 @@ WHOLE = 16384  # elements of a row that are read at once, of one that has no mor
 
 
 def _with_32bit_strides(x: Tensor) -> Tensor:
-    """Return ``x``, or a contiguous copy if offsets within a row need more than 31 bits, as they do in some views."""
+    """Return ``x``, or a contiguous copy if offsets within a row need more than 31 bits. Views with a large stride need
+    such offsets.
+    """
     return x if (x.shape[1] + WHOLE) * x.stride(1) < 2**31 else x.contiguous()
 
 
@@ -178,9 +182,9 @@ def _next_power_of_two(size: int) -> int:
 
 
 def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    """Launch the kernel that writes the quantised rows of ``x`` to ``q`` and their scales to ``scale``. It serves
-    ``ops.quantise_int8`` and ``ops.quantise_fp8``. ``pairs`` is the number of pairs in a group of the weight's pattern
-    (4 for 6:8).
+    """Launch the kernel that writes the quantised and lifted rows of ``x`` to ``q`` and their scales to ``scale``.
+    Lifting writes overlapping windows of four elements side by side. The dtype of ``q`` is int8 or float8_e4m3fn.
+    ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
     """
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:

@@ -29,8 +29,9 @@ def finish_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Write one tile of ``out [m, n]``. It is the tile of the product ``total`` in float32, scaled by row and by
-    column, plus the bias.
+    """Write one tile of ``out [m, n]``. It is the tile of the product ``total`` in float32, times ``rows`` and
+    ``columns``, plus ``bias``. If ``BY_ROW``, ``BY_COLUMN`` or ``BIASED`` is false, the respective term is left out.
+    ``width`` is the number of columns of ``total``.
     """
     # Offsets in a large result need more than 32 bits.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -12,8 +12,8 @@ _lazy_functions: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
 def lazy_function(module: str, name: str) -> Callable[..., Any]:
-    """Return the function ``name`` of the submodule ``module``. The submodule is imported at the first call, and the
-    function is then cached.
+    """Return the function ``name`` of the submodule ``module`` of this package. The first request imports the
+    submodule, and later ones return the cached function.
     """
     function = _lazy_functions.get((module, name))
     if function is None:

@@ -17,9 +17,10 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 
 
 def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of ``x`` quantised to ``dtype`` and lifted, and their scales. Lifting writes overlapping windows
-    of four elements side by side. The kernel is launched without torch's dispatcher, whose call would cost as much as
-    the other steps. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
+    """Return the rows of ``x`` quantised to ``dtype`` and lifted, and the float32 scale of each row. Lifting writes
+    overlapping windows of four elements side by side. Rows of zeros pad the number of rows to a multiple of 16.
+    ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The kernel is launched without
+    torch's dispatcher, whose call would cost as much as the other steps.
     """
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS
@@ -30,9 +31,10 @@ def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Te
 
 
 def _lift_activations(x: Tensor, pairs: int) -> Tensor:
-    """Return the rows of ``x`` lifted (overlapping windows of four elements written side by side) and padded to whole
-    tiles. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The kernel is launched
-    without torch's dispatcher, whose call would cost as much as the other steps.
+    """Return the rows of ``x`` lifted, that is, with their overlapping windows of four elements written side by side.
+    Rows of zeros pad the number of rows to a multiple of 16. ``pairs`` is the number of pairs in a group of the
+    weight's pattern (4 for 6:8). The kernel is launched without torch's dispatcher, whose call would cost as much as
+    the other steps.
     """
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
@@ -50,9 +52,10 @@ def slide_8bit(
     layout: int,
     out: Tensor,
 ) -> None:
-    """Write a linear layer of ``x`` to ``out``, computed with an 8-bit weight ``packed`` for sparse tensor cores. ``x``
-    is quantised to ``dtype`` and lifted (overlapping windows of four elements written side by side). ``pairs`` is the
-    number of pairs in a group of the weight's pattern.
+    """Write the result of a linear layer on ``x`` to ``out``. Its 8-bit weight ``packed`` is in the format of sparse
+    tensor cores, whose number is ``layout``, and ``scale`` holds the scale of each weight row. ``x`` is quantised to
+    ``dtype`` and lifted (overlapping windows of four elements written side by side). ``pairs`` is the number of pairs
+    in a group of the weight's pattern.
     """
     q, rows = _quantise_activations(x, dtype, pairs)
     n = dense_depth(scale.shape[0])  # len() of a tensor costs a microsecond
@@ -66,8 +69,8 @@ def slide_8bit(
 
 
 def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Write a linear layer of ``x`` to ``out``, computed with an 8-bit ``weight`` in plain rows. ``x`` is quantised to
-    ``dtype``.
+    """Write the result of a linear layer on ``x`` to ``out``. Its ``weight`` is a row-major 8-bit matrix ``[n, k]``,
+    and ``scale`` holds the scale of each weight row. ``x`` is quantised to ``dtype`` first.
     """
     q, rows = _quantise_activations(x, dtype, 2)
     if dtype == torch.int8:
@@ -82,8 +85,9 @@ def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bia
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
-    """Write a linear layer of ``x`` to ``out``, computed with a 16-bit weight of ``n`` rows that is ``packed`` for
-    sparse tensor cores. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
+    """Write the result of a linear layer on ``x`` to ``out``. Its 16-bit weight ``packed`` has ``n`` rows and is in the
+    format of sparse tensor cores, whose number is ``layout``. ``pairs`` is the number of pairs in a group of the
+    weight's pattern (4 for 6:8).
     """
     whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0 and not x.data_ptr() & 15  # a view begins anywhere
     lifted = x if pairs == 2 and whole else _lift_activations(x, pairs)
@@ -92,7 +96,9 @@ def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: i
 
 
 def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Write a linear layer of ``x`` to ``out``, computed with a 16-bit ``weight`` in plain rows."""
+    """Write ``x @ weight.T + bias`` to ``out``. ``weight`` is a row-major 16-bit matrix ``[n, k]``, and ``bias`` may be
+    None.
+    """
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

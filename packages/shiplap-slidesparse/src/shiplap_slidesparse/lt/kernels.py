@@ -29,8 +29,8 @@ DEFAULT = {"ALG": -1, "SPLIT_K": 0, "VERSION": 0}
 
 
 def _bind_product(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
-    """Bind the library's C function as the CUDA kernel of the product ``op``. ``workspace`` is the expression for its
-    scratch bytes. ``config`` names the default algorithm.
+    """Bind the C function ``slidesparse_lt_<name of the op>`` as the CUDA kernel of the product ``op``. ``workspace``
+    is the expression for the number of its scratch bytes. ``config`` holds the number of the default algorithm.
     """
     symbol = f"slidesparse_lt_{op.spec.opname}"
     op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name=NAME, workspace=workspace, configs=[config])

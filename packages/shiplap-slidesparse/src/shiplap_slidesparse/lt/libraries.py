@@ -30,8 +30,8 @@ _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cuspar
 
 
 def cusparselt_candidates() -> Iterator[Path]:
-    """Yield paths of files that may be the cuSPARSELt library. They lie in the folder that the environment variable
-    ``SHIPLAP_LIBRARY_PATH`` names, then in the wheels on ``sys.path``.
+    """Yield the paths at which the cuSPARSELt library may lie, without a test whether it does. The folder that the
+    environment variable ``SHIPLAP_LIBRARY_PATH`` names comes first, and the wheels on ``sys.path`` follow.
     """
     if (folder := library_folder()) is not None:
         yield folder / NAME
@@ -42,8 +42,8 @@ def cusparselt_candidates() -> Iterator[Path]:
 
 @cache
 def open_cusparselt() -> str:
-    """Open the first cuSPARSELt that is new enough, once per process. Return an empty text, or the reason if none could
-    be opened.
+    """Open the first cuSPARSELt that is new enough, once per process. Return an empty string, or the reason if none
+    could be opened.
     """
     refused = []
     # Several wheels may link to one file.
@@ -60,7 +60,8 @@ def open_cusparselt() -> str:
 
 
 def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | None = None) -> bool | str:
-    """Return True if products with 2:4 weights of ``dtype`` run on ``device``, otherwise the reason why not.
+    """Return True if products with 2:4 weights of ``dtype`` run on ``device``. Otherwise return the reason why not, as
+    a string.
 
     The first call opens cuSPARSELt. If ``dtype`` is None, the device and the library are tested, but no product.
     """
@@ -78,12 +79,12 @@ def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | No
 def supports_product(
     device: torch.device, source: torch.dtype, result: torch.dtype | None = None, scaling: int = native.UNSCALED
 ) -> bool | str:
-    """Return True if the open cuSPARSELt makes plans of products with these dtypes. Otherwise return the message with
-    which it refuses.
+    """Return True if the open cuSPARSELt makes a plan of a product with these dtypes on ``device``. Otherwise return
+    the message with which it refuses.
 
-    Results are cached, so calls of products do not repeat the query. With ``PER_ROW`` as ``scaling``, the query is
-    whether the library applies the scales of a weight's rows itself. ``source`` is the dtype of the operands. If
-    ``result`` is None, the result has the usual dtype for ``source``.
+    Results are cached, so calls of products do not repeat the query. ``source`` is the dtype of the operands. If
+    ``result`` is None, the result has the default dtype for ``source``. If ``scaling`` is ``PER_ROW``, the product
+    includes the multiplication by a scale for each weight row.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     # The version is part of the key: a test may open another one.
@@ -92,8 +93,9 @@ def supports_product(
 
 @cache
 def _query_support(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
-    """Return True if cuSPARSELt of this ``version`` makes a plan of a product with these dtypes on ``device``.
-    Otherwise return the message with which it refuses. Results are cached by all arguments.
+    """Return True if the open cuSPARSELt makes a plan of a product of ``source`` operands with a result of dtype
+    ``result`` on ``device``. Otherwise return the message with which it refuses. ``scaling`` says which scales the
+    product applies. Results are cached by all arguments, and ``version`` is only a part of that key.
     """
     with torch.cuda.device(device):
         _ensure_context(device)
@@ -109,7 +111,7 @@ def _query_support(device: int, source: torch.dtype, result: torch.dtype, scalin
 
 
 def _ensure_context(device: int) -> None:
-    """Make torch create the device's CUDA context, which the driver needs to make plans."""
+    """Make torch create the CUDA context of device number ``device``, which the driver needs to make plans."""
     torch.empty(1, device=torch.device("cuda", device))
 
 

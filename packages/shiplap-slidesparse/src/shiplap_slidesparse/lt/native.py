@@ -54,14 +54,14 @@ RESULT = {
 
 
 class LibraryRefusal(Exception):
-    """The error for a device, dtype, size or algorithm that a library does not support."""
+    """The error for a device, dtype, size or algorithm that cuBLASLt or cuSPARSELt does not support."""
 
 
 @dataclass(frozen=True)
 class ProductProblem:
-    """A product ``[m, k] @ [n, k].T`` on a CUDA device, for the library. ``source`` is the dtype of the operands, and
-    ``result`` that of the result. ``scaling`` names the scales that the library applies. The attributes are the fields
-    of the C struct ``slidesparse_lt_problem`` in its order.
+    """A product ``[m, k] @ [n, k].T`` on the CUDA device ``device``, as the libraries take it. ``source`` is the dtype
+    of the operands, and ``result`` that of the result. ``scaling`` is the number of the kind of scales that the library
+    applies. The attributes are the fields of the C struct ``slidesparse_lt_problem`` in the order of the struct.
 
     ``algorithm`` -1 and ``split_k`` 0 leave the choice to the library.
     """
@@ -81,14 +81,16 @@ class ProductProblem:
         return replace(self, **changes)
 
     def as_struct(self) -> Any:
-        """Return the fields as the array of int64 that the C functions take, with CUDA's numbers for dtypes."""
+        """Return the fields as the array of int64 that the C functions take. A dtype becomes its number in CUDA's
+        ``cudaDataType``.
+        """
         values = [_CUDA_TYPE[v] if isinstance(v, torch.dtype) else v for v in astuple(self)]
         return (ctypes.c_int64 * len(values))(*values)
 
 
 @cache
 def _load_library(path: Path) -> ctypes.CDLL:
-    """Return the library at ``path``, loaded, with the result types of its functions set."""
+    """Load the library at ``path`` and return it, with the result types of its functions set."""
     library = ctypes.CDLL(str(path))
     library.slidesparse_lt_plans.restype = ctypes.c_int64
     library.slidesparse_lt_versions.restype = library.slidesparse_lt_forget.restype = None
@@ -96,13 +98,13 @@ def _load_library(path: Path) -> ctypes.CDLL:
 
 
 def _library_functions() -> ctypes.CDLL:
-    """Return the library of slidesparse's CUDA products. It is found and loaded once."""
+    """Return the library of slidesparse's CUDA products. It is found and loaded at the first call only."""
     return _load_library(find_library(LIBRARY))
 
 
 def _call_library(name: str, *args: Any) -> None:
-    """Call the C function ``slidesparse_lt_<name>`` with ``args``. Raise ``LibraryRefusal`` with the function's text if
-    the product is not supported, and ``SL305`` if it fails otherwise.
+    """Call the C function ``slidesparse_lt_<name>`` with ``args``. Raise ``LibraryRefusal`` with the function's message
+    if the product is not supported, and ``SL305`` if it fails otherwise.
     """
     text = ctypes.create_string_buffer(1024)
     # ctypes passes a plain integer as 32 bits, which would cut addresses.
@@ -115,8 +117,8 @@ def _call_library(name: str, *args: Any) -> None:
 
 
 def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence[int]) -> None:
-    """Open the libraries cuBLASLt, cuSPARSELt and the driver's by their absolute paths. An empty path leaves a library
-    as it is, and a library that is open is not opened again.
+    """Open cuBLASLt, cuSPARSELt and the CUDA driver's library by their absolute paths. A library whose path is empty is
+    not opened, and an open library is not opened again.
 
     ``oldest`` is the lowest accepted version of cuSPARSELt. Raise ``LibraryRefusal`` with the reason if a library
     cannot be used.
@@ -125,7 +127,9 @@ def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence
 
 
 def library_versions() -> tuple[str, str]:
-    """Return the versions of cuBLASLt and cuSPARSELt as text. The version of a library that is not open is empty."""
+    """Return the versions of cuBLASLt and cuSPARSELt as strings such as ``0.8.1``. The string is empty for a library
+    that is not open.
+    """
     numbers = (ctypes.c_int64 * 6)()
     _library_functions().slidesparse_lt_versions(numbers)
     return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (numbers[:3], numbers[3:]))  # type: ignore[return-value]
@@ -133,8 +137,9 @@ def library_versions() -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """The properties of a plan of a product. ``workspace`` is the number of bytes of its scratch memory, ``compressed``
-    that of its compressed weight, and ``algorithms`` the number of algorithms from which it can choose.
+    """The properties of a plan of a product. ``workspace`` is the number of bytes of its scratch memory. ``compressed``
+    is the number of bytes of its compressed weight. ``algorithms`` is the number of algorithms from which the plan can
+    choose.
     """
 
     workspace: int
@@ -143,9 +148,9 @@ class ProductPlan:
 
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
-    """Return the plan of the product ``problem``, which the library makes if it does not exist yet. ``sparse`` is true
-    for a packed weight, and false for a weight in plain rows. ``stream`` is the handle of a CUDA stream, by default
-    that of the default stream. Raise ``LibraryRefusal`` if the library does not support the product.
+    """Return the properties of the plan of the product ``problem``. The library makes the plan if it does not exist
+    yet. ``sparse`` is true for a packed weight, and false for a row-major one. ``stream`` is the handle of a CUDA
+    stream, by default that of the default stream. Raise ``LibraryRefusal`` if the library does not support the product.
     """
     info = (ctypes.c_int64 * 3)()
     _call_library("prepare", problem.as_struct(), ctypes.c_int32(sparse), stream, info)
@@ -153,8 +158,8 @@ def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> Prod
 
 
 def compressed_size(problem: ProductProblem) -> tuple[int, int]:
-    """Return the number of bytes of the compressed weight of the product ``problem``. Return also the number of bytes
-    of the scratch memory for compressing.
+    """Return the number of bytes of the compressed weight of ``problem``, and that of the scratch memory for the
+    compression.
     """
     sizes = (ctypes.c_int64 * 2)()
     _call_library("compressed_size", problem.as_struct(), sizes)
@@ -162,8 +167,8 @@ def compressed_size(problem: ProductProblem) -> tuple[int, int]:
 
 
 def compress_at(problem: ProductProblem, weight: int, compressed: int, scratch: int, stream: int) -> None:
-    """Write the compressed form of a row-major 2:4 weight to ``compressed`` on a CUDA stream. All tensors are passed as
-    addresses. ``scratch`` is memory that the compression needs meanwhile.
+    """Write the compressed form of a row-major 2:4 weight to ``compressed`` on the CUDA stream ``stream``. ``weight``,
+    ``compressed`` and ``scratch`` are addresses of device memory. The compression uses ``scratch`` as temporary memory.
     """
     _call_library("compress", problem.as_struct(), weight, compressed, scratch, stream)
 
@@ -178,10 +183,11 @@ def multiply_at(
     workspace: tuple[int, int],
     stream: int,
 ) -> None:
-    """Write the product of ``problem`` to ``out`` on a CUDA stream, by its plan. All tensors are passed as addresses.
+    """Write the product of ``problem`` to ``out`` on a CUDA stream, by its plan. Tensors are passed as addresses.
 
-    ``sparse`` is true for a compressed weight, and false for one in plain rows. An address of 0 in ``scales`` stands
-    for no scales. ``workspace`` is an address and a number of bytes.
+    ``sparse`` is true for a compressed weight, and false for a row-major one. ``scales`` holds the addresses of the
+    scales of ``x`` and of the weight, or 0 for none. ``workspace`` is the address and the number of bytes of the
+    scratch memory.
     """
     room = ctypes.c_size_t(workspace[1])
     _call_library(
@@ -195,5 +201,5 @@ def count_plans() -> int:
 
 
 def destroy_plans() -> None:
-    """Destroy all plans and handles of the library, for tests."""
+    """Destroy all plans and library handles of this process, for tests."""
     _library_functions().slidesparse_lt_forget()

@@ -20,8 +20,9 @@ def prepare_captures(
 ) -> None:
     """Call ``run`` (a layer or a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device.
 
-    Later CUDA graph captures with as many rows then find every plan. A capture with another number of rows raises an
-    error that names the missing plan. ``dtype`` and ``device`` are those of the zeros.
+    These calls make the plans of products that a later CUDA graph capture with the same number of rows needs. A capture
+    with another number of rows raises an error that names the missing plan. ``dtype`` and ``device`` are those of the
+    zeros.
     """
     device = torch.device(device)
     with torch.no_grad():

@@ -47,8 +47,8 @@ _LEAVES: dict[sl.Op, tuple[sl.Op | None, sl.Op]] = {
 
 
 def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.ProductProblem:
-    """Return the description of the library call for the product ``op`` of ``[m, k]`` and ``[n, k]``. It leaves the
-    choice of the algorithm to the library.
+    """Return the description of the library call for the product ``op`` of ``[m, k]`` and ``[n, k]`` on the CUDA device
+    with the index ``device``. It leaves the choice of the algorithm to the library.
     """
     source = _SOURCE[op]
     scaling = native.PER_ROW if op is ops.mm_fp8 else native.UNSCALED
@@ -56,28 +56,29 @@ def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Product
 
 
 def _with_config(problem: native.ProductProblem, config: Mapping[str, Value]) -> native.ProductProblem:
-    """Return ``problem`` with the algorithm that ``config`` names, and with its number of parts of the inner dimension
-    (split of k).
+    """Return a copy of ``problem`` with the algorithm number ``config["ALG"]`` and with ``config["SPLIT_K"]``, the
+    number of parts into which the dimension k is split. A missing ``SPLIT_K`` becomes 0, which leaves the number to the
+    library.
     """
     return problem.with_fields(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
 
 class AlgorithmSource(ConfigSource):
-    """The algorithms of a product as the library lists them, for tuning. A config is usable for a call if the library
-    makes a plan for it.
+    """The source of the algorithms among which ``shiplap.tune`` chooses for a product, as the library lists them. A
+    config is usable for a call if the library makes a plan for it.
     """
 
     def configs(self, op: sl.Op, device: torch.device, sizes: Mapping[str, Any]) -> list[dict[str, int]]:
-        """Return the configurations to tune for these sizes. The library's own choice comes first, then every algorithm
-        for which it makes a plan.
+        """Return the configurations to tune for a product ``op`` of ``sizes`` (``m``, ``n`` and ``k``). The library's
+        own choice comes first, then every algorithm for which it makes a plan.
         """
         problem = problem_of(op, _device_index(device), sizes["m"], sizes["n"], sizes["k"])
         default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
         return [default, *list_algorithms(op, problem, _stream_handle(device))]
 
     def refusal(self, op: sl.Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """Return the library's reason against the algorithm in ``config`` for the arguments ``args``. Return an empty
-        text if it accepts the algorithm.
+        """Return the reason why the library does not run ``op`` with the algorithm in ``config`` for the arguments
+        ``args``. Return an empty string if it does.
         """
         x = args[0]
         n = len(args[1]) if op in kernels.DENSE else args[2]
@@ -95,10 +96,10 @@ ALGORITHMS = AlgorithmSource(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
 def list_algorithms(
     op: sl.Op, problem: native.ProductProblem, stream: int = 0, splits: Sequence[int] | None = None
 ) -> list[dict[str, int]]:
-    """Return the configurations of ``op`` for which the library can run the product. Each holds the number of an
-    algorithm, and for packed weights the number of parts of the inner dimension (split of k). By default ``splits``,
-    the numbers of parts to try, depend on the number of rows. ``stream`` is the handle of a CUDA stream, by default
-    that of the default stream.
+    """Return the configurations of ``op`` for which the library can run the product ``problem``. Each holds the number
+    of an algorithm. For packed weights it also holds the number of parts into which k is split, and cuSPARSELt's
+    version. ``splits`` are the numbers of parts to try, and their default depends on the number of rows. ``stream`` is
+    the handle of a CUDA stream, by default that of the default stream.
     """
     sparse = op in kernels.SPARSE
     if sparse:
@@ -130,7 +131,9 @@ def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[st
 
 
 def _cusparselt_version() -> int:
-    """Return the version of the open cuSPARSELt as one number, in the form of C++'s ``Version::number``."""
+    """Return the version of the open cuSPARSELt as one number, such as 8001 for 0.8.1. C++'s ``Version::number`` gives
+    the same number.
+    """
     major, minor, patch = map(int, native.library_versions()[1].split("."))
     return major * 1000000 + minor * 1000 + patch
 
@@ -141,7 +144,7 @@ def _device_index(device: torch.device) -> int:
 
 
 def _stream_handle(device: torch.device) -> int:
-    """Return the handle of the current CUDA stream of a device."""
+    """Return the handle of the current CUDA stream of ``device``, as torch sets it."""
     return torch.cuda.current_stream(device).cuda_stream
 
 
@@ -152,9 +155,9 @@ def tune_product(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Tune the algorithm of a product op for each ``(m, n, k)`` of ``sizes``, and return the choices. Candidates run in
-    a separate process. ``seconds`` is the time for one choice. If ``remeasure`` is true, sizes with a stored choice are
-    measured again. Otherwise the stored choice is returned.
+    """Tune the algorithm of a product op for each ``(m, n, k)`` of ``sizes``, and return one ``Choice`` for each.
+    Candidates run in a separate process. ``seconds`` is the time for one choice. If ``remeasure`` is true, sizes with a
+    stored choice are measured again. Otherwise the stored choice is returned.
     """
     # A packed weight has a size that only the library knows, here any number.
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
@@ -173,12 +176,14 @@ def tune_layer(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Tune a layer ``[n, k]`` for each number of ``rows``, and return the choices. First the algorithms of its dense
-    and its packed form are tuned, then the choice between the forms.
+    """Tune the layer op ``op`` with a weight ``[n, k]`` for each number in ``rows``, and return the choices. First the
+    algorithms of its products with the row-major and with the packed weight are tuned, then the choice between the two
+    products.
 
-    The forms are timed in this process, since their products have been verified and their algorithms are in force here.
-    ``dtype`` is that of the activations, and ``seconds`` is the time for one choice. If ``remeasure`` is true, sizes
-    with a stored choice are measured again. Otherwise the stored choice is returned.
+    That last choice is timed in this process, since the products have been verified and their algorithms are in force
+    here. With 0 ``pairs`` there is no packed weight and only the first step is done. ``dtype`` is that of the
+    activations, and ``seconds`` is the time for one choice. If ``remeasure`` is true, sizes with a stored choice are
+    measured again. Otherwise the stored choice is returned.
     """
     # They are read several times, and may come from an iterator.
     rows = list(rows)

@@ -15,8 +15,8 @@ ROWS = 2048  # of an identity matrix at a time
 
 
 def compress_weight(slid: Tensor) -> Tensor:
-    """Return a 2:4 weight ``[n, k']`` on a GPU in cuSPARSELt's own packed form, as uint8 ``[_]`` (layout 1). Its sizes
-    must be whole tiles.
+    """Return a 2:4 weight ``[n, k']`` on a GPU in cuSPARSELt's own packed format, as a uint8 vector. Both sizes must be
+    multiples of 32.
 
     An empty weight has no bytes. Raise ``SL211`` for another dtype or size, ``SL401`` without a usable cuSPARSELt, and
     ``SL305`` if the library refuses the weight.
@@ -51,12 +51,13 @@ def compress_weight(slid: Tensor) -> Tensor:
 def multiply_weight(
     x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return ``x [m, k]`` times a weight of ``n`` rows in the dtype ``result``. If ``sparse`` is true, cuSPARSELt has
-    packed the weight. Otherwise it has plain rows. Sizes must be whole tiles.
+    """Return ``x [m, k]`` times the transpose of a weight with ``n`` rows, in the dtype ``result``. If ``sparse`` is
+    true, ``weight`` was packed by cuSPARSELt. Otherwise it is a row-major matrix. ``m`` must be a multiple of 16, and
+    ``n`` and ``k`` of 32.
 
     This function has cases that the ops lack. It gives other dtypes of results, and multiplies FP8 with one scale for
-    all of ``x`` and one for all of a dense weight. ``scales`` holds these two as float32 tensors of one element. Raise
-    ``SL211`` for operands that do not fit, and ``SL305`` if the library refuses.
+    all of ``x`` and one for all of a row-major weight. ``scales`` holds these two as float32 tensors of one element.
+    Raise ``SL211`` for operands that do not fit, and ``SL305`` if the library refuses.
     """
     problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).with_fields(result=result)
     if scales is None:
@@ -66,8 +67,8 @@ def multiply_weight(
 
 
 def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype) -> Tensor:
-    """Return ``x [m, k]`` times a packed weight, times the float32 ``scale`` of each weight row, in the dtype
-    ``result``.
+    """Return ``x [m, k]`` times the transpose of a packed weight, times the float32 ``scale`` of each weight row, in
+    the dtype ``result``.
 
     cuSPARSELt applies the scales if :func:`libraries.supports_product` allows it. Otherwise PyTorch applies them to the
     product in int32 or float32. Either way the result is rounded once.
@@ -87,8 +88,9 @@ def _run_product(
     problem: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]
 ) -> Tensor:
     """Return the product of ``problem``, computed by the library. Operands that are not aligned are copied first.
-    ``scales`` are addresses, or 0 for none. Raise ``SL211`` for operands that do not fit, and ``SL305`` if the library
-    refuses. If ``sparse`` is true, ``weight`` is compressed, and otherwise in plain rows.
+    ``sparse`` is true for a compressed ``weight``, and false for a row-major one. ``scales`` holds the addresses of the
+    scales of ``x`` and ``weight``, or 0 for none. Raise ``SL211`` for operands that do not fit, and ``SL305`` if the
+    library refuses.
     """
     where, x, weight = "slidesparse.lt.product", _align_operand(x), _align_operand(weight)
     _check_operands(where, problem, sparse, x, weight)
@@ -125,9 +127,9 @@ def _run_product(
 
 
 def _check_operands(where: str, p: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor) -> None:
-    """Raise ``SL211`` for operands that the library would read beyond their end, or from a wrong device. If ``sparse``
-    is true, ``weight`` is compressed, and otherwise in plain rows. An invalid access on a GPU ends the CUDA context of
-    the process.
+    """Raise ``SL211`` for operands that the library would read beyond their end, or from a wrong device. An invalid
+    access on a GPU would end the CUDA context of the process. ``sparse`` is true for a compressed ``weight``, and false
+    for a row-major one. ``where`` names the caller in the error.
     """
     wanted = (torch.uint8, weight.shape[:1]) if sparse else (p.source, (p.n, p.k))
     fits = (weight.dtype, tuple(weight.shape)) == (wanted[0], tuple(wanted[1])) and weight.device == x.device
@@ -143,8 +145,8 @@ def _check_operands(where: str, p: native.ProductProblem, sparse: bool, x: Tenso
 
 
 def _align_operand(t: Tensor) -> Tensor:
-    """Return ``t``, or a copy, contiguous and at an address that is a multiple of 16 bytes. A copy is needed for some
-    views, which may begin at any element.
+    """Return ``t`` if it is contiguous and its address is a multiple of 16 bytes. Otherwise return a copy for which
+    both hold. Views may need the copy, since they can begin at any element.
     """
     t = t.contiguous()
     # Plans are made for addresses that are multiples of 16 bytes.
@@ -152,8 +154,8 @@ def _align_operand(t: Tensor) -> Tensor:
 
 
 def expand_weight(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Return the weight ``[n, k]`` from cuSPARSELt's packed form. It is computed as the product with an identity
-    matrix, a few columns at a time.
+    """Return the weight ``[n, k]`` from ``packed``, which is in cuSPARSELt's format. It is computed as the product with
+    an identity matrix, ``ROWS`` columns at a time.
     """
     libraries.require_sparse(packed.device, "slidesparse.lt.expand")
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
@@ -168,7 +170,7 @@ def expand_weight(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
 
 def _product_problem(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> native.ProductProblem:
     """Return the description of the library's product of ``[m, k]`` and ``[n, k]`` of ``dtype`` on ``device``. The
-    result has the usual dtype for ``dtype``.
+    dtype of the result is ``RESULT[dtype]``.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     return native.ProductProblem(index, m, n, k, dtype, RESULT[dtype])

@@ -76,8 +76,8 @@ def command(
 
 
 def _parse_codes(text: str) -> tuple[int, ...]:
-    """Return the class codes in a text such as ``"2,9"``, here ``(2, 9)``. Raise ``SL613`` unless the text has numbers
-    from 0 to 255, separated by commas.
+    """Return the class codes in the string ``text``, such as ``(2, 9)`` for ``"2,9"``. Raise ``SL613`` unless it has
+    numbers from 0 to 255, separated by commas.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= 255 for part in parts):

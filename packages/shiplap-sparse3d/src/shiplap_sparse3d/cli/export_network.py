@@ -82,9 +82,9 @@ def command(
 
 
 def _cells_per_axis(network: Any, grid: str | None) -> Sequence[int]:
-    """Return the cells per axis in the text ``grid`` of the option ``--grid``. If it is None, return those of the
-    attribute ``sparse_shape`` or ``spatial_shape`` of ``network``, or 128 for each axis. Raise ``SL613`` for any other
-    text.
+    """Return the cells per axis that the string ``grid`` of the option ``--grid`` lists. If it is None, return those of
+    the attribute ``sparse_shape`` or ``spatial_shape`` of ``network``, or 128 for each of three axes. Raise ``SL613``
+    for a string that is not a list of numbers.
     """
     if grid is not None:
         parts = grid.split(",")

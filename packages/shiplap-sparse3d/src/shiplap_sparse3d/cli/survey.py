@@ -84,9 +84,11 @@ def command(
 
 
 def _load_model(target: str, *, by_value: bool) -> SurveyModel:
-    """Return the model that ``target`` names, or that the named function returns. Raise ``SL825`` if it is anything
-    else. If ``by_value`` is true and ``target`` names a file, the classes of the file are sent to the workers with the
-    model. Otherwise the workers must be able to import them.
+    """Return the ``SurveyModel`` that ``target`` (``module:name`` or ``file.py:name``) names, or that the function of
+    this name returns. Raise ``SL825`` if it is anything else.
+
+    If ``by_value`` is true and ``target`` names a file, the code of the file is sent to the workers with the model.
+    Otherwise the workers must be able to import it.
     """
     from shiplap_sparse3d.survey import SurveyModel
 
@@ -100,7 +102,9 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
 
 def _print_survey(result: SurveyResult) -> None:
-    """Print the points, tiles, halo, stride, time and memory of a survey, and the path of its output, to stdout."""
+    """Print the points, tiles, halo, stride, time and memory of a survey, and the path of its output, to stdout as
+    lines of text.
+    """
     field = result.field
     text = f"""points  {result.points:,}
 tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now

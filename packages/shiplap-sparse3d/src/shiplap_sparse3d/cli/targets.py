@@ -14,9 +14,9 @@ Kind = TypeVar("Kind")
 
 
 def named_instance(module: ModuleType, name: str, kind: type[Kind], id: str, where: str) -> Kind:
-    """Return the instance of ``kind`` that is called ``name`` in ``module``. If a function has this name, return its
-    result. Raise the error ``id``, with ``where`` as its place, for anything else and if the function raises an
-    exception.
+    """Return the instance of ``kind`` that is called ``name`` in ``module``. If a function has this name, return the
+    instance that it returns. Raise the error ``id``, with ``where`` as its place, for anything else and if the function
+    raises an exception. An error of shiplap passes unchanged.
     """
     made = getattr(module, name, None)
     got = f"no {name!r}" if made is None else f"a {type(made).__name__}"

@@ -36,8 +36,8 @@ def _(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
 def _(
     coords: Tensor, spatial_shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the neighbour table of a submanifold convolution to ``out``, with the hash map in ``workspace``. This is
-    the CUDA kernel of ``ops.subm_table``, in Triton.
+    """Write the neighbour table ``int32 [n, k]`` of a submanifold convolution to ``out``. Voxels are found in a hash
+    map in ``workspace``. This is the CUDA kernel of ``ops.subm_table``, in Triton.
     """
     lazy_function("plain_tables", "subm_table")(coords, spatial_shape, kernel, dilation, out=out, workspace=workspace)
 
@@ -55,8 +55,9 @@ def _(
     out: Tensor,
     workspace: Tensor,
 ) -> None:
-    """Write the neighbour table of a convolution from ``coords`` to ``out_coords`` to ``out``, with the hash map in
-    ``workspace``. This is the CUDA kernel of ``ops.conv_table``, in Triton.
+    """Write to ``out`` the neighbour table ``int32 [m, k]`` of a convolution from the voxels ``coords`` to the voxels
+    ``out_coords``. Voxels are found in a hash map in ``workspace``. This is the CUDA kernel of ``ops.conv_table``, in
+    Triton.
     """
     lazy_function("plain_tables", "conv_table")(
         coords, out_coords, spatial_shape, kernel, stride, padding, dilation, out=out, workspace=workspace
@@ -72,8 +73,8 @@ def _(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution reaches from ``coords``. This is the CUDA kernel of
-    ``ops.out_coords``, in Triton.
+    """Return the output voxels ``int32 [m, 4]`` that a strided convolution reaches from ``coords``, ascending. This is
+    the CUDA kernel of ``ops.out_coords``, in Triton.
     """
     return lazy_function("cells", "out_coords")(coords, spatial_shape, kernel, stride, padding, dilation)
 
@@ -110,24 +111,27 @@ norms.norm_relu.kernel(
 
 @pooling.max_pool_with_taps.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Write the maximum of the rows under the taps of each output, channel by channel, to ``out``. Write the tap that
-    each maximum comes from to ``taps``. This is the CUDA kernel of ``pooling.max_pool_with_taps``, in Triton.
+    """Write the maximum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``, channel
+    by channel. Write the column of the table that each maximum comes from to ``taps``. ``table_t`` is not used.
+    This is the CUDA kernel of ``pooling.max_pool_with_taps``, in Triton.
     """
     lazy_function("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
 
 
 @pooling.max_pool_grad.kernel("cuda", name="triton")
 def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the tap that each
-    maximum came from. This is the CUDA kernel of ``pooling.max_pool_grad``, in Triton.
+    """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the column of the
+    neighbour table that each maximum came from, and ``table_t`` is the transposed table. This is the CUDA kernel of
+    ``pooling.max_pool_grad``, in Triton.
     """
     lazy_function("pool", "max_pool_grad")(grad, taps, table_t, out=out)
 
 
 @pooling.sum_pool.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Write the sum of the rows under the taps of each output to ``out``. If ``average`` is true, write their mean
-    instead. This is the CUDA kernel of ``pooling.sum_pool``, in Triton.
+    """Write the sum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``. If
+    ``average`` is true, write their mean instead. ``table_t`` is not used. This is the CUDA kernel of
+    ``pooling.sum_pool``, in Triton.
     """
     lazy_function("pool", "sum_pool")(feats, table, table_t, average, out=out)
 

@@ -47,11 +47,11 @@ def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
     """Return values of a launch program, as expressions by name, for tables that are made by bricks. A launch program
     is a sequence of kernel launches. A brick is a block of 4 x 4 x 4 cells with one bit each.
 
-    ``bricks`` is 1 if the table of ``n`` voxels is made by bricks. The kernel must then have 8 to 27 taps, at most
-    three along each axis, without dilation. There must also be more than ``hashed`` voxels, unless ``dense`` is 1.
-    ``dense`` is 1 if every brick of the grid, with or without voxels, has a 64-bit word for its bits. This requires
-    more voxels than the argument ``dense``. ``room`` is the number of scenes for which there is memory for such words.
-    ``slot_bytes`` is the number of bytes that hold the bits of all bricks.
+    ``bricks`` is 1 if the table of ``n`` voxels is made by bricks. The kernel must then have 8 to 27 cells, at most
+    three along each axis, without dilation. There must also be more than ``hashed`` voxels, unless the value ``dense``
+    is 1. The value ``dense`` is 1 if every brick of the grid, with or without voxels, has a 64-bit word for its bits.
+    This requires more voxels than the argument ``dense``. ``room`` is the number of scenes for which there is memory
+    for such words. ``slot_bytes`` is the number of bytes that hold the bits of all bricks.
     """
     many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"
     # Launch values have no "or".
@@ -87,7 +87,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks. A brick is 4 x
     4 x 4 cells with one bit each. The launches also make the keys by which the table's rows are sorted.
 
-    ``codes`` are the error codes of invalid and of duplicate rows.
+    ``codes`` are the error messages for invalid and for duplicate rows, by the kernel's argument for the code.
     """
     when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.

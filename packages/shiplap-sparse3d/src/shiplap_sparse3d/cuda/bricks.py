@@ -270,8 +270,9 @@ def brick_hits_kernel(
     DENSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells). Write the keys by which the
-    neighbour table is sorted. A key has a bit for each tap under which the row has a neighbour.
+    """Write the number of each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells). Write the keys
+    by which the neighbour table is sorted. A key comes from a number with a bit for each column of the table in which
+    the row has a neighbour.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = _coords_of(coords, row, row < n)
@@ -311,8 +312,11 @@ def _bitwise_or(a, b):
 
 @triton.jit
 def _write_entries(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
-    """Write the rows found under the tap ``tap`` to its elements ``place`` of ``columns``, with -1 where ``bit`` of
-    ``word`` is not set. Return ``hits``, with the bit of this tap set where a row was found.
+    """Write the neighbour's row under the tap ``tap`` of each output to the elements ``place`` of the tap's row in
+    ``columns``, or -1 if there is none. Return ``hits`` with the bit of this tap set where there is a neighbour.
+
+    A neighbour exists where ``bit`` of the brick's ``word`` is set. ``start`` is where the rows of the brick (a block
+    of 4 x 4 x 4 cells) begin in the list ``rows``.
     """
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
@@ -349,9 +353,12 @@ def brick_entries_kernel(
     DENSE: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the rows under the taps of one part for 64 sorted rows to ``columns``, and the taps that any of them hits
-    to ``masks``. If ``ORDERED`` is false, write their order as int32. A part is a group of taps that is sorted
-    separately. Neighbours are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
+    """Write a block of 64 sorted rows of a neighbour table, for one part (a group of columns that is sorted
+    separately). ``columns`` gets the neighbour's row in each column, or -1, and ``masks`` a bit for each column with
+    any neighbour.
+
+    If ``ORDERED`` is false, write the order of the rows to ``order`` as int32. Neighbours are found in bricks, blocks
+    of 4 x 4 x 4 cells with one bit each.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)

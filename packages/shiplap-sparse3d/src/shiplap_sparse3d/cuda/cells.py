@@ -43,8 +43,9 @@ COPIED = 1 << 16  # rows from here on are copied out of a tensor of which they a
 
 
 def scenes_for(rows: int, cells: int) -> int:
-    """Return the number of scenes, of ``cells`` output cells each, for which a bitmap pays with ``rows`` input voxels.
-    It is 0 for few voxels, since these are compared with each other. It is also 0 for grids that are too large.
+    """Return the number of scenes, of ``cells`` output cells each, for which a bitmap is not too large for ``rows``
+    input voxels. It is 0 for few voxels, since these are compared with each other. It is also 0 for grids that are too
+    large.
     """
     if rows <= FEW or cells == 0:
         return 0
@@ -54,7 +55,7 @@ def scenes_for(rows: int, cells: int) -> int:
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
 def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
     """Write the voxels of ``count`` distinct keys to ``voxels`` in ascending order of the keys, followed by padding
-    (-1). Each key is compared with all others, which suits few keys.
+    (-1) up to ``capacity`` rows. Each key is compared with all others, which suits few keys.
     """
     m = tl.minimum(tl.load(count), capacity).to(tl.int32)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -69,8 +70,8 @@ def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: 
 
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
 def write_listed_kernel(keys, voxels, count, capacity, width, height, depth, BLOCK: tl.constexpr):
-    """Write the voxels of the first ``count`` of the ascending ``keys`` to ``voxels``, and padding (-1) up to
-    ``capacity``.
+    """Write the voxels of the first ``count`` of the ascending ``keys`` to ``voxels``, followed by padding (-1) up to
+    ``capacity`` rows.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < tl.minimum(tl.load(count), capacity), other=NO_KEY)
@@ -238,8 +239,8 @@ def _first_voxels() -> TritonLaunches:
 
 def _by_cells(program: TritonLaunches, *places: tuple[str, str]) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that list and count the reached output cells
-    in order. They use one bit for each cell. ``places`` are the workspace offsets of the bits, their sums, a flag and
-    the keys.
+    in order, with one bit for each cell. ``places`` are the dtypes and workspace offsets of the bits, of their sums, of
+    a flag and of the keys.
     """
     bits, sums, beyond, keys = places
     program = program.then(

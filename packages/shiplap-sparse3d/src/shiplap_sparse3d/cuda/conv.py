@@ -147,16 +147,16 @@ def _accepts_product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str
 
 
 def _split_k(sizes: Sizes, config: Config) -> int:
-    """Return how many programs add to one output tile. It is the number of parts of the sorted table (groups of taps)
-    times the number of parts of the input channels.
+    """Return how many programs add to one output tile. It is the number of parts of the sorted neighbour table (groups
+    of columns) times the number of parts of the input channels.
     """
     return int(sizes.get("parts", 1)) * int(config["SPLITS"])
 
 
 def _tile_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
     """Return the launch grid of the convolution, with all programs along the first axis. There is one program for each
-    tile of rows and columns, each part of the table (a group of taps) and each part of the channels. ``cdiv`` divides
-    and rounds up.
+    tile of rows and columns, each part of the neighbour table (a group of its columns) and each part of the channels.
+    ``cdiv`` divides and rounds up.
     """
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
     return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
@@ -188,8 +188,8 @@ _OUTER = (
 
 def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return the configs of the weight gradient's Triton template that suit ``sizes``. A config is a dict of constants,
-    and the tuner takes the fastest. The largest tile of a tap's weights that is not mostly padding comes first, then
-    tiles of similar size. Each tile comes with several splits of the rows.
+    and the tuner takes the fastest. The largest tile of weights ``[co, ci]`` that is not mostly padding comes first,
+    then tiles of similar size. Each tile comes with several splits of the rows.
     """
     high, wide = _tile_columns(sizes, "co"), _tile_columns(sizes, "ci")
     fitting = [
@@ -219,7 +219,8 @@ def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
     """Return the launch grid of the weight gradient, with all programs along the first axis. There is one program for
-    each tile of the weights of each tap and group, and for each split of the rows. ``cdiv`` divides and rounds up.
+    each tile of the weights of each kernel cell and group of channels, and for each split of the rows. ``cdiv`` divides
+    and rounds up.
     """
     groups = sizes["groups"]
     tiles = cdiv(sizes["co"] // groups, config["BLOCK_M"]) * cdiv(sizes["ci"] // groups, config["BLOCK_N"])

@@ -44,9 +44,9 @@ IN_LINE = tl.constexpr(3)
 
 @triton.jit
 def _reached_along(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
-    """Return the j-th output cell that the input cell ``at`` may reach along one axis, and whether a tap of the window
-    leads to it. ``UNIT`` means that the dilation is 1. ``STEP`` is the stride if the dilation is 1 and numbers of 32
-    bits suffice, and 0 otherwise. Divisions by a constant are faster, and they take most of this kernel's time.
+    """Return the j-th output cell that the input cell ``at`` may reach along one axis, and whether a tap (cell of the
+    window) leads to it. ``UNIT`` is true if the dilation is 1. ``STEP`` is the stride if the dilation is 1 and 32-bit
+    numbers suffice, and otherwise 0. As a constant it makes the divisions faster, which take most of the time.
     """
     if STEP > 0:
         moved = at + padding
@@ -90,8 +90,8 @@ def reached_output(
     TY: tl.constexpr,
     TZ: tl.constexpr,
 ):
-    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap leads to it. ``j`` numbers
-    the combinations of the ``JX``, ``JY`` and ``JZ`` candidates along the axes.
+    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap (cell of the window) leads
+    to it. ``j`` numbers the combinations of the ``JX``, ``JY`` and ``JZ`` candidates along the axes.
     """
     x, x_there = _reached_along(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
     y, y_there = _reached_along(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
@@ -270,9 +270,11 @@ SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of th
 
 
 def output_numbers() -> dict[str, str]:
-    """Return the values of a launch program for output voxels, as expressions by name. They are the output grid and the
-    number of output cells that an input may reach along each axis. They are also the size of the hash set and the
-    number of scenes.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call to find output
+    voxels, as expressions by name.
+
+    They are the output grid, the number of output cells that an input may reach along each axis, the size of the hash
+    set, and the number of scenes.
     """
     axes = list(enumerate(AXES))
     return {
@@ -292,8 +294,8 @@ def output_numbers() -> dict[str, str]:
 
 
 def window_arguments() -> dict[str, str]:
-    """Return the arguments, as expressions by name, of a kernel that finds the outputs of a convolution. They are the
-    input grid, the output grid, the window, and the number of output cells that an input may reach along each axis.
+    """Return the arguments, as expressions by name, of a kernel that finds the output cells of a convolution. They are
+    the input grid, the output grid, the window, and the number of output cells that an input may reach along each axis.
     """
     axes = list(enumerate(AXES))
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
@@ -310,9 +312,9 @@ def window_arguments() -> dict[str, str]:
 
 
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that list the keys of all reached output
-    cells and count them. They run in calls where the expression ``when`` is 1. ``scratch`` holds the workspace offsets
-    of the hash set and of results that are not outputs of the op.
+    """Return ``program``, a sequence of kernel launches, plus the launches that list and count the keys of all output
+    cells that an input reaches. They run in calls where the expression ``when`` is 1. ``scratch`` holds, by argument
+    name, the dtype and workspace offset of the hash set and of results that are not outputs of the op.
     """
     # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"
@@ -373,8 +375,9 @@ def _order_keys(
 
 
 def _reach_program(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """Return a launch program (a sequence of kernel launches) that finds the keys of the reached output cells and their
-    number. ``keys`` holds the workspace offsets for them. The hash set lies at the start of the workspace.
+    """Return a launch program (a sequence of kernel launches) that lists and counts the keys of all output cells that
+    an input reaches. ``keys`` holds, by argument name, the dtype and workspace offset of results that are not outputs
+    of the op. The hash set lies at the start of the workspace.
     """
     return with_keys(launch_program(values=output_numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
 

@@ -111,8 +111,9 @@ def encode_kernel(
     BLOCK: tl.constexpr,
 ):
     """Write the code of each voxel along a space-filling curve to ``codes [n]``, and -1 for padding. The curve is
-    Hilbert's if ``HILBERT`` is true, else the Z-order curve. ``A0`` to ``A2`` are the order of the axes. Rows that do
-    not fit the code are reported in the word ``status``, from which the host raises ``SL211`` later.
+    Hilbert's if ``HILBERT`` is true, and otherwise the Z-order curve. ``A0`` to ``A2`` are the axes from the most to
+    the least significant. Rows that do not fit the code are reported in the word ``status``, from which the host raises
+    ``SL211`` later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
@@ -145,8 +146,9 @@ def decode_kernel(
     BLOCK: tl.constexpr,
 ):
     """Write the voxel of each code along a space-filling curve to ``coords [n, 4]``, and -1 for padding. The curve is
-    Hilbert's if ``HILBERT`` is true, else the Z-order curve. ``A0`` to ``A2`` are the order of the axes. Invalid codes
-    are reported in the word ``status``, from which the host raises ``SL211`` later.
+    Hilbert's if ``HILBERT`` is true, and otherwise the Z-order curve. ``A0`` to ``A2`` are the axes from the most to
+    the least significant. Invalid codes are reported in the word ``status``, from which the host raises ``SL211``
+    later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
@@ -173,8 +175,8 @@ _decode = triton_launcher(decode_kernel)
 
 def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
     """Write the curve code of each voxel to ``codes``, computed by the Triton kernel of ``op`` (a Z-order or Hilbert
-    encode op). Rows that do not fit ``width`` bits are reported in a status word, from which the host raises ``SL211``
-    later.
+    encode op). ``bits`` is the number of bits per axis, and ``axes`` lists the axes from the most significant on. Rows
+    that do not fit ``width`` bits are reported in a status word, from which the host raises ``SL211`` later.
     """
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
@@ -198,7 +200,8 @@ def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width:
 
 def decode_curve(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
     """Write the voxel of each curve code to ``coords``, computed by the Triton kernel of ``op`` (a Z-order or Hilbert
-    decode op). Invalid codes are reported in a status word, from which the host raises ``SL211`` later.
+    decode op). ``bits`` is the number of bits per axis, and ``axes`` lists the axes from the most significant on.
+    Invalid codes are reported in a status word, from which the host raises ``SL211`` later.
     """
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:

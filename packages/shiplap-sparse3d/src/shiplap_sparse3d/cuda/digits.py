@@ -33,8 +33,8 @@ def _int_pointer(address):
 
 @triton.jit
 def _counts_begin(counts, part, pages, BINS: tl.constexpr):
-    """Return a pointer to the digit counts of a part (a group of taps). There are ``BINS`` counts for each page, which
-    is a run of rows that one program moves. As many counts for each group of pages follow.
+    """Return a pointer to the digit counts of a part (a group of the neighbour table's columns). There are ``BINS``
+    counts for each page, which is a run of rows that one program moves. As many counts for each group of pages follow.
     """
     return _int_pointer(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
@@ -52,7 +52,7 @@ def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count the digits of all rows of one page, a run of rows that this program has completely. Then add the page's
+    """Count the digits of all rows of one page, a run of rows of which this program handles all. Then add the page's
     counts to those of its group of pages, once for each digit. Atomics on one address wait for each other, and some
     digits occur thousands of times in a group.
     """
@@ -172,8 +172,8 @@ def digit_kernel(
 
 
 def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
-    """Return the launch values of a radix sort by digits, as expressions by name that each call computes. The
-    expressions use the value ``ranked``, which must exist.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call for a radix sort,
+    as expressions by name. They use the value ``ranked``, which must exist.
 
     They state whether the sort goes by digits, and the number of digits and of their bits. They also give the number of
     pages and of the rows of the array of counts. A page is a run of rows that one program moves. Without digits it is a
@@ -194,7 +194,8 @@ def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
 
 def by_digits(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches of a radix sort, one for each digit. They
-    write each part's rows to the output ``order``, in the order of their keys.
+    write the rows of each part (group of the neighbour table's columns), in the order of their keys, to the output
+    ``order``.
     """
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"

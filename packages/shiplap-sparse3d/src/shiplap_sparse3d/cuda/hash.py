@@ -49,8 +49,8 @@ def is_inside(b, x, y, z, width, height, depth, batches):
 
 @triton.jit
 def report_row(status, code, row, bad):
-    """Write ``code`` and one of the rows where ``bad`` is true, if there is one, to the word at the address ``status``.
-    The host raises an error from it later.
+    """Write ``code`` and one of the rows where ``bad`` is true, if there is one, to the 64-bit word at the address
+    ``status``. The host raises an error from this word later.
     """
     # Any one of several bad rows may win: an error names one row.
     at = status.to(tl.int64).to(tl.pointer_type(tl.int64)) + row * 0
@@ -133,8 +133,8 @@ def search_blocks(slots, number, active, capacity, WORDS: tl.constexpr = 1):
 
 @triton.jit
 def find_rows(slots, b, x, y, z, active, width, height, depth, capacity):
-    """Return the row with the coordinates (b, x, y, z), ``[rows, taps]``. It is -1 if there is none or ``active`` is
-    false. ``slots`` is the address of the hash.
+    """Return the row of the voxel at each cell (b, x, y, z), ``[rows, taps]``, found in the hash at the address
+    ``slots``. It is -1 if there is none or ``active`` is false.
     """
     slot, there = search_blocks(slots, number_of(b, x, y, z, width, height, depth), active, capacity)
     return tl.load(cell_addresses(slots, slot, x, y, z, capacity), mask=there, other=0) - 1

@@ -44,7 +44,7 @@ def _first_slot_of_key(key, capacity):
 
 @triton.jit
 def _load_keys(keys, row, n):
-    """Return the keys of the rows as unsigned numbers. Rows from number ``n`` on have the empty key."""
+    """Return the keys of the rows ``row`` as unsigned numbers. Rows from number ``n`` on have the empty key."""
     return tl.load(keys + row, mask=row < n, other=-1).to(tl.uint64)
 
 
@@ -68,7 +68,8 @@ def slot_of(table, key, capacity):
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Insert ``keys`` into the slots of the hash map ``table``. Report rows for which the table is full.
+    """Insert ``keys`` into the slots of the hash map ``table``. Rows for which the table is full are reported in the
+    word ``status``, from which the host raises ``SL211`` later.
 
     The search for a slot never passes a free slot. If the last free slot is taken meanwhile, the key that is still to
     be placed is already in the table. The search then finds it after at most another round.
@@ -90,8 +91,8 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.constexpr):
-    """Lower the value of each key in ``table_values`` to its new value if that is lower. Without ``values``, the new
-    value is the row number of the key.
+    """Set the value of each key in ``table_values`` to the lower one, as an unsigned number, of its present value and
+    its new value. If ``values`` is None, the new value is the row number of the key.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
@@ -112,7 +113,9 @@ def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constex
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Report the rows whose key an earlier row has as well, for which the table holds the number of another row."""
+    """Report each row whose key an earlier row has, too, in the word ``status``, from which the host raises ``SL211``
+    later. The table holds the number of the first row with a key.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     first = tl.load(table_values + slot, mask=slot >= 0, other=-1)
@@ -123,8 +126,8 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
 def voxel_keys_kernel(
     coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Write the key ``((b*X + x)*Y + y)*Z + z`` of each voxel, or -1 outside the grid. Rows outside are reported. If
-    ``SEARCH`` is true, only rows whose scene has no keys are reported.
+    """Write the key ``((b*X + x)*Y + y)*Z + z`` of each voxel to ``keys``, or -1 outside the grid. Rows outside the
+    grid are reported in the word ``status``. If ``SEARCH`` is true, only rows whose scene has no keys are reported.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -147,8 +150,8 @@ def _row_grid(rows: int) -> tuple[int]:
 
 
 def insert_keys(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
-    """Insert ``keys`` with ``values``, or with their row numbers, into the hash map. This is ``hashing.hash_insert`` on
-    CUDA. ``op`` is the op's name in error messages.
+    """Insert ``keys`` into the hash map, with ``values`` or, if that is None, with their row numbers. This is
+    ``hashing.hash_insert`` on CUDA. ``op`` is the op's name in error messages.
     """
     _launch_insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
 
@@ -156,8 +159,8 @@ def insert_keys(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor,
 def insert_voxels(
     op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
 ) -> None:
-    """Insert the voxels ``coords`` of a grid of ``shape`` into the hash map, with ``values`` or with their row numbers.
-    This is ``op``, either ``hash_insert_3d`` or ``hash_insert_3d_index``, on CUDA.
+    """Insert the voxels ``coords`` of a grid of ``shape`` into the hash map, with ``values`` or, if that is None, with
+    their row numbers. This is ``op``, either ``hash_insert_3d`` or ``hash_insert_3d_index``, on CUDA.
     """
     word = status.word(coords.device)  # asked once: what this call meets is for the next one to tell
     keys = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE))
@@ -201,9 +204,9 @@ def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tu
 def _launch_insert(
     op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None
 ) -> None:
-    """Launch the kernels that insert ``keys`` into the hash map. Each key gets the lowest of its old and new values. A
-    full table is reported in the status word at the address ``word``, from which the host raises an error of ``op``
-    later.
+    """Launch the kernels that insert ``keys`` into the hash map. Each key gets the lowest, as an unsigned number, of
+    its old and new values. A full table is reported in the status word at the address ``word``, from which the host
+    raises an error of ``op`` later.
     """
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
@@ -226,7 +229,9 @@ def _launch_insert(
 
 
 def _launch_lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
-    """Launch the kernel that writes the value of each key of the hash map to ``out``, or -1."""
+    """Launch the kernel that writes the value of each of ``keys`` in the hash map to ``out``, or -1 for a key that is
+    missing.
+    """
     table, values, count = table_keys.contiguous(), table_values.contiguous(), keys.shape[0]
     if count:
         _lookup[_row_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)

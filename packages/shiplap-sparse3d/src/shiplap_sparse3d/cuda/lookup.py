@@ -51,10 +51,10 @@ AXES = "xyz"
 
 class LookupQueries(NamedTuple):
     """The queries of a lookup of neighbours among the voxels ``coords``. ``tensor`` names the tensor of the queries,
-    ``rows`` is the expression of their number, and ``message`` is the error message for an invalid query.
+    and ``rows`` is the expression of their number. ``message`` is the error message for an invalid query.
 
     Attributes:
-        grid, stride, padding: expressions for one axis, with ``{i}`` for its number.
+        grid, stride, padding: the expressions for one axis, with ``{i}`` in place of the axis's number.
         themselves: whether the queries are the voxels themselves.
     """
 
@@ -68,11 +68,13 @@ class LookupQueries(NamedTuple):
 
 
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
-    """Return the launch values of a lookup of neighbours, as expressions by name that each call computes.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call for a lookup of
+    neighbours, as expressions by name.
 
-    They are the output grid, the stride and the padding, the largest numbers of scenes, and the choice of the kernel
-    that finds the rows. Up to ``near`` voxels are compared with each other. If the expression ``otherwise`` is 1, the
-    rows are found by other means than the hash. ``sort.sort_numbers`` has the values of the sort.
+    They are the output grid, the stride and the padding, the largest numbers of scenes for which cells can be numbered,
+    and the choice of the kernel that finds the rows. Up to ``near`` voxels are compared with each other. If the
+    expression ``otherwise`` is 1, the rows are found by other means than the hash. ``sort.sort_numbers`` has the values
+    of the sort.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)
@@ -106,9 +108,9 @@ def scenes_below(*grid: str) -> str:
 
 
 def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that find the voxel under each tap of each
-    query. They write its row to ``table`` in the workspace, and the keys by which the table is sorted. The workspace
-    starts with the hash, and the zeros of the sort lie behind it.
+    """Return ``program``, a sequence of kernel launches, plus the launches that find the voxel under each tap (cell of
+    the kernel) of each query. They write its row to ``table`` in the workspace, and the keys by which the table is
+    sorted. The workspace starts with the hash, and the zeros of the sort lie behind it.
     """
     program = _add_hash(program)
     if queries.themselves:
@@ -139,8 +141,9 @@ def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, s
 
 
 def _add_hash(program: TritonLaunches) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash and insert the voxels.
-    Rows outside the grid and duplicates are reported in a status word, from which the host raises ``SL211`` later.
+    """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash at the start of the
+    workspace and insert the voxels. Rows outside the grid and duplicates are reported in a status word, from which the
+    host raises ``SL211`` later.
     """
     # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
@@ -178,7 +181,8 @@ def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
 
 def _add_near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launch that compares few voxels with each other. It
-    writes the rows under all taps to ``table``.
+    writes the neighbour's row under each tap (cell of the kernel) of each voxel to ``table``, the dtype and workspace
+    offset of a neighbour table.
     """
     return program.then(
         near_kernel,

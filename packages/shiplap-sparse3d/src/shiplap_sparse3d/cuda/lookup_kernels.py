@@ -51,8 +51,8 @@ def insert_kernel(
 
 @triton.jit
 def _coord_under_tap(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
-    """Return the input coordinate ``at * stride - padding + tap * dilation`` along one axis, ``[rows, taps]``. It has
-    64 bits if ``WIDE`` is true.
+    """Return the input coordinates ``at * stride - padding + tap * dilation`` that the cells ``tap`` of a kernel read
+    along one axis, ``[rows, taps]``. They have 64 bits if ``WIDE`` is true.
     """
     if WIDE:
         at, tap = at.to(tl.int64), tap.to(tl.int64)
@@ -129,8 +129,8 @@ def lookup_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write ``table[j, v]``, the row in the hash under tap v of query j, or -1, for the taps of one part. A part is a
-    group of ``SIZE`` taps that is sorted separately.
+    """Write ``table[j, v]``, the row of the voxel at tap ``v`` (a cell of the kernel) of query ``j``, or -1 if there is
+    none. The program handles the taps of one part, a group of ``SIZE`` taps that is sorted separately.
 
     Unless ``KEY`` is 0, write the keys by which the table is sorted, too. Invalid queries are reported in a status
     word, from which the host raises ``SL211`` later.

@@ -20,7 +20,9 @@ def _(table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) ->
 
 @hashing.hash_lookup.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, keys: Tensor, *, out: Tensor) -> None:
-    """Write the value of each key to ``out``, or -1. This is the CUDA kernel of ``hashing.hash_lookup``, in Triton."""
+    """Write the value of each of ``keys`` to ``out``, or -1 for a key that the hash map lacks. This is the CUDA kernel
+    of ``hashing.hash_lookup``, in Triton.
+    """
     lazy_function("hashmap", "look_up_keys")(table_keys, table_values, keys, out)
 
 
@@ -44,8 +46,8 @@ def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: l
 
 @hashing.hash_lookup_3d.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
-    """Write the value of each voxel to ``out``, or -1. This is the CUDA kernel of ``hashing.hash_lookup_3d``, in
-    Triton.
+    """Write the value of each voxel to ``out``, or -1 for a voxel that the hash map lacks. This is the CUDA kernel of
+    ``hashing.hash_lookup_3d``, in Triton.
     """
     lazy_function("hashmap", "look_up_voxels")(table_keys, table_values, coords, spatial_shape, out)
 
@@ -84,16 +86,16 @@ def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
 
 @grid_sample.nearest_map.kernel("cuda", name="triton")
 def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
-    """Write the row of the voxel that contains each query to ``out``, or -1. This is the CUDA kernel of
-    ``grid_sample.nearest_map``, in Triton.
+    """Write the row of the voxel that contains each query to ``out``, or -1 if there is none. This is the CUDA kernel
+    of ``grid_sample.nearest_map``, in Triton.
     """
     lazy_function("sample", "find_queries")("nearest_map", coords, queries, spatial_shape, out, None)
 
 
 @grid_sample.trilinear_map.kernel("cuda", name="triton")
 def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, indices: Tensor, weights: Tensor) -> None:
-    """Write the rows and the weights of the eight voxels around each query. This is the CUDA kernel of
-    ``grid_sample.trilinear_map``, in Triton.
+    """Write the rows of the eight voxels around each query to ``indices``, and their weights to ``weights``. This is
+    the CUDA kernel of ``grid_sample.trilinear_map``, in Triton.
     """
     lazy_function("sample", "find_queries")("trilinear_map", coords, queries, spatial_shape, indices, weights)
 
@@ -124,8 +126,10 @@ def _(
     valid_signal_o: Tensor,
     valid_signal_seg: Tensor,
 ) -> None:
-    """Write which taps each row hits, the order of the rows by these taps, and the pairs of each tap. This is the CUDA
-    kernel of ``postprocess.masked_gemm_signals``, in Triton.
+    """Write five tensors that describe the neighbour ``table``, as ``postprocess.masked_gemm_signals`` defines them.
+    They are a bit for each column in which a row has a neighbour, an order of the rows by these bits, the (input,
+    output) pairs of all columns, and where the pairs of each column begin. This is the CUDA kernel of that op, in
+    Triton.
     """
     lazy_function("postprocess", "launch_signals")(
         table, gray_code, sorted_index, valid_signal_i, valid_signal_o, valid_signal_seg
@@ -134,7 +138,8 @@ def _(
 
 @postprocess.masked_gemm_kernels.kernel("cuda", name="triton")
 def _(gray_code: Tensor, sorted_index: Tensor, block: int, *, valid_kernel: Tensor, valid_kernel_seg: Tensor) -> None:
-    """Write the taps that any row of each block hits. This is the CUDA kernel of ``postprocess.masked_gemm_kernels``,
-    in Triton.
+    """Write the bits that any code in each block of ``block`` rows has set to ``valid_kernel``, as bit numbers, and
+    where those of each block begin to ``valid_kernel_seg``. This is the CUDA kernel of
+    ``postprocess.masked_gemm_kernels``, in Triton.
     """
     lazy_function("postprocess", "launch_kernels")(gray_code, sorted_index, block, valid_kernel, valid_kernel_seg)

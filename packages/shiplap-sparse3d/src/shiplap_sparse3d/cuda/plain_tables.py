@@ -41,7 +41,7 @@ _near = triton_launcher(near_kernel)
 
 class TableWindow(NamedTuple):
     """The window (kernel, stride, padding and dilation) by which queries in the grid ``grid`` look up voxels in the
-    grid ``shape``.
+    grid ``shape``. A query is an output voxel whose neighbours are wanted.
     """
 
     shape: Sequence[int]
@@ -60,13 +60,15 @@ class TableWindow(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        """Whether the coordinate under a tap may need more than 32 bits."""
+        """Whether the input coordinate that a tap (cell of the kernel) of a query reads may need more than 32 bits."""
         _, grid, kernel, stride, padding, dilation = self
         return max(grid) * max(stride) + max(padding) + max(kernel) * max(dilation) >= 2**31
 
     @property
     def taps(self) -> dict[str, Any]:
-        """The cells of the convolution kernel per axis and ``WIDE``, as keyword arguments of the Triton kernels."""
+        """The kernel's number of cells per axis, ``KX``, ``KY`` and ``KZ``, and ``WIDE``, as keyword arguments of the
+        Triton kernels.
+        """
         return {**dict(zip(("KX", "KY", "KZ"), self.kernel, strict=True)), "WIDE": self.wide}
 
 
@@ -119,8 +121,8 @@ def conv_table(
     out: Tensor,
     workspace: Tensor,
 ) -> None:
-    """Write the neighbour table ``[m, k]`` of a convolution from ``coords`` to ``out_coords`` to ``out``. This is
-    ``ops.conv_table`` on CUDA. It uses a hash in ``workspace``.
+    """Write to ``out`` the neighbour table ``int32 [m, k]`` of a convolution from the voxels ``coords`` to the voxels
+    ``out_coords``. This is ``ops.conv_table`` on CUDA. Voxels are found in a hash in ``workspace``.
     """
     word = status.word(coords.device)
     if not coords.shape[0]:
@@ -143,9 +145,9 @@ def _look_up(
     message: str,
     workspace: Tensor,
 ) -> None:
-    """Write the row of ``coords`` under each tap of each of ``queries`` to ``out``, or -1. The rows are found in a hash
-    at the start of ``workspace``. Errors are reported in the status word at the address ``word``, from which the host
-    raises ``SL211`` later.
+    """Write the row of ``coords`` at each tap (cell of the kernel) of each of ``queries`` to ``out``, or -1 if there is
+    none. The rows are found in a hash at the start of ``workspace``. Errors are reported in the status word at the
+    address ``word``, from which the host raises ``SL211`` later.
     """
     capacity, slots = _build_hash(op, coords, window.shape, workspace, word), workspace.data_ptr()
     (m, k), (shape, grid, _, stride, padding, dilation) = out.shape, window

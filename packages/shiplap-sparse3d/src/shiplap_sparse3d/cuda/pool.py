@@ -49,9 +49,9 @@ def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code):
-    """Return the input rows in the table for these rows under tap ``v``, as a column, and a mask of the valid ones.
-
-    Numbers other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises ``SL211`` later.
+    """Return the numbers in column ``v`` of the neighbour table for these rows, as a column, and a mask of those that
+    are input rows. Numbers other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises
+    ``SL211`` later.
     """
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)
@@ -92,8 +92,8 @@ def max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the largest value under the taps of each output to ``out [m, c]``, or 0 without a hit. Write the tap that
-    it comes from to ``taps [m, c]``, or -1.
+    """Write the largest value of the rows that each output reads to ``out [m, c]``, channel by channel, or 0 if it
+    reads none. Write the column of the neighbour ``table`` that the value comes from to ``taps [m, c]``, or -1.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     best = make_accumulator(ROWS, CHANNELS, WIDE)
@@ -163,8 +163,8 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the sum of the values under the taps of each output to ``out [m, c]``. If ``AVERAGE`` is true, write
-    instead their mean over the taps that have a row.
+    """Write the sum of the rows that each output reads by the neighbour ``table`` to ``out [m, c]``. If ``AVERAGE`` is
+    true, write their mean instead. Without such a row the result is 0.
     """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
@@ -182,14 +182,15 @@ _max, _max_grad, _sum = (triton_launcher(kernel) for kernel in (max_kernel, max_
 
 
 def _pool_grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Return the launch grid for ``m`` rows and ``c`` channels, and the constants of the kernel."""
+    """Return the launch grid for ``m`` rows and ``c`` channels, and the kernel's constants as a dict."""
     blocks = blocks_of(c)
     return (triton.cdiv(m, blocks["ROWS"]), triton.cdiv(c, blocks["CHANNELS"])), blocks
 
 
 def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Write the maximum of the rows under the taps of each output, channel by channel, to ``out``. Write the tap that
-    each maximum comes from to ``taps``. This is ``pooling.max_pool_with_taps`` on CUDA.
+    """Write the maximum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``, channel
+    by channel. Write the column of the table that each maximum comes from to ``taps``. This is
+    ``pooling.max_pool_with_taps`` on CUDA. ``table_t`` is not used.
     """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
@@ -213,8 +214,9 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
 
 
 def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the tap that each
-    maximum came from, and ``table_t`` is the transposed neighbour table. This is ``pooling.max_pool_grad`` on CUDA.
+    """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the column of the
+    neighbour table that each maximum came from, and ``table_t`` is the transposed table. This is
+    ``pooling.max_pool_grad`` on CUDA.
     """
     word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
     if out.numel():
@@ -239,8 +241,8 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
 
 
 def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Write the sum of the rows under the taps of each output to ``out``. If ``average`` is true, write their mean
-    instead. This is ``pooling.sum_pool`` on CUDA.
+    """Write the sum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``. If
+    ``average`` is true, write their mean instead. This is ``pooling.sum_pool`` on CUDA. ``table_t`` is not used.
     """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():

@@ -20,8 +20,8 @@ TAPS = 32  # bits of a code
 
 @triton.jit
 def _load_table(table, row, n, v, TAPS: tl.constexpr):
-    """Return the numbers ``[rows, taps]`` in the table for these rows. Beyond its ``n`` rows and ``v`` taps they are
-    -1.
+    """Return the numbers of the neighbour table in the rows ``row``, ``[rows, taps]``. Beyond its ``n`` rows and ``v``
+    columns they are -1.
     """
     tap = tl.arange(0, TAPS)[None, :]
     at = row[:, None] * v + tap
@@ -30,8 +30,9 @@ def _load_table(table, row, n, v, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write the taps that each row hits as bits to ``codes``, and the rank of these bits as a Gray code to ``ranks``.
-    Write how many rows of each block hit each tap to ``counts [v, blocks]``.
+    """Write a bit for each column in which a row of the neighbour ``table`` has a neighbour to ``codes``, and the rank
+    of these bits as a Gray code to ``ranks``. Write the number of rows of each block with a neighbour in each column to
+    ``counts [v, blocks]``.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
@@ -50,8 +51,9 @@ def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write the (input row, output row) pairs of a block of rows to ``inputs`` and ``outputs``. For each tap they
-    follow the pairs of the blocks before. ``ends`` holds the running sums of the counts.
+    """Write the (input row, output row) pairs of a block of rows to ``inputs`` and ``outputs``, column by column of the
+    neighbour ``table``. Those of a column follow the pairs of earlier blocks in it. ``ends`` holds the running sums of
+    the numbers of pairs, over columns and then blocks.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
@@ -67,9 +69,9 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
 
 @triton.jit(do_not_specialize=["n", "block", "code"])
 def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write which taps any row of each block of the order ``index`` hits, as bits, to ``unions``. Write the number of
-    these taps to ``counts``. Invalid row numbers are reported in a status word, from which the host raises ``SL211``
-    later.
+    """Write the union of the bits of ``codes`` over each block of ``block`` rows, taken in the order ``index``, to
+    ``unions``. Write the number of its set bits to ``counts``. Invalid row numbers are reported in a status word, from
+    which the host raises ``SL211`` later.
     """
     first = tl.program_id(0).to(tl.int64) * block
     tap = tl.arange(0, TAPS)
@@ -91,8 +93,8 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
 
 @triton.jit
 def list_kernel(unions, ends, taps, TAPS: tl.constexpr):
-    """Write the numbers of the set bits of each union, ascending, to ``taps``. ``ends`` holds the index of the first of
-    them in ``taps``.
+    """Write the numbers of the set bits of each element of ``unions``, ascending, to ``taps``. ``ends`` holds the index
+    in ``taps`` at which those of the element begin.
     """
     tap = tl.arange(0, TAPS)
     hit = (tl.load(unions + tl.program_id(0)) >> tap) & 1
@@ -107,8 +109,10 @@ _list = triton_launcher(list_kernel)
 
 
 def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
-    """Write the tap bits of each row, the order of the rows, and the pairs of each tap with their ends. The order is
-    stable, by the rank of the bits as a Gray code. This is ``postprocess.masked_gemm_signals`` on CUDA.
+    """Write the bits of each row to ``codes``, one for each column of the neighbour ``table`` with a neighbour. Write
+    the row numbers sorted by the rank of these bits as a Gray code to ``order``, stably. Write the (input, output)
+    pairs of each column to ``inputs`` and ``outputs``, and where they begin and end to ``ends``. This is
+    ``postprocess.masked_gemm_signals`` on CUDA.
     """
     status.word(table.device)
     n, v = table.shape
@@ -131,8 +135,9 @@ def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, 
 
 
 def launch_kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor) -> None:
-    """Write the taps that any row of each block of ``block`` rows hits to ``taps``, and where those of each block end
-    to ``ends``. This is ``postprocess.masked_gemm_kernels`` on CUDA.
+    """Write the bits that any code in each block of ``block`` rows has set to ``taps``, as bit numbers, and where those
+    of each block begin and end to ``ends``. The rows are taken in the order ``index``. This is
+    ``postprocess.masked_gemm_kernels`` on CUDA.
     """
     word, n, blocks = status.word(codes.device), codes.shape[0], ends.shape[0] - 1
     ends.zero_()

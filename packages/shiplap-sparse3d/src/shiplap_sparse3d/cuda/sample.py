@@ -99,8 +99,9 @@ def sum_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write the sum over its corners of a feature row times a weight, for each query, to ``out [queries, channels]``.
-    Invalid indices are reported in a status word, from which the host raises ``SL211`` later.
+    """Write the sum of ``weights[q, j] * feats[indices[q, j]]`` over ``j`` for each query ``q`` to ``out [queries,
+    channels]``. An index of -1 adds nothing. Invalid indices are reported in a status word, from which the host raises
+    ``SL211`` later.
     """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -134,8 +135,9 @@ def grad_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write the gradient of a row's features to ``out[r]``. It is the weighted sum of the gradients at
-    ``entries[starts[r] : starts[r + 1]]``, in this order.
+    """Write the gradient of the features in each row ``r`` to ``out[r]``. It is the sum of ``weights[e] * grad[e //
+    corners]`` over the numbers ``e`` in ``entries[starts[r] : starts[r + 1]]``, added in this order. They are the
+    positions of ``r`` in the flat indices.
     """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -212,8 +214,8 @@ def _sum_tile(channels: int) -> tuple[int, int]:
 
 
 def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Write the weighted sum of the rows ``indices`` of ``feats`` for each query to ``out``. This is
-    ``grid_sample.indice_weighted_sum`` on CUDA.
+    """Write the sum of ``weights[q, j] * feats[indices[q, j]]`` over ``j`` for each query ``q`` to ``out``. An index of
+    -1 adds nothing. This is ``grid_sample.indice_weighted_sum`` on CUDA.
     """
     word, (queries, corners), channels = status.word(feats.device), indices.shape, feats.shape[1]
     if not out.numel():
@@ -237,8 +239,8 @@ def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -
 
 
 def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, out: Tensor) -> None:
-    """Write the gradient of the weighted sum with respect to its ``rows`` features to ``out``, added in a fixed order.
-    This is ``grid_sample.indice_weighted_sum_grad`` on CUDA.
+    """Write the gradient of the weighted sum with respect to its features, of ``rows`` rows, to ``out``. Terms are
+    added in a fixed order. This is ``grid_sample.indice_weighted_sum_grad`` on CUDA.
     """
     word, count, corners = status.word(grad.device), indices.numel(), indices.shape[1]
     if not out.numel() or not count:

@@ -26,7 +26,7 @@ NO_ROW = tl.constexpr(0x7FFFFFFF)
 @triton.jit
 def _program_part(parts, c, CHANNELS: tl.constexpr):
     """Return the part, the scene and the channels of this program, and a mask of the channels below ``c``. A part is a
-    run of rows that is pooled separately.
+    run of successive rows that is pooled separately, and there are ``parts`` of them.
     """
     pid = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -36,7 +36,7 @@ def _program_part(parts, c, CHANNELS: tl.constexpr):
 @triton.jit
 def _scene_members(coords, row, end, scene, scenes, coords_row, status, code):
     """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers below -1, and those from
-    ``scenes`` on, are reported in a status word. The host raises ``SL211`` from it later.
+    ``scenes`` on, are reported in a status word, from which the host raises ``SL211`` later.
     """
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
     report_row(status, code, row, (b < -1) | (b >= scenes))
@@ -62,8 +62,8 @@ def global_max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the first row of this part with the largest value of the scene to ``partial[part, scene, c]``, or -1. A
-    part is a run of rows.
+    """Write the number of the row with the largest value to ``partial[part, scene, c]`` for each channel, or -1 if no
+    row of the part belongs to the scene. Of equal values the first row is taken. A part is a run of successive rows.
     """
     part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
@@ -93,7 +93,7 @@ def global_max_finish(
     feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
     """Write the maximum of each scene over all parts to ``out [scenes, c]``, or 0 for a scene without rows. Write the
-    row that it comes from to ``rows``, or -1. A part is a run of rows.
+    number of the row that it comes from to ``rows``, or -1. A part is a run of successive rows.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     best = make_accumulator(1, CHANNELS, WIDE)
@@ -128,8 +128,8 @@ def global_sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the sums of this part of the rows to ``partial[part, scene, c]``, and its numbers of rows to ``counts[part,
-    scene]``.
+    """Write the sum of the rows of one scene in one part to ``partial[part, scene, c]``, and the number of these rows
+    to ``counts[part, scene]``. A part is a run of successive rows.
     """
     part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
@@ -153,8 +153,8 @@ def global_sum_kernel(
 def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write the sum over all parts to ``out [scenes, c]``. If ``AVERAGE`` is true, write the mean over the rows of the
-    scene instead. Without rows the result is 0.
+    """Write the sum of the rows of each scene to ``out [scenes, c]``, added over the sums ``partial`` of all parts
+    (runs of successive rows). If ``AVERAGE`` is true, write the mean instead. A scene without rows gets 0.
     """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     total = make_accumulator(1, CHANNELS, WIDE)
@@ -173,8 +173,8 @@ _finish_max, _finish_sum = triton_launcher(global_max_finish), triton_launcher(g
 
 
 def _split_rows(n: int) -> tuple[int, int]:
-    """Return the number of parts into which ``n`` rows are cut for a pooling over scenes, and the number of rows in
-    each part.
+    """Return the number of parts (runs of successive rows) into which ``n`` rows are cut for a pooling over scenes, and
+    the number of rows in each part.
     """
     parts = min(triton.cdiv(n, PART), PARTS)
     return parts, triton.cdiv(n, parts) if parts else 0
@@ -183,8 +183,9 @@ def _split_rows(n: int) -> tuple[int, int]:
 def global_max_pool(
     feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
 ) -> None:
-    """Write the maximum over each of ``batch_size`` scenes to ``out``. Write the row that it comes from to ``rows``, or
-    -1 for a scene without voxels. This is ``pooling.global_max_pool`` on CUDA.
+    """Write the maximum over the rows of each of ``batch_size`` scenes to ``out``, channel by channel. Write the number
+    of the row that each maximum comes from to ``rows``, or -1 for a scene without voxels. This is
+    ``pooling.global_max_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
     if not out.numel():
@@ -217,8 +218,8 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Write the sum over each of ``batch_size`` scenes to ``out``, or the mean if ``average`` is true. This is
-    ``pooling.global_sum_pool`` on CUDA.
+    """Write the sum over the rows of each of ``batch_size`` scenes to ``out``, or the mean if ``average`` is true. This
+    is ``pooling.global_sum_pool`` on CUDA.
     """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
     if not out.numel():

@@ -35,8 +35,9 @@ MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 
 @triton.jit
 def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
-    """Return the input rows ``[rows, taps]`` in the table for these rows under the taps of a part (a group of ``SIZE``
-    taps). Return also a number with a bit for each hit, and a mask of the elements that lie inside the table.
+    """Return the numbers ``[rows, taps]`` of the neighbour table in the rows ``row`` and the columns of a part (a group
+    of ``SIZE`` taps). Return also an integer with a bit for each number that is not -1, and a mask of the elements that
+    lie inside the table.
     """
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
@@ -47,8 +48,9 @@ def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def _sort_key(hits, SIZE: tl.constexpr):
-    """Return the sort key of the tap bits ``hits``. Ascending keys are descending ranks of a Gray code. Neighbours in
-    the order then hit similar taps, and rows without a hit come last.
+    """Return the sort key of the bits ``hits``, one for each column of the neighbour table in which a row has a
+    neighbour. Ascending keys are descending ranks of a Gray code. Rows that are near each other in this order have
+    neighbours in similar columns, and rows without a neighbour come last.
     """
     rank = hits ^ (hits >> 1)  # the prefix XOR that undoes a Gray code
     rank ^= rank >> 2
@@ -87,12 +89,12 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Store the sort keys of rows with the tap bits ``hits`` (a bit for each tap with a neighbour), and count the keys
-    for the sort that follows.
+    """Store the sort keys of rows with the bits ``hits``, one for each column with a neighbour, and count the keys for
+    the sort that follows.
 
     If ``PAGE`` is not 0, a first digit of the keys is counted in pages of ``PAGE`` rows. Otherwise, if ``BINS`` is not
-    0, the keys are counted in tiles of rows and the masks are cleared. If both are 0, a key includes the part and the
-    run.
+    0, the keys are counted in tiles of rows and the masks are cleared. If both are 0, a key includes the number of the
+    part (group of columns) and that of the run of rows.
     """
     key, place = _sort_key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
@@ -135,8 +137,8 @@ def key_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the sort keys of a tile of rows under one part, and count them for the sort that follows. A part is a group
-    of taps that is sorted separately.
+    """Write the sort keys of ``ROWS`` rows for one part, and count them for the sort that follows. A part is a group of
+    ``SIZE`` columns of the neighbour ``table`` that is sorted separately.
     """
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
@@ -156,8 +158,11 @@ def alone_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Sort all rows of a part in one program, ``ROWS`` at a time. Write the table in that order, the order, and the
-    taps that each block of rows hits. A part is a group of taps that is sorted separately.
+    """Sort all rows of one part of the neighbour ``table`` in one program, ``ROWS`` at a time. A part is a group of
+    ``SIZE`` columns that is sorted separately.
+
+    Write the sorted rows to ``columns``, the row at each place to ``order``, and the columns in which any row of each
+    block of 64 has a neighbour to ``masks``.
     """
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
@@ -194,8 +199,8 @@ def alone_kernel(
 def scan_kernel(
     counts: tl.int64, totals: tl.int64, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr
 ):
-    """Replace the histogram of each tile by the counts of the tiles before it. Write the sums over all tiles to
-    ``totals``.
+    """Replace the histogram of the keys of each tile (128 rows) by the sum of the histograms of the tiles before it.
+    Write the sum over all tiles to ``totals``.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -229,8 +234,11 @@ def place_kernel(
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write the table rows of a tile to their positions in the sorted order, which are behind smaller keys and behind
-    earlier equal keys. Write the order and the taps that each block hits, too.
+    """Write the rows of one tile (128 rows) of the neighbour ``table`` to their places in the sorted order. These are
+    behind all rows with smaller keys and behind earlier rows with equal keys.
+
+    Write the row at each place to ``order``, and the columns in which any row of each block of 64 has a neighbour to
+    ``masks``.
     """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
@@ -259,9 +267,9 @@ def place_kernel(
 
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
-    """Return the rows at the positions ``place`` in the sorted order of a part (a group of taps that is sorted
-    separately). If ``ORDERED`` is true, they are read from ``order``. Otherwise they are read from ``sorted_rows``, the
-    result of torch's sort, and written to ``order`` as int32.
+    """Return the rows at the positions ``place`` in the sorted order of a part (a group of the neighbour table's
+    columns that is sorted separately). If ``ORDERED`` is true, they are read from ``order``. Otherwise they are read
+    from ``sorted_rows``, the result of torch's sort, and written to ``order`` as int32.
     """
     first = part.to(tl.int64) * m
     if ORDERED:
@@ -287,8 +295,9 @@ def gather_kernel(
     TAPS: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the input rows of 64 sorted rows of a part to ``columns``, and the taps that any of them hits to ``masks``.
-    If ``ORDERED`` is false, write their order as int32. A part is a group of taps that is sorted separately.
+    """Write a block of 64 sorted rows of the neighbour ``table`` to ``columns``, for one part (a group of columns that
+    is sorted separately). Write the columns in which any of these rows has a neighbour to ``masks``. If ``ORDERED`` is
+    false, write the order of the rows to ``order`` as int32.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
@@ -303,12 +312,14 @@ def gather_kernel(
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the launch values of the sort of one neighbour table, as expressions by name that each call computes.
+    """Return the values that a launch program (a sequence of kernel launches) computes in each call for the sort of one
+    neighbour table, as expressions by name.
 
-    ``size`` is the number of taps of a part, and ``runs`` the number of its runs of rows. ``alone``, ``counted``,
-    ``ranked`` and ``digits`` say which way of sorting is taken. ``key`` is the number of bits of a key, or 0. ``bins``
-    is the number of counts in each of the ``lines`` of all histograms, or 0. ``zeros`` is the number of bytes of the
-    histograms, which start as zeros. ``counts``, ``totals`` and ``keys`` are offsets in the workspace.
+    ``size`` is the number of columns of a part (a group that is sorted separately), and ``runs`` the number of its runs
+    of rows. ``alone``, ``counted``, ``ranked`` and ``digits`` are 1 if the sort of this name is used. ``key`` is the
+    number of bits of a key, or 0. ``bins`` is the number of counts in each of the ``lines`` of all histograms, or 0.
+    ``zeros`` is the number of bytes of the histograms, which start as zeros. ``counts``, ``totals`` and ``keys`` are
+    offsets in the workspace.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"
@@ -336,15 +347,15 @@ def sort_numbers(sort: TableSort) -> dict[str, str]:
 
 
 def scratch_bytes(rows: str, parts: str) -> str:
-    """Return an expression for the largest number of bytes that any sort of ``rows`` rows in ``parts`` parts needs. It
-    is rounded up to whole 64-bit words, since keys may follow.
+    """Return an expression for the largest number of bytes that any sort of ``rows`` rows in ``parts`` parts (groups of
+    columns) needs. It is rounded up to whole 64-bit words, since keys may follow.
     """
     return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
 
 def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that clear the counts of a sort and write
-    the keys of its table's rows.
+    the keys of the rows of its neighbour table.
     """
     p, rows = sort.prefix, f"max(64, 2048 // {sort.prefix}taps)"
     return program.fill(f"{p}counts", f"{p}zeros", when=f"{p}zeros > 0").then(
@@ -369,8 +380,9 @@ def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
 
 
 def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that sort a table whose keys exist. They
-    write its sorted columns, the order and the masks of each block.
+    """Return ``program``, a sequence of kernel launches, plus the launches that sort a neighbour table whose keys
+    exist. They write its sorted columns, the order of its rows, and for each block of 64 rows a mask of the columns in
+    which any row has a neighbour.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}
@@ -418,8 +430,8 @@ SORT_TABLE = add_row_sort(add_sort_keys(launch_program(values=sort_numbers(_TABL
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])
 def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
-    """Write to ``blocks[tap]`` the blocks of sorted rows in which a row has a neighbour under the tap, followed by
-    zeros. Write the number of such blocks to ``counts``.
+    """Write to ``blocks[tap]`` the numbers of the blocks of 64 sorted rows in which any row has a neighbour in column
+    ``tap`` of the neighbour table, followed by zeros. Write how many these are to ``counts[tap]``.
     """
     tap, before = tl.program_id(0), 0
     part, bit = tap // size, tl.minimum(tap % size, 31)

@@ -8,11 +8,13 @@ __all__ = ["TableSort"]
 
 
 class TableSort(NamedTuple):
-    """The sort of one table in a launch program. The names of the program's values about it begin with ``prefix``.
+    """The sort of one neighbour table in a launch program, a sequence of kernel launches. The names of the program's
+    values for it begin with ``prefix``.
 
     Attributes:
-        rows, parts: the numbers of rows and of parts, as expressions. The table has ``k`` taps.
-        table: a tensor, or the offset of the table in the workspace.
+        rows, parts: expressions for the numbers of rows and of parts (groups of columns that are sorted separately).
+            The table has ``k`` columns.
+        table: the name of a tensor, or the dtype and the workspace offset of the table.
         scratch: the workspace offset of the memory of the sort.
         outputs: the suffix of the names of the outputs.
         tableless: an expression that is 1 if there is no table. A ranked sort then ends with the order of the rows.

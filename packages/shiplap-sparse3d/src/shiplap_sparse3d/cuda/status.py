@@ -14,15 +14,15 @@ word, poll = ERRORS.word, ERRORS.poll
 
 
 def code_of(op: str, message: str) -> int:
-    """Return the number under which a kernel reports the error ``message`` of ``op``. The status word is ``code <<
-    ROW_BITS | row``.
+    """Return the number by which a kernel reports the error ``message`` of ``op``. The kernel writes the status word
+    ``code << ROW_BITS | row``, from which the host raises the error later.
     """
     return ERRORS.code(f"sparse3d::{op}", message)
 
 
 def synchronize(device: torch.device | str | None = None) -> None:
-    """Wait for ``device`` (by default the current CUDA device), and raise the errors that sparse3d kernels have
-    reported on it. For a device that is not a GPU, do nothing.
+    """Wait for ``device`` (by default the current CUDA device), and raise an error that a kernel of sparse3d has
+    reported on it, if there is one. For a device that is not a GPU, do nothing.
 
     Raises:
         ArgumentError: ``SL211``, naming the op and the row.

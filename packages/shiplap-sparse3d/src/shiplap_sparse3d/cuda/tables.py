@@ -53,8 +53,8 @@ def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
     neighbour table of a submanifold convolution.
 
     Up to ``near`` voxels are compared with each other. With more than ``hashed`` voxels, bricks (4 x 4 x 4 cells with
-    one bit each) replace the unsorted table (``bricks.py``). If each brick has a word, that begins with more than
-    ``dense`` voxels.
+    one bit each) replace the unsorted table. If every brick of the grid can have a word of memory, they do so with more
+    than ``dense`` voxels.
     """
     table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
     sorting = sort.TableSort("", "n", "parts", table, HASHED, tableless="bricks")
@@ -77,9 +77,9 @@ SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
 def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_twice, BLOCK: tl.constexpr):
-    """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. Of two such j the larger one remains, and
-    the row is reported as a duplicate. Numbers below -1, and those from ``rows`` on, are reported, too. The reports go
-    to a status word, from which the host raises ``SL211`` later.
+    """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. If several ``j`` have one place, the
+    largest remains, and the row is reported as a duplicate. Numbers below -1, and those from ``rows`` on, are reported,
+    too. The reports go to a status word, from which the host raises ``SL211`` later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(table + at, mask=at < entries, other=-1)
@@ -99,8 +99,8 @@ def nothing_kernel(out, size, BLOCK: tl.constexpr):
 
 
 def _add_transpose(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launch that transposes a table of ``m`` rows. The
-    transpose is written into a table filled with -1.
+    """Return ``program``, a sequence of kernel launches, plus the launch that transposes a neighbour table of ``m``
+    rows. The transpose is written into a table that must be filled with -1.
 
     The launch runs in calls where the expression ``when`` is 1, or always if that is empty. ``twice`` is the error
     message for duplicates. ``of`` has further options of the launch.

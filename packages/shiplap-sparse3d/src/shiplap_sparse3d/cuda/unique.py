@@ -26,8 +26,9 @@ def _column_extent(low, high, axis: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
-    """Write a key for each row of ``coords``, in the lexicographic order of the rows. Write 1 to ``wide`` if the
-    columns span more cells than keys of 63 bits can count, and 0 otherwise.
+    """Write a key for each row of ``coords`` to ``keys``, in the lexicographic order of the rows. Write 1 to ``wide``
+    if the columns span more cells than keys of 63 bits can count, and 0 otherwise. ``low`` and ``high`` are the extrema
+    of the columns.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -49,7 +50,7 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def first_kernel(keys, first, n, BLOCK: tl.constexpr):
-    """Write 1 to ``first`` where a sorted key differs from the key before it, and 0 elsewhere."""
+    """Write 1 to ``first`` at the first of equal ones among the sorted ``keys``, and 0 elsewhere."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < n, other=0)
     before = tl.load(keys + at - 1, mask=(at > 0) & (at < n), other=0)
@@ -58,8 +59,11 @@ def first_kernel(keys, first, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def group_kernel(coords, rows, groups, unique, inverse, counts, n, BLOCK: tl.constexpr):
-    """Write the distinct rows, the ``inverse`` (the distinct row of each input), and the number of inputs of each.
-    ``groups`` holds one more than the number of the distinct row of each sorted input. ``counts`` must start as zeros.
+    """Write the distinct rows to ``unique``, the number of the distinct row of each input to ``inverse``, and the
+    number of inputs of each distinct row to ``counts``, which must be zeros before.
+
+    ``rows`` are the inputs in sorted order. ``groups`` holds the number of the distinct row of each sorted input, plus
+    1.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < n
@@ -128,8 +132,9 @@ def mean_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the mean of the rows of ``feats`` in one segment to ``out``. ``rows`` is the order of the rows by segment.
-    Segment numbers outside the output are reported in a status word, from which the host raises ``SL211`` later.
+    """Write the mean of the rows of ``feats`` in each segment (the rows with one index) to ``out``. ``rows`` is the
+    order of the rows by segment, and ``starts`` is where each segment begins in it. Segment numbers outside the output
+    are reported in a status word, from which the host raises ``SL211`` later.
     """
     segment = tl.program_id(0)
     # The index is sorted, so a number out of range is at one of its ends.
@@ -154,8 +159,8 @@ _mean = triton_launcher(mean_kernel)
 
 
 def segment_mean(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
-    """Write the mean of the rows of each segment to ``out``. This is ``ops.segment_mean`` on CUDA. Rows are sorted by
-    segment and added in order, so sums do not vary.
+    """Write the mean of the rows of each segment (the rows with one ``index``) to ``out``. Rows are sorted by segment
+    and added in order, so sums are the same in each run. This is ``ops.segment_mean`` on CUDA.
     """
     word, (n, c), m = status.word(feats.device), feats.shape, counts.shape[0]
     if not n:

@@ -21,8 +21,8 @@ _BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres: plain numbers, fitted to
 
 
 def predict_by_height(scan: Scan) -> Tensor:
-    """Return the prediction of a plain rule to compare the network with, ``bool [p]``. A point is ground if it is less
-    than 0.8 m above the lowest point of its 12 m cell.
+    """Return the prediction of a simple rule to compare the network with, ``bool [p]``. A point is ground if it is less
+    than 0.8 m above the lowest point of its cell, a square of 12 m.
     """
     cell = (scan.xyz[:, :2] / _BASELINE_CELL).long()
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
@@ -31,12 +31,12 @@ def predict_by_height(scan: Scan) -> Tensor:
 
 
 def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
-    """Return the logits ``[w]`` that the network ``forward`` gives the points that the mask ``wanted`` selects. These
-    points must form a strip along x. ``look`` scales the features of points, and ``levels`` is the number of levels of
-    the network.
+    """Return the logits ``[w]`` of being ground that the network ``forward`` computes for the points that the mask
+    ``wanted`` selects. These points must form a strip along x. ``look`` scales the features of points, and ``levels``
+    is the number of levels of the network.
 
-    The strip is one tile, with 50 m of context on either side. Only positions of points are used from there, never
-    their labels.
+    The strip is one tile, with 50 m of context on either side. Of the points in the context only the positions are
+    used, and never the labels.
     """
     x = scan.xyz[:, 0]
     near = (x >= x[wanted].min() - MARGIN) & (x <= x[wanted].max() + MARGIN)
@@ -47,8 +47,8 @@ def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: T
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The times of a training step (forward and backward, without tables) on one tile, in milliseconds. ``compiled_ms``
-    and ``eager_ms`` are the medians of ``runs`` steps with and without ``torch.compile``.
+    """The times of one training step (forward and backward, without the building of neighbour tables) on one tile, in
+    milliseconds. ``compiled_ms`` and ``eager_ms`` are the medians of ``runs`` steps with and without ``torch.compile``.
     """
 
     compiled_ms: float
@@ -57,9 +57,9 @@ class StepTimes:
 
 
 def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs: int) -> StepTimes:
-    """Return the median times in ms of ``runs`` training steps of the network, eager and compiled, on the same
-    ``tile``. ``net`` is the eager network, and ``compiled`` the compiled one. Eager and compiled steps alternate, so
-    that other load on the machine slows both alike.
+    """Return the median times in ms of ``runs`` training steps on ``tile``, for the eager network ``net`` and the
+    compiled one ``compiled``. Eager and compiled steps alternate, so that other load on the machine slows both in equal
+    measure.
     """
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
     # The first run of each compiles or fills caches, and is not timed.
@@ -72,7 +72,9 @@ def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs
 
 
 def _time_step(forward: Forward, tile: TrainingTile) -> float:
-    """Return the time in ms of one forward and backward pass on ``tile``, including the wait for a GPU."""
+    """Return the time in ms of one forward and one backward pass on ``tile``. For a tile on a GPU, the time includes
+    waiting for the GPU to finish.
+    """
     synchronize: Callable[[], None] = torch.cuda.synchronize if tile.ground.is_cuda else (lambda: None)
     synchronize()
     start = time.perf_counter()

@@ -29,15 +29,16 @@ _FAR = 1e4  # metres: above any terrain
 
 def point_spacing(xyz: Tensor) -> float:
     """Return the mean distance of neighbouring points in metres, as if the points ``xyz`` lay on a square grid. It is
-    computed from the number of points in the 5 m squares that have any, and is at most 5 m.
+    computed from the number of points in those 5 m squares that contain any, and is at most 5 m.
     """
     squares = (xyz[:, :2] / 5).floor().long().unique(dim=0)
     return (25 * len(squares) / max(1, len(xyz))) ** 0.5
 
 
 def describe_points(xyz: Tensor, step: float) -> Tensor:
-    """Return the features from which the network learns, ``[p, FEATURES]`` for points ``[p, 3]``. They describe heights
-    above the ground and above neighbouring points. ``step`` is the spacing of the points in metres.
+    """Return the features from which the network learns, ``[p, FEATURES]``, for the points ``xyz [p, 3]``. They
+    describe heights above the ground and above neighbouring points. ``step`` is the mean distance of the points in
+    metres.
 
     Heights are in square roots of metres, with their sign, since ten centimetres matter only near the ground.
     """
@@ -46,8 +47,8 @@ def describe_points(xyz: Tensor, step: float) -> Tensor:
 
 
 def ground_surfaces(xyz: Tensor, step: float) -> Tensor:
-    """Return the height of each point above three surfaces for each of ``r`` radii, ``[p, 3 r]`` in metres. ``step`` is
-    the spacing of the points in metres.
+    """Return the height of each point above three surfaces for each of ``r`` radii (``_RADII``), ``[p, 3 r]`` in
+    metres. ``step`` is the mean distance of the points in metres.
 
     The surfaces are the erosion, the opening, and the mean of the opening. The erosion is the lowest point within the
     radius. The opening is the highest erosion within the radius. On a slope the erosion lies below the ground, and the
@@ -117,8 +118,8 @@ def _square_sum(values: Tensor, radius: int) -> Tensor:
 
 
 def _neighbour_features(xyz: Tensor, step: float) -> Tensor:
-    """Return features of the heights and distances of each point's nearest neighbours in the plane, ``[p, n]``. They
-    are shares, quantiles, deviations and slopes. ``step`` is the spacing in metres.
+    """Return features of the heights and distances of each point's nearest neighbours in the horizontal plane, ``[p,
+    n]``. They are shares, quantiles, deviations and slopes. ``step`` is the mean distance of the points in metres.
     """
     rise, distance = nearest_points(xyz, _NEIGHBOURS[-1], step)
     told = []
@@ -134,11 +135,12 @@ def _neighbour_features(xyz: Tensor, step: float) -> Tensor:
 
 
 def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
-    """Return the height differences (neighbour minus point) and the horizontal distances of the ``count`` nearest other
-    points in the plane. Both are ``[p, count]`` in metres. ``step`` is the spacing in metres.
+    """Return the height differences (neighbour minus point) to the ``count`` nearest other points in the horizontal
+    plane, and the horizontal distances to them. Both are ``[p, count]`` in metres. ``step`` is the mean distance of the
+    points in metres.
 
-    A neighbour farther away than five spacings may be missed. It counts as a neighbour at that distance with the height
-    difference 0.
+    A neighbour that is farther away than five times ``step`` can be missed. It counts as a neighbour at that distance
+    with the height difference 0.
     """
     rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
     for rows, near in _square_blocks(xyz[:, :2], step):
@@ -155,8 +157,9 @@ def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor
 
 
 def _square_blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of index tensors. The first has at most 2,048 points of one square block. The second has all points
-    in that block and in the margin around it. All first tensors together contain each point once.
+    """Yield pairs of index tensors of the points ``xy``, which are divided into square blocks. The first tensor has at
+    most 2,048 points of one block. The second has all points in that block and in the margin around it. All first
+    tensors together contain each point once. ``step`` is the mean distance of the points in metres.
     """
     place = ((xy - xy.amin(0)) / (_BLOCK * step)).long()
     block = place[:, 0] * (int(place[:, 1].max()) + 1) + place[:, 1]

@@ -32,13 +32,13 @@ class ConvNormLayer(nn.Module):
         nn.init.normal_(conv.weight, std=2 / math.sqrt(conv.weight[0].numel()))
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return ``relu(norm(conv(x)))`` as a sparse tensor on the voxels of the convolution's output."""
+        """Return ``relu(norm(conv(x)))`` as a sparse tensor on the output voxels of ``conv``."""
         x = self.conv(x)
         return x.replace(torch.relu(self.norm(x.feats)))
 
 
 class GroundNet(nn.Module):
-    """A network that gives each point a logit of being ground.
+    """A network that computes a logit of being ground for each point.
 
     Args:
         channels: the width of every level. With one width the layers share their compiled kernels.
@@ -65,8 +65,9 @@ class GroundNet(nn.Module):
         self.logit = nn.Linear(2 * c, 1, bias=False)
 
     def forward(self, voxels: SparseTensor, points: Tensor, inverse: Tensor) -> Tensor:
-        """Return a logit for each point, ``[p]``. It is computed from the point's own features ``points`` and from
-        those that the U-Net gives its voxel. ``inverse`` holds the row of the voxel of each point.
+        """Return a logit of being ground for each point, ``[p]``. It is computed from the point's own features
+        ``points`` and from the features that the U-Net computes for its voxel. ``inverse`` holds the row of each
+        point's voxel.
         """
         x, skips = self.encoder[0](self.stem(voxels.replace(self.of_features(voxels.feats)))), []
         for down, encode in zip(self.down, self.encoder[1:], strict=True):

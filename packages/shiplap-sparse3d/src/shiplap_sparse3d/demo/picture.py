@@ -23,9 +23,8 @@ _SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a ro
 
 
 def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
-    """Return a PNG, 1,000 pixels wide, of the scan from above. Its panels show the heights, the true classes and the
-    predicted ones, with a line to the left of the held-out points. If the scan is about as deep as wide, the three
-    panels stand in a row.
+    """Return a picture of the scan from above as a PNG, 1,000 pixels wide. Its three panels show the heights, the true
+    classes and the predicted ones, with a line to the left of the held-out points.
 
     Args:
         scan: all points.
@@ -60,8 +59,9 @@ def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -
 
 
 def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
-    """Add three panels to ``figure``, set its size, and return the axes for heights, truth and prediction. Two small
-    panels stand above a wide one. For a scan that is about as deep as wide, the three stand in a row.
+    """Add three panels to ``figure``, set its size, and return the panels for heights, truth and prediction as
+    matplotlib's ``Axes``. The first two are small and stand above the third, which is wide. For a scan that is about as
+    deep as wide, the three stand in a row.
 
     The positions of the panels are computed here. A metre is as long in y as in x, so the sizes are known. The layouts
     of matplotlib cut labels off at a fixed aspect.
@@ -95,7 +95,7 @@ def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
 
 def _draw_heights(ax: Axes, scan: Scan) -> None:
     """Draw the points of ``scan`` from above into ``ax``, coloured by height, with a colour bar. Colours span the lower
-    90 % of the heights. If they spanned tree tops as well, no wall or slope would be visible.
+    90 % of the heights. If they spanned the tops of trees as well, walls and slopes would not be visible.
     """
     # Higher points are drawn later, on top of lower ones, as seen from above.
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
@@ -108,8 +108,8 @@ def _draw_heights(ax: Axes, scan: Scan) -> None:
 
 
 def _draw_classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: float) -> None:
-    """Draw the points of each group (name, colour, mask of points) into ``ax`` in its colour, with dots of ``size``.
-    Add a legend with the number of points of each group.
+    """Draw the points of each of ``groups`` (name, colour, mask of points) into ``ax`` in the group's colour, with dots
+    of area ``size``. Add a legend with the number of points of each group.
     """
     for name, colour, mask in groups:
         x, y, _ = scan.xyz[mask].T.numpy()
@@ -121,7 +121,7 @@ def _draw_classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], s
 
 
 def _name_sides(ax: Axes, border: float) -> None:
-    """Write "trained on" to the left and "held out" to the right of the line at x = ``border``."""
+    """Write "trained on" to the left and "held out" to the right of the vertical line at x = ``border`` in ``ax``."""
     for text, side, shift in (("trained on", "right", -6), ("held out", "left", 6)):
         arrow = f"← {text}" if side == "right" else f"{text} →"
         ax.annotate(

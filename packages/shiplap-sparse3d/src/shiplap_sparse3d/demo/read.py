@@ -30,8 +30,8 @@ def load_shipped_scan() -> Scan:
 
 
 def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
-    """Return the last returns in the file ``path``, without noise, with coordinates in metres from their minimum.
-    Points of ``classes`` are ground.
+    """Return the points of the last returns in the file ``path``, without noise, in metres from their lowest
+    coordinates. A point is ground if its class is one of ``classes``.
 
     Args:
         path: a LAS, LAZ or COPC file.
@@ -80,8 +80,8 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
 
 
 def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> None:
-    """Raise ``SL826`` if all points of a scan, or none, have one of the ``classes`` that count as ground. ``code``
-    holds the class code of each point.
+    """Raise ``SL826`` if all points of the scan ``path``, or none, have one of ``classes``, the class codes that count
+    as ground. ``code`` holds the class code of each point.
     """
     present, counts = np.unique(code, return_counts=True)
     listed = (
@@ -96,7 +96,7 @@ def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> No
 
 
 def _unfit_scan_error(path: Path, got: str, expected: str) -> ShiplapError:
-    """Return the error ``SL826`` for the scan ``path``, from which the demonstration cannot learn. In the error's text,
-    ``got`` is what the scan contains, and ``expected`` is what it should contain.
+    """Return the error ``SL826`` for the scan ``path``, from which the demonstration cannot learn. In the error's
+    message, ``got`` is what the scan contains, and ``expected`` is what it should contain.
     """
     return error("SL826", where=str(path), got=got, expected=expected)

@@ -21,7 +21,7 @@ VERDICTS = (
 
 
 def headline_rows(result: DemoResult) -> list[tuple[str, str, str]]:
-    """Return ``(label, value, note)`` as text for each main number of ``result``, for the terminal and the HTML
+    """Return ``(label, value, note)`` as strings for each main number of ``result``, for the terminal and the HTML
     report.
     """
     r = result
@@ -45,7 +45,7 @@ def headline_rows(result: DemoResult) -> list[tuple[str, str, str]]:
 
 
 def render_demo_report(result: DemoResult, image: bytes) -> str:
-    """Return the report as one HTML page. ``image`` is a PNG, which the page contains."""
+    """Return the report of ``result`` as the source of one HTML page. ``image`` is a PNG, which the page contains."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("shiplap_sparse3d.demo"), undefined=StrictUndefined, autoescape=True)
@@ -66,8 +66,9 @@ def render_demo_report(result: DemoResult, image: bytes) -> str:
 
 
 def _chart(losses: Sequence[float]) -> dict[str, Any]:
-    """Return the values from which the template draws the loss curve. They are the points of an SVG polyline, its box,
-    and the labels along both axes with their positions.
+    """Return the values from which the template draws the curve of ``losses``, one for each training step. ``points``
+    is the string for an SVG polyline, and ``box`` is the plot's left, top, width and height. ``loss`` and ``step`` hold
+    a label and its position for each mark of the two axes.
     """
     # A single step has no distance to the next one.
     top, last = _round_up(max(losses)), max(1, len(losses) - 1)
@@ -82,8 +83,8 @@ def _chart(losses: Sequence[float]) -> dict[str, Any]:
 
 
 def _round_up(value: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``value``. Return 1 if ``value`` is not
-    positive.
+    """Return the smallest number that is at least ``value`` and is 1, 2 or 5 times a power of ten. Return 1 if
+    ``value`` is not positive.
     """
     if value <= 0:
         return 1.0

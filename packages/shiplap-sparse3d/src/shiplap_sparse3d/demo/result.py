@@ -11,17 +11,17 @@ __all__ = ["AuditVerdicts", "DemoResult", "DemoSettings", "FittedRule"]
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The settings of the demonstration that a caller may choose.
+    """The settings of the demonstration that a caller can choose.
 
     Attributes:
-        quick: whether to use a smaller network and fewer steps, which takes a minute.
+        quick: whether to use a smaller network and fewer training steps. A run then takes a minute.
         device: where everything runs, ``"cpu"`` or ``"cuda"``.
         out: folder for the report and the picture, created if absent.
         seed: the seed of weights and tiles.
-        audit: whether to audit the ops that were used.
+        audit: whether to audit the ops that the network uses.
         input: a classified scan for training and evaluation, or None for the packaged one.
-        classes: codes of its classification that count as ground.
-        unit: metres in one unit of its coordinates.
+        classes: the class codes of the scan that count as ground.
+        unit: the length in metres of one unit of the scan's coordinates.
     """
 
     quick: bool = False
@@ -36,8 +36,8 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class AuditVerdicts:
-    """The result of the audit of one op. ``ok``, ``fail`` and ``skip`` are the numbers of checks with this verdict.
-    ``failed`` holds the names of those that failed.
+    """The result of the audit of one op. ``ok``, ``fail``, ``skip`` and ``incomplete`` are the numbers of checks with
+    this verdict. ``failed`` holds the names of the checks that failed.
     """
 
     ok: int
@@ -49,8 +49,9 @@ class AuditVerdicts:
 
 @dataclass(frozen=True)
 class FittedRule:
-    """The best rule of one family of rules with two numbers. ``fitted`` is its IoU (intersection over union) on the
-    training area, and ``iou`` that on the held-out area.
+    """The best rule of one family of rules with two numbers. ``name`` is the family, and ``text`` describes the rule
+    with its numbers. ``fitted`` is its IoU (intersection over union) on the training area, and ``iou`` that on the
+    held-out area.
     """
 
     name: str
@@ -63,7 +64,8 @@ class FittedRule:
 class DemoResult:
     """All measurements of a demonstration, and the paths of its files. Times are in seconds (``_s``) or milliseconds
     (``_ms``). ``iou`` is the intersection over union of ground on the held-out area. ``scan`` is the file that was
-    read, or None for the packaged scan. ``backend`` is that of ``torch.compile``.
+    read, or None for the packaged scan. ``backend`` is that of ``torch.compile``. ``tile_points`` and
+    ``tile_voxels`` are the smallest and the largest number in a tile.
     """
 
     graphs: int
@@ -92,5 +94,7 @@ class DemoResult:
     backend: str = "inductor"
 
     def json(self) -> dict[str, Any]:
-        """Return the result as a dictionary of plain values for JSON."""
+        """Return the result as a dictionary by field name, with dataclasses inside it converted to dictionaries, for
+        JSON.
+        """
         return asdict(self)

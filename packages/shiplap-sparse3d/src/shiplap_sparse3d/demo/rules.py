@@ -31,7 +31,7 @@ _CELL = 2.0  # metres, raster of local minima
 
 
 def over_cell(xyz: Tensor, width: float) -> Tensor:
-    """Return the height of each point above the lowest point of its square cell, ``[p]`` in metres for points ``[p,
+    """Return the height of each point above the lowest point of its square cell, ``[p]`` in metres for points ``xyz [p,
     3]``. ``width`` is the edge of a cell in metres.
     """
     cell = (xyz[:, :2] / width).floor().long()
@@ -45,7 +45,7 @@ def over_cell(xyz: Tensor, width: float) -> Tensor:
 
 def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
     """Return the height of each point above the lowest point within each of ``radii`` (metres), ``[p, len(radii)]`` in
-    metres for points ``[p, 3]``. It is measured on a raster of 2 m cells and is never negative.
+    metres for points ``xyz [p, 3]``. It is measured on a raster of 2 m cells and is never negative.
     """
     cell = ((xyz[:, :2] - xyz[:, :2].amin(0)) / _CELL).long()
     width, height = (cell.amax(0) + 1).tolist()
@@ -56,8 +56,8 @@ def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
 
 
 def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
-    """Return the minimum of ``raster`` (``[1, 1, x, y]``) over a disc of ``radius`` cells around each cell. Each row of
-    the disc takes one pooling along x, shifted along y.
+    """Return the minimum of ``raster`` (``[1, 1, x, y]``) over a disc of ``radius`` cells around each cell, in the same
+    shape. Each row of the disc takes one pooling along x, whose result is shifted along y.
     """
     result = torch.full_like(raster, _FAR)
     height = raster.shape[-1]
@@ -72,8 +72,9 @@ def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
 
 
 def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
-    """Return the best rule of each of two families of formulas that classify a point by its height. A rule is chosen on
-    the points outside the mask ``held``. Its score is the intersection over union with the truth on the points inside.
+    """Return the best rule of each of two families of rules that classify a point by its height. A rule is chosen on
+    the points outside the mask ``held``. Its score is the intersection over union with the truth on the points inside
+    the mask.
     """
     return tuple(
         _best_rule(name, tried, scan, held)
@@ -82,10 +83,11 @@ def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
 
 
 def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> FittedRule:
-    """Return the rule of ``tried`` that fits best, and its score on the points inside the mask ``held``. The best rule
-    has the greatest intersection over union with the truth on the points outside the mask.
+    """Return the best rule of ``tried``, with its score on the points inside the mask ``held``. The best rule has the
+    greatest intersection over union with the truth on the points outside the mask. ``name`` is the name of the family
+    of rules.
 
-    ``tried`` yields the text of a rule and its prediction of ground, ``bool [p]``.
+    ``tried`` yields a description of each rule and the rule's prediction of ground, ``bool [p]``.
     """
     top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:
@@ -96,8 +98,8 @@ def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held:
 
 
 def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the text and the prediction ``bool [p]`` of rules for several heights and widths of cells. A point is
-    ground if it is less than the height above the lowest point of its cell.
+    """Yield a description and the prediction of ground, ``bool [p]``, of one rule for each pair of a width of cells and
+    a height. A rule calls a point ground if it is less than the height above the lowest point of its cell.
     """
     for width in _CELLS:
         height = over_cell(xyz, width)
@@ -106,7 +108,8 @@ def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _slope_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the text and the prediction ``bool [p]`` of rules for several heights and slopes.
+    """Yield a description and the prediction of ground, ``bool [p]``, of one rule for each pair of a height and a
+    slope.
 
     A rule compares the height of a point above the lowest point within each of several distances. The point is ground
     if this height is always less than the rule's height plus its slope times the distance.

@@ -36,11 +36,11 @@ QUICK = TrainingRecipe(steps=100, levels=3)
 
 
 def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
-    """Run the demonstration and return all measurements.
+    """Run the demonstration with ``settings`` and return all its measurements.
 
-    It reads the scan, trains, measures on the held-out area, audits the ops, and writes the picture and the HTML
-    report. Torch uses one thread during the run, and as many as before afterwards. ``progress`` is called at the
-    beginning and the end of each stage. By default nothing is called.
+    The run reads the scan, trains, measures on the held-out area, audits the ops, and writes the picture and the HTML
+    report. Torch uses one thread during the run, and as many as before afterwards. ``progress`` is called with the
+    stage, the steps done, the steps in all and a note. The default does nothing.
     """
     # A tile is a few thousand voxels: work for one core. With two, every small loop ends in a wait for the slower one,
     # and on a busy machine a step of 40 ms takes 1,600 (2 cores, load 7, 2026-11-21).
@@ -54,7 +54,7 @@ def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, to
 
 def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
     """Read the scan, train, evaluate, audit the ops, and write the picture and the report. Return all measurements.
-    ``progress`` is called at the beginning and the end of each stage.
+    ``progress`` is called with the stage, the steps done, the steps in all and a note.
     """
     start = time.perf_counter()
     # The counts of graphs and recompiles are those of this run alone.
@@ -94,8 +94,8 @@ def _collect_result(
     counts: CompileCounts,
     verdicts: dict[str, AuditVerdicts],
 ) -> DemoResult:
-    """Return the result of the demonstration, put together from its parts. ``points`` are the numbers of points in the
-    training area and in the held-out area. ``seconds`` is the time of the whole run.
+    """Return the result of the demonstration, put together from the measurements of its stages. ``points`` holds the
+    numbers of points in the training area and in the held-out area. ``seconds`` is the time of the whole run.
     """
     return DemoResult(
         graphs=counts.graphs,
@@ -126,8 +126,8 @@ def _collect_result(
 
 
 def _write_files(files: dict[Path, bytes]) -> None:
-    """Write each file of ``files`` (path to content), and make its folders. An interrupt may come at any time, but each
-    file has either its old or its new content.
+    """Write each of ``files`` (a mapping from path to content), and create its folder. After an interrupt at any time,
+    each file has either its old or its new content.
     """
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
     try:
@@ -145,8 +145,8 @@ def _write_files(files: dict[Path, bytes]) -> None:
 @dataclass(frozen=True)
 class _HeldOutScores:
     """The results on the held-out area. ``iou`` is the intersection over union of the network, and ``baseline`` that of
-    the plain baseline. ``rules`` are the best rules with two numbers. ``predicted`` is the prediction for all points,
-    and ``points_per_s`` its speed.
+    the rule in ``predict_by_height``. ``points_per_s`` is the speed of the network. ``predicted`` is its prediction for
+    all points, also those of the training area. ``rules`` are the best rules with two numbers.
     """
 
     iou: float
@@ -158,8 +158,8 @@ class _HeldOutScores:
 
 def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: TrainingRecipe) -> _HeldOutScores:
     """Return the scores on the points that the mask ``held`` selects, and the prediction for all points. The scores are
-    those of the trained network, of the plain baseline and of the best rules. The training area is predicted only for
-    the picture.
+    those of the trained network, of the rule in ``predict_by_height`` and of the best rules with two numbers. The
+    training area is predicted only for the picture.
     """
     predicted = torch.empty_like(scan.ground)
     # The held-out strip comes last, so its time remains in ``seconds``.
@@ -179,6 +179,8 @@ def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: T
 
 
 def _describe_environment(device: torch.device) -> str:
-    """Return one line for the report with the GPU or CPU, the versions of torch and Python, and the date."""
+    """Return one line of text for the report, with the name of the GPU or the number of CPU threads, the versions of
+    torch and Python, and the date.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread"
     return f"{name}; torch {torch.__version__}; Python {platform.python_version()}; {time.strftime('%Y-%m-%d')}"

@@ -14,7 +14,7 @@ HELD_OUT = 0.3  # the share of points with the largest x
 
 @dataclass(frozen=True)
 class Scan:
-    """Points of one area.
+    """The points of one area with their ground labels.
 
     Attributes:
         xyz: ``float32 [p, 3]``, metres from the minimum of the whole scan.
@@ -29,13 +29,13 @@ class Scan:
         return self.xyz.shape[0]
 
     def take(self, rows: Tensor) -> Scan:
-        """Return the points selected by ``rows``, a tensor of indices or a boolean mask."""
+        """Return a new scan with the points selected by ``rows``, a tensor of indices or a boolean mask."""
         return Scan(self.xyz[rows], self.ground[rows])
 
 
 def held_out_mask(scan: Scan) -> Tensor:
-    """Return the mask ``bool [p]`` of the held-out points, which are the 30 % with the largest x. The cut is straight,
-    so no tile lies on both sides.
+    """Return the mask ``bool [p]`` of the held-out points, which are the 30 % with the largest x. The boundary is a
+    straight line, so that no tile of the training area contains a held-out point.
     """
     x = scan.xyz[:, 0].double()
     return x >= torch.quantile(x, 1 - HELD_OUT)

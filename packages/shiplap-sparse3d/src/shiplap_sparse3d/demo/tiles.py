@@ -33,12 +33,12 @@ _LIMIT = 4.0  # standard deviations
 
 @dataclass(frozen=True)
 class DescribedArea:
-    """Points of one area with their features, as the network takes them.
+    """The points of one area with their features, as the network takes them.
 
     Attributes:
         scan: positions and labels.
-        features: ``float32 [p, FEATURES]``, standardised.
-        spacing: metres, of the scan that the network was trained on.
+        features: ``float32 [p, FEATURES]``, scaled by :class:`FeatureScaling`.
+        spacing: the mean distance of points, in metres, of the scan that the network was trained on.
     """
 
     scan: Scan
@@ -46,14 +46,15 @@ class DescribedArea:
     spacing: float
 
     def take(self, rows: Tensor) -> DescribedArea:
-        """Return the points and features selected by ``rows``, a tensor of indices or a boolean mask."""
+        """Return a new area with the points and features that ``rows``, indices or a boolean mask, selects."""
         return DescribedArea(self.scan.take(rows), self.features[rows], self.spacing)
 
 
 @dataclass(frozen=True)
 class FeatureScaling:
-    """The scaling of the features of points to mean 0 and deviation 1 in the training area. ``mean`` and ``deviation``
-    hold one number for each feature. ``spacing`` is the distance of the training area's points in metres.
+    """The scaling of the features of points to mean 0 and standard deviation 1 in the training area. ``mean`` and
+    ``deviation`` hold one number for each feature. ``spacing`` is the mean distance of the training area's points in
+    metres.
     """
 
     spacing: float
@@ -62,8 +63,8 @@ class FeatureScaling:
 
     @classmethod
     def of(cls, areas: Sequence[Scan]) -> tuple[FeatureScaling, list[DescribedArea]]:
-        """Return the scaling by which the features of all points of ``areas`` have mean 0 and deviation 1, and these
-        areas with their scaled features. The features of an area depend on its own points only.
+        """Return the scaling with which the features of all points of ``areas`` have mean 0 and standard deviation 1.
+        Return also these areas with their scaled features. The features of an area depend on its own points only.
         """
         step = point_spacing(max(areas, key=len).xyz)
         described = [describe_points(area.xyz, step) for area in areas]
@@ -72,25 +73,25 @@ class FeatureScaling:
         return look, [look._standardise_features(area, told) for area, told in zip(areas, described, strict=True)]
 
     def describe_area(self, scan: Scan) -> DescribedArea:
-        """Return ``scan`` with its scaled features, for :func:`make_tile`. No label is used."""
+        """Return ``scan`` with its scaled features, for :func:`make_tile`. The ground labels are not read."""
         return self._standardise_features(scan, describe_points(scan.xyz, self.spacing))
 
     def _standardise_features(self, scan: Scan, told: Tensor) -> DescribedArea:
-        """Return ``scan`` as an area with the features ``told [p, f]``, which are scaled by this scaling's mean and
-        deviation and clamped.
+        """Return ``scan`` as an area with the features ``told [p, f]``. The mean is subtracted, the result is divided
+        by the standard deviation, and it is clamped to at most four deviations.
         """
         return DescribedArea(scan, ((told - self.mean) / self.deviation).clamp(-_LIMIT, _LIMIT), self.spacing)
 
 
 @dataclass(frozen=True)
 class TrainingTile:
-    """One input of the network.
+    """One input of the network, with its labels.
 
     Attributes:
-        voxels: mean features ``[n, VOXEL_FEATURES]`` on a geometry whose tables all exist.
-        points: ``[p, POINT_FEATURES]``.
-        inverse: ``int64 [p]``, the voxel of each point.
-        ground: ``float32 [p]``, the label.
+        voxels: the mean features ``[n, VOXEL_FEATURES]``, on a geometry whose neighbour tables are built.
+        points: the features of the points, ``[p, POINT_FEATURES]``.
+        inverse: ``int64 [p]``, the row of each point's voxel.
+        ground: ``float32 [p]``, 1 for ground and 0 for other points.
     """
 
     voxels: SparseTensor
@@ -101,7 +102,8 @@ class TrainingTile:
 
 def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
     """Return the points of ``area`` as one tile, with voxels, features of points, the voxel of each point and the
-    ground labels. The tables for a U-Net of ``levels`` levels are built, and all sizes are marked as dynamic.
+    ground labels. The neighbour tables for a U-Net of ``levels`` levels are built, and the numbers of rows are marked
+    as dynamic for ``torch.compile``.
     """
     xyz, told = area.scan.xyz, area.features
     size = tuple(area.spacing * cells for cells in VOXEL)
@@ -119,8 +121,8 @@ def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
 
 
 def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
-    """Build the tables of all convolutions of a U-Net of ``levels`` levels on ``geometry``, and return their tensors.
-    ``geometry`` stores the tables, so that the compiled graph need not build them.
+    """Build the neighbour tables of all convolutions of a U-Net of ``levels`` levels on ``geometry``, and return their
+    tensors as a list. ``geometry`` stores the tables, so that the compiled graph need not build them.
     """
     tables: list[Tensor] = []
     for level in range(levels):
@@ -133,8 +135,8 @@ def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
 
 
 def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
-    """Mark the first size of the tile's tensors and of its ``tables`` as dynamic. The next tile then needs no new
-    compilation.
+    """Mark the first size of the tensors of ``tile`` and of ``tables`` as dynamic for ``torch.compile``. The next tile
+    then needs no new compilation.
     """
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
         # Otherwise the second tile would be compiled for its own sizes before sizes became dynamic.
@@ -142,8 +144,9 @@ def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
 
 
 def random_tiles(areas: Sequence[DescribedArea], levels: int, seed: int) -> Iterator[TrainingTile]:
-    """Yield random tiles without end, from a generator with ``seed``. A tile is a square of 50 to 120 spacings of one
-    area, thinned out, turned and mirrored, with at least 500 points.
+    """Yield random tiles without end, by random numbers from ``seed``. A tile is a square part of one area, 50 to 120
+    times the mean distance of points wide. It is thinned out, turned and mirrored at random, and has at least 500
+    points.
     """
     draw = torch.Generator().manual_seed(seed)
     # Areas are drawn in proportion to their points.
@@ -161,8 +164,8 @@ def _draw_uniform(low: float, high: float, draw: torch.Generator) -> float:
 
 
 def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
-    """Return a square of ``area`` around a random point, 50 to 120 spacings wide. It has a random share of 70 to 100 %
-    of its points.
+    """Return the points of ``area`` in a square around a random point, which is 50 to 120 times the mean distance of
+    points wide. A random share of 70 to 100 % of these points is kept. The random numbers come from ``draw``.
     """
     xyz = area.scan.xyz
     centre = xyz[int(torch.randint(len(xyz), (), generator=draw)), :2]

@@ -28,8 +28,8 @@ Forward = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """The settings of the training, chosen by validation inside the training area (0003-demo.md). They are the numbers
-    of steps, of grids (``levels``) and of channels, the learning rate, and the weight decay.
+    """The settings of the training, chosen by validation inside the training area. ``steps`` is the number of training
+    steps, ``levels`` that of grids and ``channels`` that of channels. ``rate`` is the greatest learning rate.
     """
 
     steps: int = 200
@@ -45,8 +45,8 @@ class TrainedNetwork:
 
     Attributes:
         net: the module.
-        forward: the same module, compiled.
-        look: the scaling of the features of areas.
+        forward: the same module, compiled unless it was trained in eager mode.
+        look: the scaling of the features of points.
         threshold: points with a greater logit are ground.
         losses: the loss of each step.
         points, voxels: the smallest and the largest number of points and of voxels of a tile.
@@ -66,7 +66,9 @@ class TrainedNetwork:
 
 
 def loss_of(forward: Forward, tile: TrainingTile) -> Tensor:
-    """Return the mean binary cross-entropy of the network's logits over the points of ``tile``, with gradients."""
+    """Return the mean binary cross-entropy of the network's logits over the points of ``tile``, as a tensor that can be
+    differentiated. ``forward`` is the network.
+    """
     return F.binary_cross_entropy_with_logits(forward(tile.voxels, tile.points, tile.inverse), tile.ground)
 
 
@@ -121,11 +123,11 @@ def train_network(
 
 def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: int) -> float:
     """Return the logit above which points are called ground. It is the threshold with the best IoU (intersection over
-    union) if the probabilities are right.
+    union), if the network's probabilities are right.
 
     Where labels are ambiguous, no probability is near 1, and a threshold of one half would miss most ground. If J is
     the best IoU that any threshold reaches, this threshold is ``J / (1 + J)``, whose logit is the logarithm of J. J is
-    measured on the training ``areas``. The threshold that gives it there would follow their noise.
+    measured on the training ``areas``. The threshold that reaches J on them is not used, since it depends on noise.
     """
     tiles = [make_tile(area, levels) for area in areas]
     logits = torch.cat([forward(tile.voxels, tile.points, tile.inverse).detach() for tile in tiles])
@@ -136,7 +138,9 @@ def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: in
 
 
 def _training_step(forward: Forward, tile: TrainingTile, optimizer: torch.optim.Optimizer) -> float:
-    """Compute the loss on ``tile``, take one step of ``optimizer``, and return the loss."""
+    """Compute the loss on ``tile``, take one step of ``optimizer``, and return the loss as a float. ``forward`` is the
+    network.
+    """
     loss = loss_of(forward, tile)
     loss.backward()
     optimizer.step()

@@ -13,7 +13,10 @@ __all__ = ["ALGORITHMS", "DEFAULT", "Algorithm", "PlanCache", "check_algorithm",
 
 
 class Algorithm:
-    """The names of the algorithms of a convolution. The tile sizes of each algorithm are tuned for each call."""
+    """String constants that name FlexGEMM's algorithms for a convolution. ``EXPLICIT_GEMM`` multiplies gathered
+    neighbours, and ``IMPLICIT_GEMM`` gathers inside the product. Names with ``MASKED`` skip taps without neighbours.
+    Names with ``SPLITK`` split the sum over the taps.
+    """
 
     EXPLICIT_GEMM = "explicit_gemm"
     IMPLICIT_GEMM = "implicit_gemm"
@@ -27,7 +30,9 @@ DEFAULT = Algorithm.MASKED_IMPLICIT_GEMM_SPLITK
 
 
 def check_algorithm(algorithm: str, splitk: int = 1) -> None:
-    """Raise ``SL208`` unless ``algorithm`` is one of FlexGEMM's names (``ALGORITHMS``) and ``splitk`` is at least 1."""
+    """Raise ``SL208`` unless ``algorithm`` is one of FlexGEMM's names (``ALGORITHMS``) and ``splitk``, the number of
+    parts of the sum over the taps, is at least 1.
+    """
     if algorithm not in ALGORITHMS or splitk < 1:
         raise error(
             "SL208",
@@ -38,36 +43,44 @@ def check_algorithm(algorithm: str, splitk: int = 1) -> None:
 
 
 def flat_table(plan: Plan) -> Tensor:
-    """Return the neighbour table of ``plan``, ``int32 [m, k]``. It holds the input row of each output under each tap,
-    or -1, in the order of the outputs and of the weight's taps.
+    """Return the unsorted neighbour table of ``plan``, ``int32 [m, k]``. ``table[o, v]`` is the input row that output
+    row ``o`` reads by tap ``v`` of the weight, or -1 if there is none.
     """
     table = plan.unsorted().table
     return table.flip(1) if plan.reflect else table
 
 
 def gather_rows(feats: Tensor, rows: Tensor) -> Tensor:
-    """Return ``feats[rows]``, with zeros where a row is -1. ``rows`` may have any shape."""
+    """Return ``feats[rows]`` for ``feats [n, c]``, with zeros where a number in ``rows`` is -1. The result is
+    ``[*rows.shape, c]``.
+    """
     return torch.cat([feats, feats.new_zeros(1, feats.shape[1])])[rows.long()]  # -1 is the last row
 
 
 class PlanCache:
-    """The plan of a convolution, for any number of layers and any algorithm, with or without gradients."""
+    """A cache of the plans (neighbour tables) of one convolution. It derives the plan for an algorithm once. Any number
+    of layers can use it, with or without gradients.
+    """
 
     def __init__(self, plan: Plan) -> None:
         """Store ``plan``, from which the plans for other algorithms are derived when they are needed."""
         self._use_plan(plan)
 
     def _use_plan(self, plan: Plan) -> None:
-        """Replace the stored plan (neighbour tables of a convolution) by ``plan``, and drop the sorted or cut plans
-        that were derived from the old one.
+        """Replace the stored plan (neighbour tables of a convolution) by ``plan``, and drop all plans that were derived
+        from the old one.
         """
         self._built = plan
         self._plans: dict[int, Plan] = {0 if plan.order is None else -1: plan}  # by parts; -1: as many as are fast
 
     def plan(self, algorithm: str = DEFAULT, splitk: int = 1) -> Plan:
-        """Return the plan (neighbour tables) for ``algorithm``, which is derived once. Algorithms that split the sum
-        get tables cut into ``splitk`` parts of the taps. On a GPU, masked algorithms get rows sorted by the taps under
-        which they have a neighbour. Others get the unsorted tables.
+        """Return the plan (neighbour tables) for ``algorithm``, a name of :class:`Algorithm`. Each plan is derived
+        once.
+
+        If the name ends in ``splitk`` and ``splitk`` is above 1, the taps are cut into ``splitk`` parts, each with its
+        own order of the rows. Parts are at most ``MAX_PART`` taps long, which can take more parts. Otherwise a masked
+        algorithm on a GPU gets rows sorted by the taps under which they have a neighbour. Every other algorithm gets
+        the unsorted table.
         """
         taps, parts = self._built.table.shape[1], 0
         if algorithm.endswith("splitk") and splitk > 1 and taps:
@@ -83,10 +96,12 @@ class PlanCache:
     def convolve(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str, tf32: bool | None = None
     ) -> Tensor:
-        """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]`` by ``algorithm``. If a
-        gradient of ``feats`` will be needed, the table from outputs to inputs is built first. Raise ``SL208`` for an
-        unknown algorithm. ``tf32`` is whether a GPU may round float32 factors. If it is None, torch's setting for
-        matrix products applies.
+        """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]``, computed by
+        ``algorithm``. Raise ``SL208`` for an unknown algorithm.
+
+        If ``bias`` is None, no bias is added. If a gradient of ``feats`` will be needed, the table from outputs to
+        inputs is built first. ``tf32`` is whether a GPU may round float32 factors to TF32. If it is None, torch's
+        setting for matrix products applies.
         """
         check_algorithm(algorithm)
         if feats.requires_grad and torch.is_grad_enabled() and not self._built.whole:
@@ -98,7 +113,8 @@ class PlanCache:
 
 
 def explicit_gemm(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
-    """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]`` by one product over gathered
-    neighbours, ``[m, k * ci]``. ``table`` holds the input rows ``[m, k]``, or -1. This algorithm needs the most memory.
+    """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]``. It is one matrix product
+    over gathered neighbours, ``[m, k * ci]``, which need more memory than any other algorithm. ``table[o, v]`` is the
+    input row that output ``o`` reads by tap ``v``, or -1 if there is none. If ``bias`` is None, no bias is added.
     """
     return torch.nn.functional.linear(gather_rows(feats, table).flatten(1), weight.flatten(1), bias)

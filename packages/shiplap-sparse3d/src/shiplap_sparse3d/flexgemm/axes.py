@@ -21,8 +21,9 @@ AXES = {2: "two", 3: "three", 4: "four"}
 
 
 def functions_of_axes(call: Call, *names: str) -> tuple[Call, Call, Call]:
-    """Return three functions that call ``call`` for voxels with two, three and four axes, for which FlexGEMM has names.
-    Each of the arguments ``names`` may be one number for all axes.
+    """Return three functions that call ``call`` for voxels with two, three and four spatial axes. They have its name
+    with ``2d``, ``3d`` or ``4d`` at the end. An argument that ``names`` lists may be a single number, which ``call``
+    then gets as one number per axis.
     """
     known = [*inspect.signature(call).parameters]
     # An argument may be passed by its position or by its name.
@@ -32,13 +33,13 @@ def functions_of_axes(call: Call, *names: str) -> tuple[Call, Call, Call]:
 
 
 def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
-    """Return a function that calls ``call`` for ``ndim`` axes. An argument at one of ``places`` (name, position) may be
-    one number for all axes.
+    """Return a function that calls ``call`` for ``ndim`` spatial axes. ``places`` lists arguments as pairs of name and
+    position. Each of them may be a single number, which ``call`` gets as one number per axis.
     """
 
     def on_axes(*arguments: Any, **options: Any) -> Any:
-        """Return the result of ``call`` (argument of ``_function_of``). Each argument that may be a single number for
-        all axes is passed as one number per axis.
+        """Return the result of ``call``, an argument of the enclosing function. Each argument in ``places`` that is a
+        single number is passed as ``ndim`` equal numbers.
         """
         given = list(arguments)
         for name, place in places:
@@ -55,8 +56,8 @@ def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, i
 
 
 def classes_of_axes(kind: Kind) -> tuple[Kind, Kind, Kind]:
-    """Return three subclasses of the module class ``kind``, for two, three and four axes. Their arguments per axis may
-    be one number for all axes.
+    """Return three subclasses of the module class ``kind``, for two, three and four spatial axes. Where ``kind`` takes
+    one number for each axis, they also take a single number for all axes.
     """
     two, three, four = (
         type(

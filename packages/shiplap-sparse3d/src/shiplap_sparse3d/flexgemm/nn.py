@@ -59,12 +59,13 @@ __all__ = [
 
 
 class FlexModule(nn.Module):
-    """The base of FlexGEMM's modules. It reads arguments per axis and calls the module's function with them.
+    """The base of FlexGEMM's modules. A call of a module calls one function, with attributes of the module as further
+    arguments.
 
     Attributes:
-        ndim: axes, or None for any number of them.
-        function: what a call computes.
-        arguments: the attributes that are arguments of the function.
+        ndim: the number of spatial axes, or None if the arguments of the module decide it.
+        function: the function that a call of the module calls.
+        arguments: the names of the attributes that are passed to the function.
     """
 
     ndim: ClassVar[int | None] = None
@@ -72,8 +73,9 @@ class FlexModule(nn.Module):
     arguments: ClassVar[tuple[str, ...]] = ()
 
     def _read_axes(self, value: Axes, name: str, least: int = 1) -> tuple[int, ...]:
-        """Return ``value``, one number for all axes or one for each, as a tuple with one number for each axis. Raise
-        ``SL208`` for numbers below ``least``, and for a single number if the number of axes is not known.
+        """Return ``value`` as a tuple with one number for each spatial axis. ``value`` is one number for each axis, or
+        a single number for all axes if the class has a fixed number of axes (``ndim``). ``name`` is the argument's name
+        in messages. Raise ``SL208`` for a number below ``least``, and for a single number if ``ndim`` is None.
         """
         if self.ndim is not None:
             return per_axis(value, name, self.ndim, least)
@@ -84,13 +86,15 @@ class FlexModule(nn.Module):
         return per_axis(value, name, len(value), least)
 
     def _call_function(self, *voxels: Any, **options: Any) -> Any:
-        """Return the result of the module's ``function`` for ``voxels`` and ``options``. The attributes that
-        ``arguments`` names are passed as further arguments.
+        """Return the result of the module's ``function`` for the positional arguments ``voxels`` and the keyword
+        arguments ``options``. The attributes that ``arguments`` lists are passed as further keyword arguments.
         """
         return self.function(*voxels, **{name: getattr(self, name) for name in self.arguments}, **options)
 
     def extra_repr(self) -> str:
-        """Return the sizes and other arguments of the module as text, for its ``repr``."""
+        """Return the arguments of the module as ``name=value``, separated by commas, for its ``repr``. The weight, the
+        bias and ``allow_tf32`` are left out.
+        """
         sizes = ("in_channels", "out_channels", "kernel_size")
         shown = dict.fromkeys(
             name for name in (*sizes, *self.arguments) if name not in ("weight", "bias", "allow_tf32")
@@ -99,24 +103,24 @@ class FlexModule(nn.Module):
 
 
 class ModuleOnInputs(FlexModule):
-    """The base of the modules whose outputs lie on the voxels of the input. Such a module returns ``(features,
-    cache)``.
+    """The base of the modules whose outputs lie on the voxels of the input. A call returns the features and the cache
+    of neighbours.
     """
 
     def forward(
         self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
     ) -> tuple[Tensor, NeighborCache]:
         """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. The cache can
-        be passed to further calls on the same ``coords``. Raise ``SL830`` for the cache of another call. If
-        ``neighbor_cache`` is None, a new cache is built.
+        be passed as ``neighbor_cache`` to further calls on the same ``coords``. If ``neighbor_cache`` is None, a new
+        cache is built. Raise ``SL830`` for a ``neighbor_cache`` that was built for other arguments.
         """
         made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
         return made
 
 
 class ModuleOnOutputs(FlexModule):
-    """The base of the modules that lead to other voxels. Such a module returns ``(features, coordinates, shape,
-    cache)``.
+    """The base of the modules whose outputs lie on other voxels than the inputs. A call returns ``(features,
+    coordinates, shape, cache)``.
     """
 
     def forward(
@@ -129,8 +133,10 @@ class ModuleOnOutputs(FlexModule):
         neighbor_cache: NeighborCache | None = None,
     ) -> Result:
         """Return the features of the outputs, their coordinates, their shape (channels last), and the cache of
-        neighbours. Raise ``SL830`` for the cache of another call. If ``output_coords``, ``output_shape`` or
-        ``neighbor_cache`` is None, the function computes them from the inputs.
+        neighbours.
+
+        If ``output_coords``, ``output_shape`` or ``neighbor_cache`` is None, it is computed from the inputs. Raise
+        ``SL830`` if ``neighbor_cache`` was built for other arguments.
         """
         given = {"output_coords": output_coords, "output_shape": output_shape, "neighbor_cache": neighbor_cache}
         made: Result = self._call_function(feats, coords, shape, **given)
@@ -138,8 +144,8 @@ class ModuleOnOutputs(FlexModule):
 
 
 class FlexConvolution(FlexModule):
-    """The base of the convolutions, with ``weight [out_channels, *kernel, in_channels]``, ``bias``, and their initial
-    values.
+    """The base of the convolutions. An instance holds ``weight [out_channels, *kernel_size, in_channels]``, ``bias`` or
+    None, and the arguments of the convolution.
     """
 
     def __init__(
@@ -171,8 +177,8 @@ class FlexConvolution(FlexModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set weight and bias to uniform random values, as ``torch.nn.ConvNd`` does for ``in_channels * taps``
-        inputs.
+        """Set ``weight`` and ``bias`` to random values, uniform between -b and b. The bound is ``b = 1 /
+        sqrt(in_channels * taps)``, as in ``torch.nn.Conv3d``, where ``taps`` is the product of the kernel size.
         """
         fan_in = self.in_channels * math.prod(self.kernel_size)
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
@@ -181,8 +187,8 @@ class FlexConvolution(FlexModule):
 
 
 class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
-    """A submanifold convolution on the voxels of the input, ``feats [n, in_channels]`` -> ``[n, out_channels]``. It
-    returns ``(features, cache)``.
+    """A submanifold convolution, whose outputs lie on the voxels of the input. It turns ``feats [n, in_channels]`` into
+    ``[n, out_channels]`` and returns ``(features, cache)``.
 
     Args:
         in_channels, out_channels: the numbers of channels of the input and of the output.
@@ -212,12 +218,12 @@ class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
 
 
 class SparseConv(FlexConvolution, ModuleOnOutputs):
-    """A strided convolution, ``feats [n, in_channels]`` -> ``[m, out_channels]``. It returns ``(features, coordinates,
-    shape, cache)``.
+    """A strided convolution, which turns ``feats [n, in_channels]`` into ``[m, out_channels]``. It returns ``(features,
+    coordinates, shape, cache)``.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, algorithm, allow_tf32: as in :class:`SubmanifoldConv`.
-        stride, padding: one number per axis, or one for all axes.
+        stride, padding: one number per axis, by default 1 and 0.
     """
 
     function = staticmethod(sparse_conv)
@@ -225,16 +231,17 @@ class SparseConv(FlexConvolution, ModuleOnOutputs):
 
 
 class SparseConvTranspose(SparseConv):
-    """A transposed convolution onto a finer grid, ``feats [n, in_channels]`` -> ``[m, out_channels]``. The arguments
-    are those of :class:`SparseConv`. To reuse the cache of a convolution from the finer grid, pass its attribute ``T``
-    as ``neighbor_cache``.
+    """A transposed convolution onto a finer grid, which turns ``feats [n, in_channels]`` into ``[m, out_channels]``.
+    The arguments and the results are those of :class:`SparseConv`. To reuse the cache of a convolution that led from
+    the finer grid to this one, pass the cache's attribute ``T`` as ``neighbor_cache``.
     """
 
     function = staticmethod(sparse_conv_transpose)
 
 
 class SubmanifoldPool(ModuleOnInputs):
-    """A pooling onto the voxels of the input, ``feats [n, c]`` -> ``[n, c]``. It returns ``(features, cache)``.
+    """A pooling of the window around each voxel of the input, which turns ``feats [n, c]`` into ``[n, c]``. It returns
+    ``(features, cache)``.
 
     Args:
         kernel_size: the size of the window per axis.
@@ -251,12 +258,13 @@ class SubmanifoldPool(ModuleOnInputs):
 
 
 class SparsePool(ModuleOnOutputs):
-    """A strided pooling, ``feats [n, c]`` -> ``[m, c]``. It returns ``(features, coordinates, shape, cache)``.
+    """A strided pooling, which turns ``feats [n, c]`` into ``[m, c]``. It returns ``(features, coordinates, shape,
+    cache)``.
 
     Args:
         kernel_size, reduce: as in :class:`SubmanifoldPool`.
         stride: the step between windows per axis, by default ``kernel_size``.
-        padding: the padding per axis.
+        padding: the padding per axis, by default 0.
     """
 
     function = staticmethod(sparse_pool)
@@ -275,8 +283,8 @@ class SparsePool(ModuleOnOutputs):
 
 
 class SparseUpsample(ModuleOnOutputs):
-    """An upsampling of each voxel to a block of ``scale_factor`` voxels, ``feats [n, c]`` -> ``[m, c]``. It returns
-    ``(features, coordinates, shape, cache)``.
+    """An upsampling of each voxel to a block of ``scale_factor`` voxels, which turns ``feats [n, c]`` into ``[m, c]``.
+    It returns ``(features, coordinates, shape, cache)``.
 
     Args:
         scale_factor: the number of finer cells per axis that a cell becomes.
@@ -294,8 +302,8 @@ class SparseUpsample(ModuleOnOutputs):
 
 
 class SparsePixelShuffle(ModuleOnOutputs):
-    """A pixel shuffle onto finer voxels, ``feats [n, V * c]`` -> ``[n * V, c]`` with ``V = prod(upscale_factor)``. It
-    returns ``(features, coordinates, shape, cache)``.
+    """A pixel shuffle onto finer voxels, which turns ``feats [n, V * c]`` into ``[n * V, c]`` for ``V =
+    prod(upscale_factor)``. It returns ``(features, coordinates, shape, cache)``.
     """
 
     function = staticmethod(sparse_pixel_shuffle)
@@ -308,8 +316,8 @@ class SparsePixelShuffle(ModuleOnOutputs):
 
 
 class SparsePixelUnshuffle(ModuleOnOutputs):
-    """A pixel unshuffle onto coarser voxels, ``feats [n, c]`` -> ``[m, V * c]`` with ``V = prod(downscale_factor)``. It
-    returns ``(features, coordinates, shape, cache)``.
+    """A pixel unshuffle onto coarser voxels, which turns ``feats [n, c]`` into ``[m, V * c]`` for ``V =
+    prod(downscale_factor)``. It returns ``(features, coordinates, shape, cache)``.
     """
 
     function = staticmethod(sparse_pixel_unshuffle)
@@ -322,7 +330,7 @@ class SparsePixelUnshuffle(ModuleOnOutputs):
 
 
 def _check_reduce(reduce: str) -> str:
-    """Return ``reduce``. Raise ``SL208`` unless it is one of ``REDUCTIONS`` (sum, mean, max, min, prod)."""
+    """Return ``reduce`` unchanged. Raise ``SL208`` unless it is one of ``REDUCTIONS`` (sum, mean, max, min, prod)."""
     if reduce not in REDUCTIONS:
         raise error("SL208", where="pooling, argument 'reduce'", got=repr(reduce), expected=f"one of {REDUCTIONS}")
     return reduce

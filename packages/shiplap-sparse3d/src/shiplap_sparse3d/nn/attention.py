@@ -18,15 +18,15 @@ from shiplap_sparse3d.tensor import SparseTensor
 class SparseAttention(SparseModule):
     """Multi-head self-attention within patches of voxels (Wu et al., Point Transformer V3, CVPR 2024).
 
-    The voxels of each scene are ordered along a curve and cut into patches of ``patch_size``, of which the last may be
-    shorter. A voxel attends to those of its patch. All sizes follow from the numbers of rows and of scenes. So nothing
-    waits for a device, and a graph has no size that depends on data.
+    The voxels of each scene are sorted along a space-filling curve and cut into patches of ``patch_size``, of which the
+    last may be shorter. A voxel attends to the voxels of its patch. All sizes follow from the numbers of rows and of
+    scenes. So the host does not wait for a device, and a graph has no size that depends on data.
 
     Args:
         channels: the number of channels of the input and of the output.
         num_heads: the number of heads, a divisor of ``channels``.
         patch_size: the number of voxels of a patch.
-        order: ``"z_order"`` or ``"hilbert"``.
+        order: the curve, ``"z_order"`` or ``"hilbert"``.
         bias: whether the two linear layers have a bias.
 
     Shape: ``feats [n, channels] -> [n, channels]`` on the same voxels. Rows of padding become zeros.
@@ -63,8 +63,9 @@ class SparseAttention(SparseModule):
         self.proj = nn.Linear(channels, channels, bias, device, dtype)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the attention of each voxel to the voxels of its patch (``patch_size`` neighbours along the curve), as
-        a sparse tensor with zeros for padding.
+        """Return the self-attention of ``x``, in which each voxel attends to the voxels of its patch, as a sparse
+        tensor on the same voxels. A patch is ``patch_size`` consecutive voxels along a space-filling curve. Rows of
+        padding become zeros. Raise ``SL202`` for another number of channels.
         """
         self._check_axes(x, x.geometry.ndim)
         if x.feats.size(1) != self.channels:
@@ -84,9 +85,11 @@ class SparseAttention(SparseModule):
         return x.replace(torch.where(x.is_voxel, self.proj(out.index_select(0, slots)), 0))
 
     def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
-        """Return the place of each row in the patches, ``int64 [n]``, and a bound of the number of patches that no data
-        determines. A patch is a group of ``patch_size`` places that attend to each other. Patches are filled along the
-        curve, and each scene begins a new patch.
+        """Return the position of each row in the patches, ``int64 [n]``, and an upper bound of the number of patches
+        that does not depend on data.
+
+        A patch is a group of ``patch_size`` positions whose rows attend to each other. Patches are filled along a
+        space-filling curve, and each scene begins a new patch.
         """
         coords, scenes, size = x.geometry.coords, x.batch_size, self.patch_size
         codes = encode_seq(coords, (scenes, 1, *x.geometry.spatial_shape), self.order)
@@ -103,5 +106,7 @@ class SparseAttention(SparseModule):
         return slots, (scene.shape[0] + size - 1) // size + scenes + 1
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the module as text, for its ``repr``."""
+        """Return the number of channels, the heads, the patch size and the order as a string, for the module's
+        ``repr``.
+        """
         return f"{self.channels}, num_heads={self.num_heads}, patch_size={self.patch_size}, order={self.order!r}"

@@ -16,20 +16,20 @@ __all__ = ["Sequential"]
 
 
 class Sequential(nn.Sequential, SparseModule):
-    """A container in which sparse modules receive the sparse tensor, and any other module (batch norm, activation,
+    """A container in which each sparse module receives the sparse tensor, and any other module (batch norm, activation,
     linear) receives its features.
 
-    Modules behind a :class:`GlobalPool` receive the plain tensor that it returns. A module that
+    Modules behind a :class:`GlobalPool` receive the ``torch.Tensor`` that it returns. A module that
     ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` has put in place of a batch norm counts voxels on every device, as
     :class:`shiplap_sparse3d.SyncBatchNorm` does.
 
     Raises:
-        ArgumentError: ``SL208`` for a batch norm of torch that would learn from padding rows.
+        ArgumentError: ``SL208`` for a batch norm of torch whose statistics would include padding rows.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
-        """Return ``x`` after all modules in turn. Sparse modules receive the sparse tensor, and torch's own modules
-        receive its features. A plain tensor is passed to every module.
+        """Return ``x`` after all modules in turn. While ``x`` is a sparse tensor, sparse modules receive it, and other
+        modules receive and replace its features. A ``torch.Tensor`` is passed to every module unchanged.
         """
         if isinstance(x, SparseTensor):
             self._check_gradient(x)
@@ -39,9 +39,9 @@ class Sequential(nn.Sequential, SparseModule):
 
 
 def _apply_module(module: nn.Module, x: Any) -> Any:
-    """Return ``module`` applied to ``x``. A sparse tensor is passed as it is if the module accepts one, and otherwise
-    the module is applied to its features. A plain tensor is always passed. Raise ``SL208`` for a batch norm that would
-    learn from padding.
+    """Return ``module`` applied to ``x``. If ``x`` is a sparse tensor and ``module`` is not a sparse module, the module
+    is applied to the features of ``x``. Otherwise it is applied to ``x`` itself. Raise ``SL208`` for a batch norm of
+    torch in training mode if ``x`` has padding rows.
     """
     if not isinstance(x, SparseTensor) or isinstance(module, SparseModule):
         return module(x)
@@ -61,8 +61,8 @@ def _apply_module(module: nn.Module, x: Any) -> Any:
 
 
 def _refuse_learning(module: nn.Module) -> None:
-    """Raise ``SL208`` if ``module``, or a module inside it, is a batch norm of torch in training mode, which would
-    learn from rows of padding.
+    """Raise ``SL208`` if ``module``, or a module inside it, is a batch norm of torch in training mode. Its statistics
+    would include rows of padding.
     """
     for inner in module.modules():
         if inner.training and isinstance(inner, (nn.BatchNorm1d, nn.SyncBatchNorm)):

@@ -52,8 +52,8 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Convolution(SparseModule):
-    """The base of the sparse convolutions. It holds the sizes, the ``weight`` and the ``bias`` (or None), and computes
-    the convolution over a neighbour table.
+    """The base of the sparse convolutions. It holds the sizes, the ``weight`` and the ``bias`` (or None). Its methods
+    compute the convolution over a table of neighbours.
     """
 
     ndim = 3
@@ -99,15 +99,16 @@ class Convolution(SparseModule):
         self.reset_parameters()
 
     def _dtype_error(self, what: str, dtype: torch.dtype) -> ShiplapError:
-        """Return the error ``SL204`` for a dtype in which convolutions are not computed. ``what`` is the argument that
-        has it.
+        """Return the error ``SL204`` for ``dtype``, in which convolutions are not computed. ``what`` names the argument
+        that has it.
         """
         expected = ", ".join(map(str, _FLOATS))
         return error("SL204", where=f"{type(self).__name__}, {what}", got=dtype, expected=expected)
 
     def _padding(self, padding: Axes | str, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the padding per axis from numbers, ``"valid"`` or ``"same"``, as in ``torch.nn.Conv3d``. Raise
-        ``SL208`` for any other text, and for ``"same"`` if the padding would be uneven.
+        """Return the padding as one number per axis, for numbers, ``"valid"`` (none) or ``"same"``, as in
+        ``torch.nn.Conv3d``. Raise ``SL208`` for another string, and for ``"same"`` if the stride is not 1 or both ends
+        of an axis cannot be padded equally.
         """
         if not isinstance(padding, str):
             return per_axis(padding, "padding", self.ndim, 0)
@@ -124,7 +125,7 @@ class Convolution(SparseModule):
         return tuple(cells // 2 for cells in around)
 
     def _triple(self, value: tuple[int, ...], fill: int = 1) -> Triple:
-        """Return ``value`` for three axes. Axes that the layer does not have get ``fill``."""
+        """Return ``value``, one number per axis, as three numbers with ``fill`` in front, or as four for four axes."""
         return expand_axes(value, "window", self.ndim, fill)
 
     def _capacity(self, capacity: int | None) -> int | None:
@@ -134,8 +135,8 @@ class Convolution(SparseModule):
         return None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def reset_parameters(self) -> None:
-        """Set weight and bias to random values as ``torch.nn.Conv3d`` does. They are Kaiming uniform over the fan-in
-        ``in_channels / groups * taps``.
+        """Set ``weight`` and ``bias`` to random values, uniform between -b and b, as ``torch.nn.Conv3d`` does. The
+        bound is ``b = 1 / sqrt(fan_in)`` for a ``fan_in`` of ``in_channels / groups * taps``.
         """
         fan_in = self.in_channels // self.groups * math.prod(self.weight.shape[1:-1])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
@@ -144,8 +145,8 @@ class Convolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _check_input(self, x: SparseTensor) -> None:
-        """Raise ``SL201`` for another number of axes than the layer's, ``SL202`` for other channels, and ``SL204`` for
-        a dtype that is not supported. Raise ``SL209`` if ``x`` is not a sparse tensor.
+        """Raise ``SL209`` if ``x`` is not a sparse tensor. Raise ``SL201``, ``SL202`` or ``SL204`` if its axes, its
+        channels or its dtype do not fit the layer.
         """
         self._check_axes(x, self.ndim)
         if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph
@@ -154,19 +155,19 @@ class Convolution(SparseModule):
             raise self._dtype_error("feats", x.feats.dtype)
 
     def _convolve(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the convolution ``[m, out]`` of ``feats [n, in]`` with the layer's weight and bias over the neighbours
-        of ``plan``.
+        """Return the convolution ``[m, out]`` of ``feats [n, in]`` with the layer's weight and bias, over the neighbour
+        tables of ``plan``.
         """
         return plan.conv(feats, self.weight.flatten(1, -2), self.bias, self.groups)
 
     def _step(self, x: SparseTensor, step: Strided) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the output voxels of ``step``. A step is a pair of
-        these voxels and of the plan (neighbour tables) onto them.
+        """Return the convolution of ``x`` as a sparse tensor on the output voxels of ``step``. ``step`` holds these
+        voxels and a plan, which is the table from outputs to the input rows that they read.
         """
         return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
     def extra_repr(self) -> str:
-        """Return the sizes, the options that differ from their defaults, and the shape of the weight as text."""
+        """Return the sizes, the options that are not defaults and the weight's shape as a string, for ``repr``."""
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
             value = getattr(self, name, None)
@@ -177,8 +178,8 @@ class Convolution(SparseModule):
 
 
 def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
-    """Return the plan (neighbour tables) that has only the ``taps`` (numbers) of ``plan``, which must be that of a
-    submanifold convolution with an odd kernel. Its transposed table has the opposite taps.
+    """Return a plan (neighbour tables) with the taps of ``plan`` whose numbers are in ``taps``, in this order. ``plan``
+    must be that of a submanifold convolution with an odd kernel. The transposed table then has the opposite taps.
     """
     table, opposite = plan.unsorted().table, tuple(plan.table.shape[1] - 1 - tap for tap in taps)
     # Taps that are their own mirror image have a table that is its own transpose.
@@ -194,7 +195,7 @@ def _columns(table: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 class SubMConv3d(Convolution):
-    """A submanifold convolution, whose outputs lie on the input's voxels only (Graham et al., CVPR 2018).
+    """A submanifold convolution, whose outputs lie on the voxels of the input only (Graham et al., CVPR 2018).
 
     Args:
         in_channels, out_channels: channels of the input and of the output.
@@ -242,8 +243,9 @@ class SubMConv3d(Convolution):
     def _read_region(
         self, kernel_size: Axes | None, region: str, offsets: Sequence[Sequence[int]] | None
     ) -> tuple[Axes, tuple[int, ...] | None]:
-        """Return the kernel's box, and the numbers of those of its cells that are taps, or None if all are. Raise
-        ``SL208`` for an unknown region, a cross of even size, and offsets that repeat or reach too far.
+        """Return the size of the kernel's box, and the numbers of its cells that are taps, or None if all are taps.
+        Raise ``SL209`` unless one of ``kernel_size`` and ``offsets`` is given, and ``SL208`` for an unknown region, a
+        cross of even size, and offsets that repeat or reach too far.
         """
         where, ndim = type(self).__name__, self.ndim
         if (kernel_size is None) == (offsets is None):
@@ -279,8 +281,8 @@ class SubMConv3d(Convolution):
         return box, tuple(taps)
 
     def _check_window(self, stride: tuple[int, ...], padding: Axes | str) -> None:
-        """Raise ``SL208`` unless the stride is 1 and the padding centres the kernel. Otherwise the outputs would not
-        lie on the voxels of the input.
+        """Raise ``SL208`` unless the stride is 1 and the padding centres the kernel on its output. With other values
+        the outputs would not lie on the voxels of the input.
         """
         around = tuple(k // 2 * d for k, d in zip(self.kernel_size, self.dilation, strict=True))
         if any(step != 1 for step in stride):
@@ -294,8 +296,8 @@ class SubMConv3d(Convolution):
         raise error("SL208", where=type(self).__name__, got=got, expected=expected, fix=fix)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the same voxels. Raise ``SL201``, ``SL202`` or
-        ``SL204`` for other axes, channels or dtypes.
+        """Return the convolution of ``x`` as a sparse tensor on the voxels of ``x``. Raise ``SL201``, ``SL202`` or
+        ``SL204`` unless the axes, the channels and the dtype fit the layer.
         """
         self._check_input(x)
         plan = x.geometry.subm(self.kernel_size, self.dilation)
@@ -303,8 +305,8 @@ class SubMConv3d(Convolution):
 
 
 class SparseConv3d(Convolution):
-    """A strided convolution with outputs at all cells where the kernel reaches an input voxel. Their values are those
-    of ``torch.nn.Conv3d`` at these cells.
+    """A strided convolution whose outputs are all cells at which the kernel reaches an input voxel. The values are
+    those of ``torch.nn.Conv3d`` at these cells.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`.
@@ -349,9 +351,9 @@ class SparseConv3d(Convolution):
             raise error("SL208", where=f"{type(self).__name__}, argument 'out_coords'", got=got, expected=expected)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the voxels that it reaches. If ``coordinates`` are
-        given, they are the output voxels. With ``out_coords="floor"`` the outputs are the input's cells on the coarser
-        grid, rounded down.
+        """Return the convolution of ``x`` as a sparse tensor on the coarser grid. If ``coordinates`` are given, they
+        are the output voxels. Otherwise the outputs are all cells at which the kernel reaches an input voxel. With
+        ``out_coords="floor"`` they are ``floor(c / stride)`` of the input's coordinates ``c`` instead.
         """
         self._check_input(x)
         if coordinates is not None or self.out_coords == "floor":
@@ -360,8 +362,8 @@ class SparseConv3d(Convolution):
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
     def _onto(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        """Return the step (output voxels and plan) from ``x`` onto the voxels ``coordinates``. If they are None, it
-        leads to the input's cells on the coarser grid.
+        """Return the step from ``x`` onto the voxels ``coordinates``, which holds these voxels and the neighbour tables
+        onto them. If ``coordinates`` is None, the outputs are ``floor(c / stride)`` of the input's coordinates ``c``.
         """
         if coordinates is None:
             return x.geometry.floored(self.kernel_size, self.stride, self.dilation)
@@ -371,8 +373,8 @@ class SparseConv3d(Convolution):
 
 
 class SparseConvTranspose3d(Convolution):
-    """A transposed convolution onto all voxels that an input reaches. Their values are those of
-    ``torch.nn.ConvTranspose3d`` at these cells.
+    """A transposed convolution whose outputs are all cells that the kernel reaches from an input voxel. The values are
+    those of ``torch.nn.ConvTranspose3d`` at these cells.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`.
@@ -412,8 +414,9 @@ class SparseConvTranspose3d(Convolution):
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the transposed convolution of ``x`` as a sparse tensor on the voxels that it reaches. If
-        ``coordinates`` are given, they are the output voxels.
+        """Return the transposed convolution of ``x`` as a sparse tensor on the finer grid. If ``coordinates`` are
+        given, they are the output voxels. Otherwise the outputs are all cells that the kernel reaches from an input
+        voxel.
         """
         self._check_input(x)
         window = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
@@ -426,17 +429,17 @@ class SparseConvTranspose3d(Convolution):
 
 
 class SparseInverseConv3d(Convolution):
-    """A transposed convolution back onto the voxels from which an earlier step made the input's voxels.
+    """A transposed convolution onto the input voxels of the earlier layer that made the voxels of this layer's input.
 
     Args:
         in_channels, out_channels, bias, groups: as in :class:`SubMConv3d`.
-        kernel_size: the kernel size of the step, which is a strided or transposed convolution or a pooling.
+        kernel_size: the kernel size of the earlier layer, which is a strided or transposed convolution or a pooling.
 
-    Shape: ``feats [m, in_channels] -> [n, out_channels]`` on the coordinates before the step.
+    Shape: ``feats [m, in_channels] -> [n, out_channels]`` on the input voxels of the earlier layer.
     The values are those of ``conv_transpose3d`` at these cells.
 
     Raises:
-        ArgumentError: ``SL208`` if the input does not come from a step with this kernel.
+        ArgumentError: ``SL208`` if the input does not come from a layer with this kernel size.
     """
 
     def __init__(
@@ -456,8 +459,8 @@ class SparseInverseConv3d(Convolution):
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution back onto the voxels from which a strided convolution made those of ``x``. Raise
-        ``SL208`` if no such convolution with this kernel came before.
+        """Return the convolution of ``x`` as a sparse tensor on the input voxels of the earlier layer that made the
+        voxels of ``x``. Raise ``SL208`` if no layer with this kernel size made them.
         """
         self._check_input(x)
         origin = origin_of(self, x, self.kernel_size)
@@ -465,7 +468,8 @@ class SparseInverseConv3d(Convolution):
 
 
 class GenerativeConv3d(Convolution):
-    """A convolution at stride 1 with outputs wherever its kernel reaches, so that voxels grow (Gwak et al., ECCV 2020).
+    """A convolution at stride 1 whose outputs are all cells that the kernel reaches, so that voxels grow (Gwak et al.,
+    ECCV 2020).
 
     :class:`SparseConvTranspose3d` grows voxels and refines the grid at once.
 
@@ -498,98 +502,98 @@ class GenerativeConv3d(Convolution):
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on all cells of the same grid that the kernel reaches
-        around its voxels.
+        """Return the convolution of ``x`` as a sparse tensor on all cells that the kernel reaches around its voxels.
+        The resolution of the grid stays the same.
         """
         self._check_input(x)
         return self._step(x, x.geometry.generative(self.kernel_size, self.dilation, capacity=self.capacity))
 
 
 class SubMConv4d(SubMConv3d):
-    """:class:`SubMConv3d` for voxels with four axes."""
+    """A :class:`SubMConv3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SubMConv2d(SubMConv3d):
-    """:class:`SubMConv3d` for voxels with two axes."""
+    """A :class:`SubMConv3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SubMConv1d(SubMConv3d):
-    """:class:`SubMConv3d` for voxels with one axis."""
+    """A :class:`SubMConv3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparseConv4d(SparseConv3d):
-    """:class:`SparseConv3d` for voxels with four axes."""
+    """A :class:`SparseConv3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseConv2d(SparseConv3d):
-    """:class:`SparseConv3d` for voxels with two axes."""
+    """A :class:`SparseConv3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseConv1d(SparseConv3d):
-    """:class:`SparseConv3d` for voxels with one axis."""
+    """A :class:`SparseConv3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparseConvTranspose4d(SparseConvTranspose3d):
-    """:class:`SparseConvTranspose3d` for voxels with four axes."""
+    """A :class:`SparseConvTranspose3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseConvTranspose2d(SparseConvTranspose3d):
-    """:class:`SparseConvTranspose3d` for voxels with two axes."""
+    """A :class:`SparseConvTranspose3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseConvTranspose1d(SparseConvTranspose3d):
-    """:class:`SparseConvTranspose3d` for voxels with one axis."""
+    """A :class:`SparseConvTranspose3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparseInverseConv4d(SparseInverseConv3d):
-    """:class:`SparseInverseConv3d` for voxels with four axes."""
+    """A :class:`SparseInverseConv3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseInverseConv2d(SparseInverseConv3d):
-    """:class:`SparseInverseConv3d` for voxels with two axes."""
+    """A :class:`SparseInverseConv3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseInverseConv1d(SparseInverseConv3d):
-    """:class:`SparseInverseConv3d` for voxels with one axis."""
+    """A :class:`SparseInverseConv3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class GenerativeConv4d(GenerativeConv3d):
-    """:class:`GenerativeConv3d` for voxels with four axes."""
+    """A :class:`GenerativeConv3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class GenerativeConv2d(GenerativeConv3d):
-    """:class:`GenerativeConv3d` for voxels with two axes."""
+    """A :class:`GenerativeConv3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class GenerativeConv1d(GenerativeConv3d):
-    """:class:`GenerativeConv3d` for voxels with one axis."""
+    """A :class:`GenerativeConv3d` for voxels with one spatial axis."""
 
     ndim = 1

@@ -19,13 +19,15 @@ __all__ = ["SparseModule"]
 
 
 class SparseModule(nn.Module):
-    """The base of the modules that take a ``SparseTensor``. :class:`Sequential` passes the tensor itself to its
-    subclasses.
+    """The base of the modules that take a ``SparseTensor``. :class:`Sequential` passes the sparse tensor to instances
+    of this class, and its features to other modules.
     """
 
     @classmethod
     def _refuse_arguments(cls, others: Mapping[str, Any]) -> None:
-        """Raise ``SL209`` if ``others``, the arguments that the constructor does not have, is not empty."""
+        """Raise ``SL209`` if ``others``, the keyword arguments that the constructor does not have, is not empty. The
+        message lists the arguments that it has.
+        """
         if others:
             got = ", ".join(f"{name}={value!r}" for name, value in others.items())
             # ``others`` only collects the arguments that are refused here.
@@ -41,7 +43,7 @@ class SparseModule(nn.Module):
         return number
 
     def _check_gradient(self, x: SparseTensor) -> None:
-        """Raise ``SL215`` if a reentrant checkpoint would lose the gradient of ``x``."""
+        """Raise ``SL215`` if ``x`` enters or leaves a reentrant checkpoint, in which its gradient would be lost."""
         refuse_reentrant(type(self).__name__, x)
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
@@ -69,8 +71,8 @@ class SparseModule(nn.Module):
 
 
 def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
-    """Return the voxels of ``target``, the argument that chooses the outputs of a call. For a sparse tensor this is its
-    geometry, and coordinates are returned unchanged.
+    """Return the voxels of ``target``, the argument with which a caller chooses the outputs of a layer. If ``target``
+    is a sparse tensor, this is its geometry. Coordinates are returned unchanged.
     """
     return target.geometry if isinstance(target, SparseTensor) else target
 
@@ -78,9 +80,9 @@ def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
 def origin_of(
     module: nn.Module, x: SparseTensor, kernel: Sequence[int], stride: Sequence[int] | None = None
 ) -> GeometryOrigin:
-    """Return the record of the layer that made the voxels of ``x``, whose direction ``module`` reverses. The record
-    holds that layer's input voxels and its window. Raise ``SL208`` if there is no such layer with this ``kernel``, and
-    with this ``stride`` if given.
+    """Return the record of the layer that made the voxels of ``x``, which holds that layer's input voxels and its
+    window. ``module``, which reverses that layer, is named in the error. Raise ``SL208`` if no layer made the voxels,
+    or if it had another ``kernel`` or ``stride``. A ``stride`` of None is not compared.
     """
     ndim, origin = x.geometry.ndim, x.geometry.parent
     if origin is not None:

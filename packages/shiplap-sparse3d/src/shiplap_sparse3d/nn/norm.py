@@ -17,15 +17,17 @@ __all__ = ["BatchNorm", "InstanceNorm", "SyncBatchNorm"]
 
 
 class BatchNorm(nn.BatchNorm1d, SparseModule):
-    """``torch.nn.BatchNorm1d`` over the voxels of a tensor, with its arguments, buffers and state dict.
+    """A batch norm over the voxels of a sparse tensor, with the arguments, buffers and state dict of
+    ``torch.nn.BatchNorm1d``.
 
     Padding rows are not counted and become zeros. The number of voxels stays on the device, so nothing waits for it.
     Scenes without voxels change no statistics. A single voxel, which torch refuses, has variance zero.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
-        """Return ``x`` with its features normalised per channel. In training the statistics are those of its voxels
-        without padding, and otherwise the running statistics. Raise ``SL202`` for another number of channels.
+        """Return ``x`` with its features normalised per channel. In training, and if there are no running statistics,
+        the statistics are those of the voxels of ``x`` without padding. Otherwise they are the running ones. Raise
+        ``SL202`` for another number of channels.
         """
         self._check_gradient(x)
         if x.feats.size(1) != self.num_features:
@@ -40,21 +42,24 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
     @property
     def _has_mixed_dtypes(self) -> bool:
-        """Whether weight and statistics differ in dtype, as under a mixed-precision policy of FSDP2. torch's own batch
-        norm refuses that.
+        """Whether the weight and the running statistics differ in dtype, as under a mixed-precision policy of FSDP2.
+        ``torch.nn.BatchNorm1d`` refuses such a mix.
         """
         weight, mean = self.weight, self.running_mean
         return weight is not None and mean is not None and weight.dtype != mean.dtype
 
     def _running_norm(self, feats: Tensor) -> Tensor:
-        """Return ``feats [n, c]`` normalised by the running statistics, with weight and bias."""
+        """Return ``feats [n, c]`` normalised by the running statistics, then multiplied by the weight and shifted by
+        the bias.
+        """
         assert self.running_mean is not None
         assert self.running_var is not None
         return row_norms.running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
 
 class InstanceNorm(SparseModule):
-    """``torch.nn.InstanceNorm3d`` over the voxels of each scene. Padding is not counted and becomes zeros.
+    """An instance norm over the voxels of each scene, as ``torch.nn.InstanceNorm3d`` computes it. Padding rows are not
+    counted and become zeros.
 
     Args:
         num_features: channels.
@@ -92,12 +97,14 @@ class InstanceNorm(SparseModule):
         return x.replace(torch.where(x.is_voxel, out, 0).to(x.feats.dtype))
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the module as text, for its ``repr``."""
+        """Return the number of channels, ``eps`` and whether there are a weight and a bias, as a string for the
+        module's ``repr``.
+        """
         return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
 
 
 class SyncBatchNorm(BatchNorm):
-    """:class:`BatchNorm` with statistics over the voxels of all ranks. Every voxel has the same weight.
+    """A :class:`BatchNorm` with statistics over the voxels of all ranks, in which every voxel has equal weight.
 
     As with ``torch.nn.SyncBatchNorm``, every rank must take part in each forward and backward pass, also a rank without
     voxels. With a single rank, and without a process group, the layer works as :class:`BatchNorm`. It supports every
@@ -122,14 +129,15 @@ class SyncBatchNorm(BatchNorm):
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """Return ``x`` with its features normalised per channel by the statistics of the voxels of all ranks. In
-        evaluation and in a single process, return the result of :class:`BatchNorm`.
+        evaluation with running statistics, and in a single process, return the result of :class:`BatchNorm`.
         """
         self._check_gradient(x)
         return x.replace(shared_norm(self, x)) if shares_statistics(self) else super().forward(x)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        """Replace the batch norms in ``module``, in place, by synchronised ones, and return the module.
+        """Replace the batch norms in ``module``, in place, by batch norms that share their statistics between ranks.
+        Return ``module``, or its replacement if it is a batch norm itself.
 
         A :class:`BatchNorm` becomes a :class:`SyncBatchNorm`, and a batch norm of torch becomes a
         ``torch.nn.SyncBatchNorm``. The function of the same name in torch would replace both by a
@@ -150,8 +158,8 @@ class SyncBatchNorm(BatchNorm):
 
     @classmethod
     def _from_norm(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
-        """Return a synchronised batch norm that shares the parameters and buffers of ``norm``. As in torch, hooks of
-        ``norm`` are not copied.
+        """Return an instance that holds the parameters, the buffers and the settings of ``norm``. The parameters and
+        the buffers are shared and not copied. As in torch, the hooks of ``norm`` are left out.
         """
         # On ``meta``, since the parameters and buffers are replaced at once.
         made = cls(norm.num_features, norm.eps, norm.momentum, process_group=process_group, device="meta")
@@ -163,7 +171,7 @@ class SyncBatchNorm(BatchNorm):
 
 def shares_statistics(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
     """Return whether ``norm`` uses statistics of the batch and more than one process shares them. Statistics of the
-    batch are used in training and if there are no running ones.
+    batch are used in training, and in evaluation if ``norm`` tracks no running statistics.
     """
     if not norm.training and norm.track_running_stats:
         return False
@@ -171,14 +179,14 @@ def shares_statistics(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
 
 
 def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tensor:
-    """Return the features of ``x`` normalised by the statistics of the voxels of all ranks in
-    ``norm.process_group``.
+    """Return the features of ``x``, ``[n, c]``, normalised by the statistics of the voxels of all ranks in
+    ``norm.process_group``. In training, update the running statistics of ``norm``.
     """
     group = norm.process_group
 
     def total(part: Tensor) -> Tensor:
-        """Return the sum of ``part`` over the ranks of ``norm.process_group`` (``norm`` is the argument of
-        ``shared_norm``). It is differentiable.
+        """Return the sum of ``part`` over the ranks of ``group``, the process group of the enclosing function's
+        ``norm``. The sum is differentiable.
         """
         summed: Tensor = _RankTotal.apply(part, group)
         return summed
@@ -187,13 +195,15 @@ def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tens
 
 
 class _RankTotal(torch.autograd.Function):
-    """The sum over the ranks of a group. Its gradient is the sum of the ranks' gradients, since all ranks use the
-    sum.
+    """The sum of a tensor over the ranks of a process group. Its gradient is the sum of the gradients of all ranks,
+    since each rank uses the sum.
     """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        """Return the sum of ``part`` over the ranks of ``group``, and store the group for the backward pass."""
+        """Return the sum of ``part`` over the ranks of ``group``, and store ``group`` for the backward pass. ``part``
+        is not changed.
+        """
         ctx.group = group
         # ``all_reduce`` works in place, and the caller still needs its tensor.
         summed = part.clone()
@@ -202,8 +212,8 @@ class _RankTotal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the sum of ``grad`` over the ranks of the group, since each rank's part affects the results of all
-        ranks.
+        """Return the sum of ``grad`` over the ranks of the group, and None for the argument ``group``. The gradients
+        are summed because the tensor of each rank affects the results of all ranks.
         """
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
@@ -216,9 +226,9 @@ def batch_norm(
     keep: Tensor,
     total: row_norms.Total = lambda part: part,
 ) -> Tensor:
-    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``). In training,
-    update the running statistics of ``norm`` with them. ``total`` sums a tensor over all processes that share the
-    statistics.
+    """Return ``feats [n, c]`` normalised by the statistics of the rows that ``keep`` (``bool [n, 1]``) selects. In
+    training, update the running statistics of ``norm`` with them. ``total`` sums a tensor over all processes that share
+    the statistics, and by default returns it unchanged.
     """
     out, voxels, *seen = row_norms.batch_norm(feats, keep, norm.weight, norm.bias, norm.eps, total)
     if norm.training and norm.track_running_stats:

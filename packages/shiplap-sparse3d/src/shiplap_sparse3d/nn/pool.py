@@ -35,7 +35,7 @@ __all__ = [
 
 
 class WindowPool(SparseModule):
-    """Pooling over the voxels of a window, onto every voxel that an input reaches.
+    """Pooling over the voxels in a window. The outputs are all cells at which the window contains an input voxel.
 
     Args:
         kernel_size: the size of the window, one int or one per axis.
@@ -73,21 +73,22 @@ class WindowPool(SparseModule):
         self.capacity = None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the pooled features of ``x`` as a sparse tensor on the voxels that the windows reach. Raise ``SL201``
-        for another number of axes.
+        """Return the pooled features of ``x`` as a sparse tensor on all cells at which the window contains a voxel.
+        Raise ``SL201`` for another number of axes.
         """
         self._check_axes(x, self.ndim)
         step = x.geometry.pooled(self.kernel_size, self.stride, self.padding, self.dilation, capacity=self.capacity)
         return SparseTensor(self._pool(x.feats, step.plan), geometry=step.geometry)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the features of the outputs, ``[m, c]``, from those of the inputs. ``plan`` holds the neighbour
-        tables, whose rows are in the order of the outputs. Subclasses compute a maximum, a mean or a sum.
+        """Return the features of the outputs, ``[m, c]``, computed from the features of the inputs, ``feats [n, c]``.
+        ``plan`` holds the neighbour tables, whose rows are in the order of the outputs. A subclass computes a maximum,
+        a mean or a sum.
         """
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """Return the sizes of the window as text, for the module's ``repr``."""
+        """Return the kernel size, the stride, the padding and the dilation as a string, for the module's ``repr``."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
 
 
@@ -95,7 +96,9 @@ class SparseMaxPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The largest value of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the largest of the existing inputs of each output, ``[m, c]``."""
+        """Return the largest of the inputs in the window of each output, channel by channel, ``[m, c]``. ``plan`` holds
+        the neighbour tables.
+        """
         return pooling.max_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -103,7 +106,7 @@ class SparseAvgPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The mean of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the mean of the existing inputs of each output, ``[m, c]``."""
+        """Return the mean of the inputs in each output's window, ``[m, c]``. ``plan`` holds the neighbour tables."""
         return pooling.avg_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -111,26 +114,26 @@ class SparseSumPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The sum of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the sum of the existing inputs of each output, ``[m, c]``."""
+        """Return the sum of the inputs in each output's window, ``[m, c]``. ``plan`` holds the neighbour tables."""
         return pooling.sum_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
 class SparseUnpool3d(SparseModule):
-    """An unpooling back onto the voxels from which an earlier step (a pooling or a strided convolution) made the
-    input's voxels. Each of them gets the features of the voxels to which it contributed.
+    """An unpooling that reverses an earlier layer, a pooling or a strided convolution that made the voxels of the
+    input. Its outputs are the input voxels of that layer, each with the features of the voxels to which it contributed.
 
-    If no step made the input's voxels, the result lies on all cells of the finer grid that they reach.
+    If no layer made the input's voxels, the result lies on all cells of the finer grid that these voxels span.
 
     Args:
-        kernel_size: the kernel size of the step, which is a pooling or a convolution.
-        stride: the stride of the step, which is the default and the only accepted value.
-        mode: ``"sum"`` or ``"mean"`` of the voxels that the windows of a voxel led to. Windows that do not overlap lead
-            to one voxel, so both modes copy it, which is nearest upsampling.
+        kernel_size: the kernel size of that layer.
+        stride: the stride of that layer, which is the default and the only accepted value.
+        mode: ``"sum"`` or ``"mean"`` of the voxels to which an output voxel contributed. With windows that do not
+            overlap there is one such voxel, and both modes copy its features (nearest upsampling).
 
-    Shape: ``feats [m, c] -> [n, c]`` on the coordinates before the step.
+    Shape: ``feats [m, c] -> [n, c]`` on the input voxels of that layer.
 
     Raises:
-        ArgumentError: ``SL208`` if the input comes from a step with another window.
+        ArgumentError: ``SL208`` if the input comes from a layer with another window.
     """
 
     ndim = 3
@@ -150,9 +153,9 @@ class SparseUnpool3d(SparseModule):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the features of ``x`` spread over the voxels from which a strided layer made its voxels. If there was
-        no such layer, they are spread over all cells that the window reaches. Raise ``SL208`` for a layer with another
-        window.
+        """Return the features of ``x`` spread over the input voxels of the layer that made the voxels of ``x``. If no
+        layer made them, the features are spread over all finer cells that the window reaches. Raise ``SL208`` for a
+        layer with another window.
         """
         self._check_axes(x, self.ndim)
         if x.geometry.parent is None:
@@ -169,89 +172,89 @@ class SparseUnpool3d(SparseModule):
         return SparseTensor(feats, geometry=there)
 
     def extra_repr(self) -> str:
-        """Return the kernel size and the mode as text, for the module's ``repr``."""
+        """Return the kernel size and the mode as a string, for the module's ``repr``."""
         return f"kernel_size={self.kernel_size}, mode={self.mode!r}"
 
 
 class SparseMaxPool4d(SparseMaxPool3d):
-    """:class:`SparseMaxPool3d` for voxels with four axes."""
+    """A :class:`SparseMaxPool3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseMaxPool2d(SparseMaxPool3d):
-    """:class:`SparseMaxPool3d` for voxels with two axes."""
+    """A :class:`SparseMaxPool3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseMaxPool1d(SparseMaxPool3d):
-    """:class:`SparseMaxPool3d` for voxels with one axis."""
+    """A :class:`SparseMaxPool3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparseAvgPool4d(SparseAvgPool3d):
-    """:class:`SparseAvgPool3d` for voxels with four axes."""
+    """A :class:`SparseAvgPool3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseAvgPool2d(SparseAvgPool3d):
-    """:class:`SparseAvgPool3d` for voxels with two axes."""
+    """A :class:`SparseAvgPool3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseAvgPool1d(SparseAvgPool3d):
-    """:class:`SparseAvgPool3d` for voxels with one axis."""
+    """A :class:`SparseAvgPool3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparseSumPool4d(SparseSumPool3d):
-    """:class:`SparseSumPool3d` for voxels with four axes."""
+    """A :class:`SparseSumPool3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseSumPool2d(SparseSumPool3d):
-    """:class:`SparseSumPool3d` for voxels with two axes."""
+    """A :class:`SparseSumPool3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseSumPool1d(SparseSumPool3d):
-    """:class:`SparseSumPool3d` for voxels with one axis."""
+    """A :class:`SparseSumPool3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparseUnpool4d(SparseUnpool3d):
-    """:class:`SparseUnpool3d` for voxels with four axes."""
+    """A :class:`SparseUnpool3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseUnpool2d(SparseUnpool3d):
-    """:class:`SparseUnpool3d` for voxels with two axes."""
+    """A :class:`SparseUnpool3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseUnpool1d(SparseUnpool3d):
-    """:class:`SparseUnpool3d` for voxels with one axis."""
+    """A :class:`SparseUnpool3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class GlobalPool(SparseModule):
-    """Pooling over all voxels of each scene, with zeros for a scene without any.
+    """A pooling over all voxels of each scene. A scene without voxels gets zeros.
 
     Args:
         mode: ``"max"``, ``"avg"`` or ``"sum"``.
 
-    Shape: ``feats [n, c] -> [batch_size, c]``, a plain tensor.
+    Shape: ``feats [n, c] -> [batch_size, c]``. The result is a ``torch.Tensor``.
     """
 
     def __init__(self, mode: Literal["max", "avg", "sum"] = "avg") -> None:
@@ -262,10 +265,12 @@ class GlobalPool(SparseModule):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> Tensor:
-        """Return the maximum, mean or sum of the features of each scene without padding, ``[batch_size, c]``."""
+        """Return the maximum, mean or sum (by ``mode``) of the features of each scene, ``[batch_size, c]``. Padding
+        rows are left out.
+        """
         self._check_gradient(x)
         return pooling.global_pool(x.feats, x.geometry.coords, x.batch_size, self.mode)
 
     def extra_repr(self) -> str:
-        """Return the mode as text, for the module's ``repr``."""
+        """Return the mode as a string, for the module's ``repr``."""
         return repr(self.mode)

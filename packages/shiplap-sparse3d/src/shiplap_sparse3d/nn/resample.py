@@ -33,8 +33,8 @@ __all__ = [
 
 
 class Resampling(SparseModule):
-    """The base of the modules between a coarse grid and a grid that is finer by whole factors. ``factor`` is the number
-    of finer cells along each axis of a coarse cell.
+    """The base of the modules that lead from a coarse grid to a finer one or back. ``factor`` is the number of finer
+    cells along each axis of a coarse cell.
     """
 
     ndim = 3
@@ -46,8 +46,9 @@ class Resampling(SparseModule):
         self.factor = per_axis(factor, "factor", self.ndim, 1)
 
     def _step_to_finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        """Return the step (output voxels and plan) from ``x`` to all finer cells that its voxels span. If
-        ``coordinates`` are given, they are the output voxels.
+        """Return the step from ``x`` to the finer grid, which holds the output voxels and the neighbour tables onto
+        them. If ``coordinates`` are given, they are the output voxels. Otherwise the outputs are all finer cells that
+        the voxels of ``x`` span.
         """
         self._check_axes(x, self.ndim)
         if coordinates is None:
@@ -55,31 +56,32 @@ class Resampling(SparseModule):
         return x.geometry.onto(voxels_of(coordinates), self._window(up=True), plain=True)
 
     def _window(self, *, up: bool) -> StepWindow:
-        """Return the window of blocks of ``factor`` cells that do not overlap. It leads from the coarse to the fine
-        grid if ``up`` is true, and otherwise from the fine to the coarse grid.
+        """Return the window (kernel size, stride, padding, dilation) of blocks of ``factor`` cells that do not overlap.
+        If ``up`` is true, it leads from the coarse to the fine grid, and otherwise from the fine to the coarse grid.
         """
         factor = expand_axes(self.factor, "factor", self.ndim)
         zeros, ones = expand_axes(0, "padding", self.ndim, 0), expand_axes(1, "dilation", self.ndim)
         return StepWindow(factor, factor, zeros, ones, zeros if up else None)
 
     def extra_repr(self) -> str:
-        """Return the factor as text, for the module's ``repr``."""
+        """Return the factor as a string, for the module's ``repr``."""
         return f"factor={self.factor}"
 
 
 class SparseUpsample3d(Resampling):
-    """Nearest upsampling, in which each cell of the finer grid gets the features of the voxel that spans it.
+    """A nearest upsampling, in which each cell of the finer grid gets the features of the voxel that spans it.
 
     Args:
         factor: cells of the finer grid for each cell, an int or one per axis.
 
     Shape: ``feats [m, c] -> [n, c]`` on all cells that the voxels span. The second argument of a call, a sparse tensor
-    or coordinates, may give other output voxels. They are zeros where no voxel spans them.
+    or coordinates, can give other output voxels. Output voxels that no voxel spans get zeros.
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return ``x`` on a grid finer by ``factor``. Each finer cell that a voxel spans has the voxel's features. If
-        ``coordinates`` are given, they are the output voxels.
+        """Return ``x`` on a grid finer by ``factor``, as a sparse tensor. Each finer cell that a voxel spans has the
+        voxel's features. If ``coordinates`` are given, they are the output voxels, with zeros where no voxel of ``x``
+        spans them.
         """
         step = self._step_to_finer(x, coordinates)
         plan = step.plan.unsorted()
@@ -89,22 +91,22 @@ class SparseUpsample3d(Resampling):
 
 
 class SparsePixelShuffle3d(Resampling):
-    """Pixel shuffle, in which the channels of each voxel become cells of a finer grid. The values are those of
+    """A pixel shuffle, in which the channels of each voxel become cells of a finer grid. The values are those of
     ``torch.nn.PixelShuffle`` at these cells.
 
     A voxel spans ``k = prod(factor)`` cells, numbered with the last axis fastest. Channel ``c * k + v`` becomes channel
     ``c`` of cell ``v``.
 
     Args:
-        factor: as in :class:`SparseUpsample3d`. The second argument of a call is the same, too.
+        factor: as in :class:`SparseUpsample3d`. The second argument of a call gives the output voxels, as there.
 
     Shape: ``feats [m, c * k] -> [n, c]``.
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return ``x`` on a grid finer by ``factor``. The ``V * c`` channels of a voxel become ``c`` channels of each
-        of the ``V`` finer cells that it spans. If ``coordinates`` are given, they are the output voxels. Raise
-        ``SL202`` if ``V`` does not divide the channels.
+        """Return ``x`` on a grid finer by ``factor``, as a sparse tensor. The ``V * c`` channels of a voxel become
+        ``c`` channels of each of the ``V`` finer cells that it spans. If ``coordinates`` are given, they are the output
+        voxels. Raise ``SL202`` if ``V`` does not divide the number of channels.
         """
         taps = math.prod(self.factor)
         if x.feats.shape[1] % taps:
@@ -123,7 +125,7 @@ class SparsePixelShuffle3d(Resampling):
 
 
 class SparsePixelUnshuffle3d(Resampling):
-    """Pixel unshuffle, in which the finer cells of each coarser cell become its channels. The values are those of
+    """A pixel unshuffle, in which the finer cells of each coarser cell become its channels. The values are those of
     ``torch.nn.PixelUnshuffle`` at the cells that contain a voxel.
 
     Finer cells without a voxel give zeros. This is the inverse of :class:`SparsePixelShuffle3d` onto the voxels of its
@@ -137,9 +139,9 @@ class SparsePixelUnshuffle3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return ``x`` on a grid coarser by ``factor``. A coarser cell has the features of its ``V`` finer voxels side
-        by side, ``V * c`` channels, with zeros for missing ones. If ``coordinates`` are given, they are the output
-        voxels.
+        """Return ``x`` on a grid coarser by ``factor``, as a sparse tensor. A coarser cell has the channels of the
+        ``V`` finer cells that it spans, with zeros for cells without a voxel. Channel ``i`` of finer cell ``v`` becomes
+        channel ``i * V + v``. If ``coordinates`` are given, they are the output voxels.
         """
         self._check_axes(x, self.ndim)
         if coordinates is None:
@@ -152,60 +154,60 @@ class SparsePixelUnshuffle3d(Resampling):
 
 
 def _rows_or_zeros(feats: Tensor, rows: Tensor) -> Tensor:
-    """Return ``feats[rows]``, with zeros where a row is -1."""
+    """Return ``feats[rows]`` for ``feats [n, c]``, with zeros where a number in ``rows`` is -1."""
     padded = torch.nn.functional.pad(feats, (0, 0, 0, 1))
     return padded.index_select(0, torch.where(rows < 0, feats.shape[0], rows))
 
 
 class SparseUpsample4d(SparseUpsample3d):
-    """:class:`SparseUpsample3d` for voxels with four axes."""
+    """A :class:`SparseUpsample3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparseUpsample2d(SparseUpsample3d):
-    """:class:`SparseUpsample3d` for voxels with two axes."""
+    """A :class:`SparseUpsample3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparseUpsample1d(SparseUpsample3d):
-    """:class:`SparseUpsample3d` for voxels with one axis."""
+    """A :class:`SparseUpsample3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparsePixelShuffle4d(SparsePixelShuffle3d):
-    """:class:`SparsePixelShuffle3d` for voxels with four axes."""
+    """A :class:`SparsePixelShuffle3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparsePixelShuffle2d(SparsePixelShuffle3d):
-    """:class:`SparsePixelShuffle3d` for voxels with two axes."""
+    """A :class:`SparsePixelShuffle3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparsePixelShuffle1d(SparsePixelShuffle3d):
-    """:class:`SparsePixelShuffle3d` for voxels with one axis."""
+    """A :class:`SparsePixelShuffle3d` for voxels with one spatial axis."""
 
     ndim = 1
 
 
 class SparsePixelUnshuffle4d(SparsePixelUnshuffle3d):
-    """:class:`SparsePixelUnshuffle3d` for voxels with four axes."""
+    """A :class:`SparsePixelUnshuffle3d` for voxels with four spatial axes."""
 
     ndim = 4
 
 
 class SparsePixelUnshuffle2d(SparsePixelUnshuffle3d):
-    """:class:`SparsePixelUnshuffle3d` for voxels with two axes."""
+    """A :class:`SparsePixelUnshuffle3d` for voxels with two spatial axes."""
 
     ndim = 2
 
 
 class SparsePixelUnshuffle1d(SparsePixelUnshuffle3d):
-    """:class:`SparsePixelUnshuffle3d` for voxels with one axis."""
+    """A :class:`SparsePixelUnshuffle3d` for voxels with one spatial axis."""
 
     ndim = 1

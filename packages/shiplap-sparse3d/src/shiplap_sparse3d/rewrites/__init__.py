@@ -21,9 +21,9 @@ KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float1
 
 
 def _written_norm(kind: Any) -> Callable[..., Tensor]:
-    """Return the computation of ``sparse3d.BatchNorm`` in evaluation as a function with type annotations of the dtype
-    ``kind``. A rewrite, which replaces a pattern in compiled code, is made from it. The dtype determines which casts
-    the pattern has.
+    """Return ``sparse3d.BatchNorm`` in evaluation as a function of tensors whose annotations have the dtype ``kind``.
+    The rewrite that folds a norm into a convolution searches compiled code for this computation. The dtype determines
+    which casts the code has.
     """
 
     def norm(x: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
@@ -36,8 +36,9 @@ def _written_norm(kind: Any) -> Callable[..., Tensor]:
 
 
 def _norm_examples() -> Iterator[Program]:
-    """Yield programs (functions with example arguments) in which the rewrite must find a sparse convolution followed by
-    a batch norm. Some have a bias.
+    """Yield programs (functions with example arguments) that contain a sparse convolution followed by a batch norm. The
+    rewrite must find both in each of them. Two use torch's batch norm, with and without a bias of the convolution, and
+    the last one uses ``sparse3d.BatchNorm``.
     """
     rng = torch.Generator().manual_seed(0)
     columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
@@ -59,7 +60,8 @@ def _conv_batch_norm(
     bias: Tensor | None = None,
 ) -> Tensor:
     """Return a sparse convolution over the neighbour ``table``, followed by torch's batch norm in evaluation with the
-    given statistics. The rewrite ``conv_norm_sparse3d`` has to find this computation in a graph.
+    given statistics. ``scale`` and ``shift`` are the norm's weight and bias. This is an example that the rewrite
+    ``conv_norm_sparse3d`` must find in a graph.
     """
     out = ops.conv(feats, weight, table, bias)
     return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
@@ -68,8 +70,9 @@ def _conv_batch_norm(
 def _conv_running_norm(
     feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor
 ) -> Tensor:
-    """Return a sparse convolution over the neighbour ``table``, followed by the norm of ``sparse3d.BatchNorm`` in
-    evaluation. The rewrite ``conv_norm_sparse3d`` has to find this computation in a graph.
+    """Return a sparse convolution over the neighbour ``table``, followed by ``sparse3d.BatchNorm`` in evaluation with
+    the given statistics. ``scale`` and ``shift`` are the norm's weight and bias. This is an example that the rewrite
+    ``conv_norm_sparse3d`` must find in a graph.
     """
     return running_norm(ops.conv(feats, weight, table), mean, var, scale, shift, 1e-3)
 

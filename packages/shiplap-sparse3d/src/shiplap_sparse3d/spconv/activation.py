@@ -21,9 +21,9 @@ _KNOWN: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def activation_of(where: str, act_type: Any) -> str | None:
-    """Return the name of the activation ``act_type`` (a name or a value of cumm's enumeration), or None for no
-    activation. Raise ``SL208`` for an activation that this package does not have. ``where`` is the layer's name in the
-    message.
+    """Return the name of the activation ``act_type``, or None for no activation. ``act_type`` is a name, a member of
+    cumm's enumeration or None. Raise ``SL208`` for an activation that this package does not have. ``where`` is the
+    layer's name in the message.
     """
     name = getattr(act_type, "name", act_type)
     if name is None or name == "None_":
@@ -34,7 +34,7 @@ def activation_of(where: str, act_type: Any) -> str | None:
 
 
 def apply_activation(features: Tensor, name: str | None, alpha: float) -> Tensor:
-    """Return ``features`` after the activation ``name``, or unchanged if it is None. ``alpha`` is the activation's
-    parameter, such as the slope of a leaky ReLU. A compiled graph fuses it with the convolution's store.
+    """Return ``features`` after the activation ``name`` (ReLU, Sigmoid or LeakyReLU), or ``features`` itself if
+    ``name`` is None. ``alpha`` is the slope of LeakyReLU for negative numbers.
     """
     return features if name is None else _KNOWN[name](features, alpha)

@@ -12,5 +12,5 @@ PYTORCH_VERSION = [int(part) for part in torch.__version__.split("+")[0].split("
 
 
 def is_amp_enabled() -> bool:
-    """Return whether ``torch.autocast`` is enabled."""
+    """Return whether ``torch.autocast`` is enabled for CUDA devices."""
     return torch.is_autocast_enabled()

@@ -18,8 +18,8 @@ __all__: list[str] = []
 
 
 class _TensorMembers:
-    """The attributes of a sparse tensor besides features and indices, as a part of its pytree. All instances are equal,
-    so that the pytrees of two sparse tensors have the same structure.
+    """The attributes of a sparse tensor besides features and indices, as the part of a pytree's structure that is not
+    leaves. All instances are equal, so that the pytrees of two sparse tensors have the same structure.
     """
 
     def __init__(self, source: SparseConvTensor) -> None:
@@ -39,8 +39,8 @@ class _TensorMembers:
 
 def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
     """Return a sparse tensor with the leaves ``children`` (features, indices) of a pytree and the other attributes of
-    ``rest.source``. If its indices are not those of the source, its ``indice_dict``, the records of convolutions by
-    key, is empty.
+    ``rest.source``. If its indices are not those of the source, its ``indice_dict`` (the records of convolutions by
+    key) is empty.
     """
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))

@@ -52,16 +52,19 @@ Ints = int | Sequence[int]
 
 
 class SparseConvolution(SparseModule):
-    """The base of every convolution layer. Subclasses set ``ndim``, ``subm``, ``transposed`` and ``inverse``.
+    """The base of every convolution layer. A subclass passes fixed values of ``ndim``, ``subm``, ``transposed`` and
+    ``inverse`` to the constructor.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, output_padding: as in torch.
-        indice_key: name under which tables are kept in the tensor's ``indice_dict``. A ``SubM`` layer also reads them.
+        subm, transposed, inverse: which kind of convolution the layer is. If all are false, it is a strided one.
+        indice_key: the key under which the layer keeps its voxels and neighbour tables in the tensor's ``indice_dict``.
+            A submanifold layer also reads what an earlier layer has stored there.
         algo: the algorithm that spconv would run. Layers that share an ``indice_key`` must have the same one.
         act_type: ReLU, Sigmoid or LeakyReLU (with slope ``act_alpha``) behind the layer, as cumm's constant or by name.
         fp32_accum: accepted without effect, since sums are always kept in float32.
-        large_kernel_fast_algo: without ``algo``, whether masked implicit GEMM is chosen up to 128 taps instead of 32.
-        record_voxel_count: keep the largest number of output voxels in a buffer.
+        large_kernel_fast_algo: whether masked implicit GEMM is chosen up to 128 taps instead of 32 if ``algo`` is None.
+        record_voxel_count: whether to keep the largest number of output voxels in a buffer.
         name, device, dtype: as in torch and spconv.
 
     Shape: weight ``[out_channels, *kernel_size, in_channels / groups]`` (KRSC). A kernel of one cell and stride 1 reads
@@ -117,8 +120,8 @@ class SparseConvolution(SparseModule):
         self._create_parameters(bias, device=device, dtype=dtype)
 
     def _check_arguments(self) -> None:
-        """Raise ``SL208`` unless ``groups`` divides both numbers of channels. Raise it also if a kernel of one cell
-        with stride 1 has padding, unless the layer is submanifold.
+        """Raise ``SL208`` unless ``groups`` divides both numbers of channels. Raise it also for a layer that is not
+        submanifold, with a kernel of one cell and stride 1, if it has padding.
         """
         where = type(self).__name__
         if self.in_channels % self.groups or self.out_channels % self.groups:
@@ -129,10 +132,9 @@ class SparseConvolution(SparseModule):
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
     def _create_parameters(self, bias: bool, **factory: Any) -> None:
-        """Create the weight ``[out, *kernel_size, in / groups]`` and the bias. If ``bias`` is false, the bias is None.
-        If ``record_voxel_count`` is true, a strided or transposed layer also gets the counter of its output voxels.
-
-        They are created in the order of spconv's checkpoints. ``factory`` holds their device and dtype.
+        """Create the weight ``[out, *kernel_size, in / groups]`` and the bias, with random values. If ``bias`` is
+        false, the bias is None. If ``record_voxel_count`` is true, a strided or transposed layer also gets a buffer
+        with the largest number of its output voxels. ``factory`` holds the device and the dtype.
         """
         # The other layers make no new voxels.
         if self.record_voxel_count and not self.subm and not self.inverse:
@@ -145,8 +147,8 @@ class SparseConvolution(SparseModule):
         self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
-        """Set weight and bias to random values, as ``torch.nn.Conv3d`` does. The distribution is Kaiming uniform with
-        ``a = sqrt(5)`` over the fan-in.
+        """Set weight and bias to random values, uniform between -b and b, as ``torch.nn.Conv3d`` does. The bound is ``b
+        = 1 / sqrt(fan_in)`` for a ``fan_in`` of ``in_channels / groups * taps``.
         """
         fan_in = math.prod(self.weight.shape[1:])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
@@ -156,34 +158,33 @@ class SparseConvolution(SparseModule):
 
     def is_inverseable(self) -> bool:
         """Return whether a ``SparseInverseConv`` layer can map this layer's outputs back to its inputs. That needs an
-        ``indice_key`` and a layer that changes the voxels.
+        ``indice_key`` and a layer that is not submanifold.
         """
         return self.indice_key is not None and not self.subm
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the largest number of output voxels so far, ``int32 [1]``. Return None for a layer without
-        ``record_voxel_count``.
+        """Return the buffer with the largest number of output voxels so far, ``int32 [1]``. Return None for a layer
+        without ``record_voxel_count``.
         """
         return getattr(self, indices.COUNT, None)
 
     @property
     def weight_shape(self) -> list[int]:
-        """The shape of the weight as a list, ``[out_channels, *kernel_size, in_channels / groups]``, under spconv's
-        name.
-        """
+        """The shape of the weight as a list, ``[out_channels, *kernel_size, in_channels / groups]``."""
         return list(self.weight.shape)
 
     @property
     def window(self) -> LayerWindow:
-        """The kernel, stride, padding and dilation of the layer as one object. For a transposed layer it also holds the
-        output padding.
+        """The kernel size, the stride, the padding and the dilation of the layer as one object. For a transposed layer
+        it also holds the output padding.
         """
         extra = self.output_padding if self.transposed else None
         return LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
     @partial(one_node, in_graph=convolve_in_graph)
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        """Return the convolution of ``input`` with its bias and activation, plus ``add_input`` if given.
+        """Return the convolution of ``input`` with its bias and activation, as a sparse tensor. If ``add_input`` is
+        given, its features are added after the activation.
 
         Raise ``SL209`` if ``input`` is not a sparse tensor, and ``SL202`` if the number of channels or rows does not
         fit. Raise ``SL208`` if the record that an earlier layer stored under the ``indice_key`` does not fit this
@@ -203,16 +204,17 @@ class SparseConvolution(SparseModule):
         return output if add_input is None else output + add_input
 
     def pointwise(self, features: Tensor) -> Tensor:
-        """Return ``features [n, in]`` times the weight of a kernel of one cell, plus the bias, ``[n, out]``."""
+        """Return ``features [n, in]`` times the weight of a kernel of one cell, plus the bias if there is one, as ``[n,
+        out]``. As in spconv, the weight's memory is read as ``[in, out]``.
+        """
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
         return nn.functional.linear(features, weight.t(), self.bias)
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         """Return the convolution of ``features`` as a sparse tensor on the output voxels, without the activation.
-
-        ``data`` is the record of input voxels, output voxels and neighbours. ``inside`` is whether the call runs inside
-        a reentrant checkpoint.
+        ``input`` gives the scenes and the earlier records. ``data`` is the record of input voxels, output voxels and
+        neighbours. ``inside`` is whether the call runs inside a reentrant checkpoint.
         """
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.
@@ -230,8 +232,9 @@ class SparseConvolution(SparseModule):
         return output
 
     def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
-        """Return the record of input voxels, output voxels and neighbours that this layer computes with. It is the one
-        that ``input`` has under ``key``, or a new one if there is none.
+        """Return the record of input voxels, output voxels and neighbours that this layer computes with. It is the
+        record that ``input`` has under ``key``, or a new one if there is none. An inverse layer needs an existing
+        record.
 
         Raise ``SL208`` if this layer cannot use the existing record. ``where`` is the layer's name in the message.
         """
@@ -248,7 +251,7 @@ class SparseConvolution(SparseModule):
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the layer as text, for its ``repr``."""
+        """Return the sizes and options of the layer as a string, for its ``repr``."""
         text = f"{self.in_channels}, {self.out_channels}, "
         names = "kernel_size", "stride", "padding", "dilation", "output_padding"
         text += ", ".join(f"{name}={getattr(self, name)}" for name in names)
@@ -258,8 +261,8 @@ class SparseConvolution(SparseModule):
 
 
 class _Strided(SparseConvolution):
-    """The base of the strided convolutions with ``NDIM`` axes. If ``TRANSPOSED`` is true, the layer is a transposed
-    convolution, and otherwise a strided one.
+    """The base of the strided convolutions with ``NDIM`` spatial axes. If the class attribute ``TRANSPOSED`` is true,
+    the layer is a transposed convolution, and otherwise a strided one.
     """
 
     NDIM: ClassVar[int]
@@ -306,14 +309,14 @@ class _Strided(SparseConvolution):
 
 
 class _Transposed(_Strided):
-    """Base of the transposed convolutions with ``NDIM`` axes."""
+    """The base of the transposed convolutions with ``NDIM`` spatial axes."""
 
     TRANSPOSED = True
 
 
 class _Inverse(SparseConvolution):
-    """Base of the inverse convolutions with ``NDIM`` axes. An inverse convolution maps the outputs of an earlier layer
-    back to that layer's inputs.
+    """The base of the inverse convolutions with ``NDIM`` spatial axes. An inverse convolution maps the outputs of an
+    earlier layer back to that layer's input voxels.
     """
 
     NDIM: ClassVar[int]
@@ -349,7 +352,9 @@ class _Inverse(SparseConvolution):
 
 
 class _SubM(SparseConvolution):
-    """Base of the submanifold convolutions with ``NDIM`` axes. Their outputs lie on the input's voxels."""
+    """The base of the submanifold convolutions with ``NDIM`` spatial axes. Their outputs lie on the voxels of the
+    input.
+    """
 
     NDIM: ClassVar[int]
 
@@ -392,31 +397,34 @@ class _SubM(SparseConvolution):
 
 
 class SparseConv1d(_Strided):
-    """Strided convolution on voxels with one axis, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
-    every cell that the kernel reaches from an input. Arguments and errors are those of :class:`SparseConvolution`.
+    """A strided convolution on voxels with one spatial axis, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs
+    are all cells at which the kernel reaches an input voxel. Arguments and errors are those of
+    :class:`SparseConvolution`.
     """
 
     NDIM = 1
 
 
 class SparseConv2d(_Strided):
-    """Strided convolution on voxels with two axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
-    every cell that the kernel reaches from an input. Arguments and errors are those of :class:`SparseConvolution`.
+    """A strided convolution on voxels with two spatial axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs
+    are all cells at which the kernel reaches an input voxel. Arguments and errors are those of
+    :class:`SparseConvolution`.
     """
 
     NDIM = 2
 
 
 class SparseConv3d(_Strided):
-    """Strided convolution on voxels with three axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
-    every cell that the kernel reaches from an input. Arguments and errors are those of :class:`SparseConvolution`.
+    """A strided convolution on voxels with three spatial axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its
+    outputs are all cells at which the kernel reaches an input voxel. Arguments and errors are those of
+    :class:`SparseConvolution`.
     """
 
     NDIM = 3
 
 
 class SparseConv4d(_Strided):
-    """Strided convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    """A strided convolution on voxels with four spatial axes, which is not supported. Creating the layer raises
     ``SL208``.
     """
 
@@ -424,31 +432,34 @@ class SparseConv4d(_Strided):
 
 
 class SparseConvTranspose1d(_Transposed):
-    """Transposed convolution on voxels with one axis, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
-    every cell of the finer grid that an input reaches. Arguments and errors are those of :class:`SparseConvolution`.
+    """A transposed convolution on voxels with one spatial axis, ``[n, in_channels]`` -> ``[m, out_channels]``. Its
+    outputs are all cells of the finer grid that the kernel reaches from an input voxel. Arguments and errors are those
+    of :class:`SparseConvolution`.
     """
 
     NDIM = 1
 
 
 class SparseConvTranspose2d(_Transposed):
-    """Transposed convolution on voxels with two axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie on
-    every cell of the finer grid that an input reaches. Arguments and errors are those of :class:`SparseConvolution`.
+    """A transposed convolution on voxels with two spatial axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its
+    outputs are all cells of the finer grid that the kernel reaches from an input voxel. Arguments and errors are those
+    of :class:`SparseConvolution`.
     """
 
     NDIM = 2
 
 
 class SparseConvTranspose3d(_Transposed):
-    """Transposed convolution on voxels with three axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its outputs lie
-    on every cell of the finer grid that an input reaches. Arguments and errors are those of :class:`SparseConvolution`.
+    """A transposed convolution on voxels with three spatial axes, ``[n, in_channels]`` -> ``[m, out_channels]``. Its
+    outputs are all cells of the finer grid that the kernel reaches from an input voxel. Arguments and errors are those
+    of :class:`SparseConvolution`.
     """
 
     NDIM = 3
 
 
 class SparseConvTranspose4d(_Transposed):
-    """Transposed convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    """A transposed convolution on voxels with four spatial axes, which is not supported. Creating the layer raises
     ``SL208``.
     """
 
@@ -456,8 +467,8 @@ class SparseConvTranspose4d(_Transposed):
 
 
 class SparseInverseConv1d(_Inverse):
-    """Inverse of the layer with the same ``indice_key`` on voxels with one axis, ``[m, in_channels]`` -> ``[n,
-    out_channels]``. Its outputs lie on the voxels that the earlier layer read.
+    """The inverse of the layer with the same ``indice_key``, on voxels with one spatial axis, ``[m, in_channels]`` ->
+    ``[n, out_channels]``. Its outputs lie on the input voxels of that layer.
 
     The call raises ``SL208`` if there is no such layer or if its kernel size differs.
     """
@@ -466,8 +477,8 @@ class SparseInverseConv1d(_Inverse):
 
 
 class SparseInverseConv2d(_Inverse):
-    """Inverse of the layer with the same ``indice_key`` on voxels with two axes, ``[m, in_channels]`` -> ``[n,
-    out_channels]``. Its outputs lie on the voxels that the earlier layer read.
+    """The inverse of the layer with the same ``indice_key``, on voxels with two spatial axes, ``[m, in_channels]`` ->
+    ``[n, out_channels]``. Its outputs lie on the input voxels of that layer.
 
     The call raises ``SL208`` if there is no such layer or if its kernel size differs.
     """
@@ -476,8 +487,8 @@ class SparseInverseConv2d(_Inverse):
 
 
 class SparseInverseConv3d(_Inverse):
-    """Inverse of the layer with the same ``indice_key`` on voxels with three axes, ``[m, in_channels]`` -> ``[n,
-    out_channels]``. Its outputs lie on the voxels that the earlier layer read.
+    """The inverse of the layer with the same ``indice_key``, on voxels with three spatial axes, ``[m, in_channels]`` ->
+    ``[n, out_channels]``. Its outputs lie on the input voxels of that layer.
 
     The call raises ``SL208`` if there is no such layer or if its kernel size differs.
     """
@@ -486,7 +497,7 @@ class SparseInverseConv3d(_Inverse):
 
 
 class SparseInverseConv4d(_Inverse):
-    """Inverse convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    """An inverse convolution on voxels with four spatial axes, which is not supported. Creating the layer raises
     ``SL208``.
     """
 
@@ -494,34 +505,34 @@ class SparseInverseConv4d(_Inverse):
 
 
 class SubMConv1d(_SubM):
-    """Submanifold convolution on voxels with one axis, ``[n, in_channels]`` -> ``[n, out_channels]``. Its outputs lie
-    on the voxels of the input. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """A submanifold convolution on voxels with one spatial axis, ``[n, in_channels]`` -> ``[n, out_channels]``. Its
+    outputs lie on the voxels of the input. Layers with equal ``indice_key`` share their neighbour tables. Arguments and
+    errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 1
 
 
 class SubMConv2d(_SubM):
-    """Submanifold convolution on voxels with two axes, ``[n, in_channels]`` -> ``[n, out_channels]``. Its outputs lie
-    on the voxels of the input. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """A submanifold convolution on voxels with two spatial axes, ``[n, in_channels]`` -> ``[n, out_channels]``. Its
+    outputs lie on the voxels of the input. Layers with equal ``indice_key`` share their neighbour tables. Arguments and
+    errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 2
 
 
 class SubMConv3d(_SubM):
-    """Submanifold convolution on voxels with three axes, ``[n, in_channels]`` -> ``[n, out_channels]``. Its outputs lie
-    on the voxels of the input. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
-    :class:`SparseConvolution`.
+    """A submanifold convolution on voxels with three spatial axes, ``[n, in_channels]`` -> ``[n, out_channels]``. Its
+    outputs lie on the voxels of the input. Layers with equal ``indice_key`` share their neighbour tables. Arguments and
+    errors are those of :class:`SparseConvolution`.
     """
 
     NDIM = 3
 
 
 class SubMConv4d(_SubM):
-    """Submanifold convolution on voxels with four axes. Four axes are not supported, so creating the layer raises
+    """A submanifold convolution on voxels with four spatial axes, which is not supported. Creating the layer raises
     ``SL208``.
     """
 

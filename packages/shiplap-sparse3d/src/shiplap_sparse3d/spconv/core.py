@@ -41,7 +41,7 @@ MAX_NDIM = 3
 
 
 def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
-    """Return a list of ``ndim`` ints, one per axis. ``val`` is one number for all axes or a sequence of ``ndim``
+    """Return a list of ``ndim`` ints, one for each axis. ``val`` is one number for all axes or a sequence of ``ndim``
     numbers.
 
     Raise ``SL208`` if the sequence has another length.
@@ -64,8 +64,8 @@ def check_ndim(where: str, ndim: int) -> None:
 
 
 def check_sparse(where: str, x: Any) -> bool:
-    """Check the sparse tensor ``x`` before a layer reads it, and return whether the forward pass of a reentrant
-    checkpoint is running.
+    """Check that ``x`` is a sparse tensor with one row of features for each voxel. Return whether the forward pass of a
+    reentrant checkpoint is running. While a graph is compiled, return False.
 
     Raise ``SL209`` if ``x`` is not a sparse tensor, and ``SL202`` if features and voxels differ in number. ``where`` is
     the layer's name.
@@ -84,8 +84,8 @@ def check_sparse(where: str, x: Any) -> bool:
 
 
 def autocast_features(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in the dtype of ``torch.autocast`` for its device. It is returned unchanged if it is float64 or
-    if autocast is off.
+    """Return ``tensor`` in the dtype of ``torch.autocast`` for its device. Return it unchanged if it is float64 or if
+    autocast is off.
     """
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
@@ -94,22 +94,22 @@ def autocast_features(tensor: Tensor) -> Tensor:
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return zeros of ``shape`` in which ``updates`` are written at the positions ``indices [..., d]``. The positions
-    must be distinct.
+    """Return a tensor of ``shape`` and of the dtype of ``updates``. It has ``updates`` at the positions ``indices [...,
+    d]``, which must be distinct, and zeros elsewhere.
     """
     return updates.new_zeros(*shape).index_put(tuple(indices.long().unbind(-1)), updates)
 
 
 @built_outside_modes
 def indices_of(coords: Tensor, ndim: int) -> Tensor:
-    """Return ``coords``, the ``int32 [n, 4]`` coordinates of shiplap's geometry, as spconv's ``[n, 1 + ndim]``. The
-    columns are the scene and the last ``ndim`` axes.
+    """Return ``coords``, the ``int32 [n, 4]`` coordinates (scene and three axes) of a ``Geometry``, as spconv's ``[n, 1
+    + ndim]``. The columns are the scene and the last ``ndim`` axes.
     """
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
 
 class SparseConvTensor(SummableTensor):
-    """Features on active voxels, as spconv's layers pass them on.
+    """Features on the active voxels of a batch of scenes, as spconv's layers take and return them.
 
     Args:
         features: ``[n, c]``.
@@ -171,7 +171,8 @@ class SparseConvTensor(SummableTensor):
 
     def _check(self) -> None:
         """Raise ``SL208`` unless ``indices`` is a matrix with one column for the scene and one per spatial axis. Raise
-        ``SL204`` unless it is int32. Check the features too.
+        ``SL204`` unless its dtype is int32. Raise ``SL208`` or ``SL204`` for unsuitable features and for a
+        ``batch_size`` below 1. In a graph, also give features and indices one number of rows.
         """
         where, shape = "SparseConvTensor", self.spatial_shape
         check_ndim(where, len(shape))
@@ -188,7 +189,7 @@ class SparseConvTensor(SummableTensor):
         self._indices, self._features = name_rows(*as_many_rows(self._indices, self._features))
 
     def _check_features(self) -> None:
-        """Raise ``SL208`` unless the features are a matrix, and ``SL204`` if they are quantised."""
+        """Raise ``SL208`` unless the features are a matrix, and ``SL204`` if their dtype is quantised."""
         where, features = "SparseConvTensor, features", self._features
         if features.ndim != 2:
             raise error("SL208", where=where, got=f"{features.ndim} dims", expected="2 dims")
@@ -213,8 +214,8 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def indices(self) -> Tensor:
-        """The voxels, ``int32 [n, 1 + ndim]``. The scene comes first, followed by the coordinates in the order of
-        ``spatial_shape``.
+        """The voxels, ``int32 [n, 1 + ndim]``. The first column is the scene. The others are the coordinates in the
+        order of ``spatial_shape``.
         """
         return self._indices
 
@@ -230,8 +231,8 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def geometry(self) -> Geometry:
-        """The voxels as shiplap's geometry, which holds coordinates of three axes and the tables built so far. It is
-        rebuilt after other indices, another shape or another batch size were assigned.
+        """The voxels as a ``Geometry``, which holds coordinates of three axes and the neighbour tables built so far. It
+        is rebuilt if other indices, another spatial shape or another batch size were assigned since its last use.
         """
         indices, shape, scenes = self.indices, tuple(self.spatial_shape), self.batch_size
         if self._known is not None:
@@ -255,24 +256,26 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def spatial_size(self) -> int:
-        """The number of cells of the spatial shape, the product over its axes."""
+        """The number of cells of one scene's grid, which is the product of ``spatial_shape``."""
         return math.prod(self.spatial_shape)
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
-        """Return the record (input voxels, output voxels and neighbours) that the layer with the ``indice_key`` ``key``
-        has left. Return None if there is none or if ``key`` is None.
+        """Return the record (input voxels, output voxels and neighbours) that a layer stored under its ``indice_key``,
+        ``key``. Return None if there is none or if ``key`` is None.
         """
         return None if key is None else self.indice_dict.get(key)
 
     # --- tensors made from this one -----------------------------------------------------------------------------------
 
     def shadow_copy(self) -> SparseConvTensor:
-        """Return another tensor with the same members. It shares ``indice_dict`` and the tables with this one."""
+        """Return a new sparse tensor with the same features, voxels and other members. It shares ``indice_dict`` and
+        the neighbour tables with this one.
+        """
         return self.replace_feature(self.features)
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
-        """Return a tensor with the features ``feature [n, c]`` on the same voxels. It shares ``indice_dict`` and the
-        tables with this one.
+        """Return a new sparse tensor with the features ``feature [n, c]`` on the voxels of this one. It shares
+        ``indice_dict`` and the neighbour tables with this one.
         """
         if is_compiling():
             return self.with_features(feature, None, self.indices)
@@ -281,8 +284,8 @@ class SparseConvTensor(SummableTensor):
         return self.with_features(feature, inside_checkpoint(), self._indices)
 
     def with_features(self, feature: Tensor, checkpointed: bool | None, indices: Tensor) -> SparseConvTensor:
-        """Return a tensor with the features ``feature`` on the same voxels, whose coordinates are passed as
-        ``indices``.
+        """Return a new sparse tensor with the features ``feature [n, c]`` on the voxels of this one, whose coordinates
+        are passed as ``indices``. It shares ``indice_dict`` with this one.
 
         ``checkpointed`` is true inside a reentrant checkpoint, and false outside of one. It is None in a graph, where
         the test for quantised features is left out.
@@ -302,8 +305,9 @@ class SparseConvTensor(SummableTensor):
     def move(
         self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
     ) -> SparseConvTensor:
-        """Return a tensor with the features ``feature`` on other voxels (``geometry``, ``indices``) of the same scenes.
-        It has a copy of ``indice_dict``. ``checkpointed`` is whether the call runs inside a reentrant checkpoint.
+        """Return a new sparse tensor with the features ``feature [m, c]`` on other voxels of the same scenes. The
+        voxels are given as ``geometry`` and as coordinates ``indices``. The new tensor has a copy of ``indice_dict``.
+        ``checkpointed`` is whether the call runs inside a reentrant checkpoint.
         """
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._known = feature, indices, (geometry, indices)
@@ -317,46 +321,47 @@ class SparseConvTensor(SummableTensor):
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
-        """Return a tensor of the voxels that ``valid_indices`` selects. It is a mask ``bool [n]`` or row numbers.
-
-        The result's ``indice_dict`` is empty, since its records would describe other voxels.
+        """Return a new sparse tensor with the voxels and features that ``valid_indices``, a mask ``bool [n]`` or row
+        numbers, selects. The ``indice_dict`` of the new tensor is empty, since its records would describe other voxels.
         """
         # An op, so that a graph knows an upper bound of the number of rows.
         rows = rows_where(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
         return self.replace_feature(self.features[rows]).onto(self.indices[rows])
 
     def onto(self, indices: Tensor) -> SparseConvTensor:
-        """Replace the voxels of this tensor by ``indices``, empty its ``indice_dict``, and return it. No other code may
-        hold this tensor yet. The emptied records described convolutions on the old voxels.
+        """Replace the voxels of this tensor by ``indices``, replace its ``indice_dict`` by an empty one, and return
+        this tensor. Its caller must have just created it, since other holders would see the change.
         """
         self._set_indices(indices)
         self.indice_dict = {}
         return self
 
     def _set_indices(self, indices: Tensor) -> None:
-        """Set the voxels of this tensor to ``indices``. A compiled graph asserts that there is at least one."""
+        """Set the voxels of this tensor to ``indices``. While a graph is compiled, also assert in it that there is at
+        least one voxel.
+        """
         self._indices = indices
         assume_rows(indices.shape[0])
 
     def minus(self) -> SparseConvTensor:
-        """Return a tensor with the negated features on the same voxels."""
+        """Return a new sparse tensor with the negated features on the voxels of this one."""
         return self.replace_feature(-self.features)
 
     def dequantize(self) -> SparseConvTensor:
-        """Return a tensor with ``features.dequantize()`` on the same voxels."""
+        """Return a new sparse tensor with ``features.dequantize()`` on the voxels of this one."""
         return self.replace_feature(self.features.dequantize())
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
-        """Return a sparse tensor of the cells of the dense tensor ``x`` in which any channel is not zero. ``x`` is
-        ``[batch, *spatial, c]`` with the channels last.
+        """Return a sparse tensor with those cells of ``x`` in which any channel is not zero. ``x`` is a tensor
+        ``[batch, *spatial, c]`` with a value for each cell, channels last.
         """
         indices, features = cells_in_use(x)
         return cls(features, indices, list(x.shape[1:-1]), x.shape[0])
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """Return the dense tensor, with zeros where there is no voxel. If ``channels_first`` is true, its shape is
-        ``[batch, c, *spatial]``, and otherwise ``[batch, *spatial, c]``.
+        """Return a tensor with a value for each cell, which is zero where there is no voxel. If ``channels_first`` is
+        true, its shape is ``[batch, c, *spatial]``, and otherwise ``[batch, *spatial, c]``.
         """
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry
@@ -368,8 +373,8 @@ class SparseConvTensor(SummableTensor):
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 
     def plus(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
-        """Return a tensor with the sum of the features and ``other``, row by row, on the voxels of this tensor.
-        ``other`` is a tensor or a sparse tensor, of which the features are added.
+        """Return a new sparse tensor on the voxels of this one, whose features are the sum of its features and
+        ``other``, row by row. ``other`` is a tensor, or a sparse tensor whose features are added.
 
         Return ``NotImplemented`` for another type.
         """

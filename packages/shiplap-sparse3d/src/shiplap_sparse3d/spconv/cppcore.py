@@ -23,7 +23,7 @@ def torch_tensor_to_tv(
     ten: torch.Tensor, dtype: torch.dtype | None = None, shape: list[int] | None = None, stride: list[int] | None = None
 ) -> Tensor:
     """Return a tensorview on the memory of ``ten``, without a copy. ``dtype``, ``shape`` and ``stride`` replace those
-    of ``ten`` where given.
+    of ``ten`` unless they are None. ``stride`` is read only if ``shape`` is given.
     """
     view = ten if dtype is None else ten.view(dtype)
     if shape is not None:

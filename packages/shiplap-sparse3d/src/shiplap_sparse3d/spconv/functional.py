@@ -38,11 +38,12 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus the
-    bias. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
+    """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus
+    ``bias`` if it is given. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``, with -1
+    behind the last pair of a tap.
 
-    The result is differentiable. Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``,
-    ``act_alpha`` and ``act_beta`` are not read.
+    The result is differentiable. Raise ``SL208`` if ``act_type`` is given. The arguments ``indice_pair_num``, ``algo``,
+    ``timer``, ``act_alpha`` and ``act_beta`` are not read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
 
@@ -60,11 +61,12 @@ def indice_inverse_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution ``[num_activate_out, co]`` of ``features`` from the outputs of the pairs to their inputs,
-    as an inverse layer computes it. The pairs are ``int32 [2, taps, n]``.
+    """Return the convolution ``[num_activate_out, co]`` of ``features`` with ``filters [co, *k, ci]`` from the output
+    rows of ``indice_pairs`` to its input rows, as an inverse layer computes it. ``indice_pairs`` is ``int32 [2, taps,
+    n]``, with -1 behind the last pair of a tap. If ``bias`` is given, it is added.
 
-    Raise ``SL208`` if ``act_type`` is given. The arguments ``algo``, ``timer``, ``act_alpha`` and ``act_beta`` are not
-    read.
+    Raise ``SL208`` if ``act_type`` is given. The arguments ``indice_pair_num``, ``algo``, ``timer``, ``act_alpha`` and
+    ``act_beta`` are not read.
     """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
 
@@ -82,8 +84,9 @@ def _over_pairs(
     bias: Tensor | None,
     act_type: Any,
 ) -> Tensor:
-    """Return the convolution ``[rows, co]`` of ``features`` over ``pairs`` of input and output rows. If ``inverse`` is
-    true, it goes from outputs to inputs, and otherwise from inputs to outputs.
+    """Return the convolution ``[rows, co]`` of ``features`` with ``filters [co, *k, ci]`` over ``pairs`` of input and
+    output rows, plus ``bias`` if it is given. If ``inverse`` is true, it goes from outputs to inputs, and otherwise
+    from inputs to outputs.
 
     Raise ``SL208`` if ``act_type`` is given.
     """
@@ -110,8 +113,8 @@ def implicit_gemm(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution ``[m, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]`` over the table
-    ``pair_fwd``. The table holds input rows or -1, ``int32 [taps, m]``.
+    """Return the convolution ``[m, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus ``bias`` if it is
+    given. ``pair_fwd``, ``int32 [taps, m]``, holds the input row of each output under each tap, or -1.
 
     The result is differentiable. Masks, sorting orders and ``pair_bwd`` are not read. Raise ``SL208`` if ``act_type``
     is given. The arguments ``timer``, ``fp32_accum``, ``act_alpha`` and ``act_beta`` are not read either.
@@ -134,9 +137,9 @@ def implicit_gemm(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, or 0 if that is larger.
-    The shapes are ``[n, c]`` → ``[num_activate_out, c]``. The result is differentiable. ``indice_pair_num`` is not
-    read.
+    """Return, for each output and channel, the largest of its inputs, or 0 if that is larger, as ``[num_activate_out,
+    c]``. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``, with -1 behind the last pair of
+    a tap. The result is differentiable. ``indice_pair_num`` is not read.
     """
     return ops.indice_maxpool(autocast_features(features), indice_pairs, indice_pair_num, num_activate_out)
 
@@ -144,9 +147,9 @@ def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tens
 def indice_maxpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int
 ) -> Tensor:
-    """Return, for each output, the largest of its inputs by the table ``indice_pairs_fwd``, or 0 if that is larger,
-    ``[m, c]``. The table holds input rows or -1, ``int32 [taps, m]``. The result is differentiable.
-    ``indice_pairs_bwd`` is not read.
+    """Return, for each output and channel, the largest of its inputs, or 0 if that is larger, as ``[m, c]``.
+    ``indice_pairs_fwd``, ``int32 [taps, m]``, holds the input row of each output under each tap, or -1. The result is
+    differentiable. ``indice_pairs_bwd`` is not read.
     """
     return ops.indice_maxpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out)
 
@@ -154,8 +157,8 @@ def indice_maxpool_implicit_gemm(
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int, calc_count: bool
 ) -> Tensor:
-    """Return, for each output, the mean of its existing inputs by the table ``indice_pairs_fwd``, ``[m, c]``. The table
-    holds input rows or -1, ``int32 [taps, m]``. The result is differentiable. ``indice_pairs_bwd`` and ``calc_count``
-    are not read.
+    """Return, for each output and channel, the mean of its inputs, as ``[m, c]``. ``indice_pairs_fwd``, ``int32 [taps,
+    m]``, holds the input row of each output under each tap, or -1, which is not counted. The result is differentiable.
+    ``indice_pairs_bwd`` and ``calc_count`` are not read.
     """
     return ops.indice_avgpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out, False)[0]

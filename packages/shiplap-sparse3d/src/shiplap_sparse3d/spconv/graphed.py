@@ -51,9 +51,9 @@ class TracedLayer(Protocol):
 def convolve_in_graph(
     layer: TracedLayer, input: SparseConvTensor, add_input: SparseConvTensor | None = None
 ) -> SparseConvTensor:
-    """Return ``layer(input, add_input)`` inside a compiled graph, in fewer Python frames than
-    ``SparseConvolution.forward``. The result is the convolution with its bias and activation, plus ``add_input`` if
-    given.
+    """Return ``layer(input, add_input)`` inside a graph of ``torch.compile``, in fewer Python frames than
+    ``SparseConvolution.forward``. The result is the convolution with its bias and activation, plus ``add_input`` if it
+    is given.
     """
     known = isinstance(input, SparseConvTensor)
     if not known:
@@ -70,8 +70,7 @@ def convolve_in_graph(
 
 
 def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
-    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels. The activation is left to
-    the caller.
+    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels, without the activation.
 
     The neighbours come from the record under the layer's ``indice_key``, or from a new record.
     """
@@ -99,8 +98,8 @@ def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tens
 
 
 def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
-    """Return whether ``layer`` may use ``data`` without further checks. ``data`` is the record (voxels and neighbours)
-    that an earlier layer left.
+    """Return whether ``layer`` can use ``data`` without further checks. ``data`` is the record (voxels and neighbours)
+    that an earlier layer stored under the same ``indice_key``.
 
     That is so if both layers are submanifold and kernel, dilation, algorithm and spatial shape are equal. Lists are
     unpacked, because Dynamo traces their comparison as a program of its own.

@@ -13,7 +13,7 @@ KEYS, VALUES = (torch.int32, torch.int64), (torch.int32, torch.int64, torch.floa
 
 
 class HashTable:
-    """A map from int32 or int64 keys to 32- or 64-bit values.
+    """A map from int32 or int64 keys to values of 32 or 64 bits, which are integers or floats.
 
     Args:
         device: where keys and values are.
@@ -47,8 +47,8 @@ class HashTable:
         self._values = torch.empty(0, dtype=value_dtype, device=device)
 
     def insert(self, keys: Tensor, values: Tensor | None = None) -> None:
-        """Set the value of each of ``keys`` (``[n]``, distinct or not) to ``values``, or to 0 if it is None. Of equal
-        keys the last one counts.
+        """Set the value of each of ``keys [n]`` to the number at the same position in ``values``, or to 0 if ``values``
+        is None. Of equal keys the last one counts.
 
         Raise ``SL211`` if there are then more than ``max_size`` distinct keys.
         """
@@ -71,7 +71,7 @@ class HashTable:
         self._keys, self._values = kept, all_values[order[last]]
 
     def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the values under ``keys``, and a mask ``bool [n]`` of the missing keys.
+        """Return the values under ``keys [n]``, and a mask ``bool [n]`` that is true for missing keys.
 
         If ``values`` is given, the values are written into it, and its elements for missing keys stay as they are.
         Otherwise missing keys have the value 0.
@@ -86,20 +86,24 @@ class HashTable:
         return values, ~present
 
     def insert_exist_keys(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Set ``values`` under those of ``keys`` that exist. Return ``uint8 [n]``, which is 1 for each missing key."""
+        """Set the values of those of ``keys`` that exist in the table to the numbers at the same positions in
+        ``values``. Return ``uint8 [n]``, which is 1 for each missing key.
+        """
         self._check(keys, values)
         at, present = self._find(keys)
         self._values[at[present]] = values[present]
         return (~present).to(torch.uint8)
 
     def assign_arange_(self) -> Tensor:
-        """Set the value of each key to its position in ascending order. Return the number of keys, ``int64 [1]``."""
+        """Set the value of each key to its position in the ascending order of the keys. Return the number of keys,
+        ``int64 [1]``.
+        """
         self._values = torch.arange(self._keys.shape[0], dtype=self.value_dtype, device=self._keys.device)
         return self._count()
 
     def items(self, max_size: int = -1) -> tuple[Tensor, Tensor, Tensor]:
-        """Return copies of the ascending keys and of their values, and the number of all keys, ``int64 [1]``. If
-        ``max_size`` is not negative, at most that many keys are copied.
+        """Return copies of the keys, ascending, and of their values, and the number of all keys, ``int64 [1]``. If
+        ``max_size`` is not negative, at most that many keys and values are copied.
         """
         stop = self._keys.shape[0] if max_size < 0 else max_size
         return self._keys[:stop].clone(), self._values[:stop].clone(), self._count()
@@ -109,8 +113,8 @@ class HashTable:
         return torch.tensor([self._keys.shape[0]], dtype=torch.int64, device=self._keys.device)
 
     def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the position of each key in the table, and a mask of the keys that exist. A missing key gets any valid
-        position.
+        """Return the position of each of ``keys [n]`` in the table, ``int64 [n]``, and a mask ``bool [n]`` of the keys
+        that exist. The position of a missing key is valid but means nothing.
         """
         # A key beyond the last one gets a valid place, and the comparison rejects it.
         at = torch.searchsorted(self._keys, keys).clamp_max(max(self._keys.shape[0] - 1, 0))

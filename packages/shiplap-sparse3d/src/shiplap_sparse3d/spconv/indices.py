@@ -40,8 +40,9 @@ def get_conv_output_size(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Return the spatial size of a convolution's output, ``(W + 2P - D*(K-1) - 1) // S + 1`` for each axis. A kernel of
-    -1 covers its whole axis, so its output has one cell.
+    """Return the spatial size of a convolution's output, which is ``(W + 2P - D*(K-1) - 1) // S + 1`` for each axis.
+    ``W`` is the input size, and ``K``, ``S``, ``P`` and ``D`` are kernel size, stride, padding and dilation. A kernel
+    size of -1 covers its whole axis, so its output has one cell.
     """
     axes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
     return [1 if k == -1 else (w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes]
@@ -55,8 +56,9 @@ def get_deconv_output_size(
     dilation: Sequence[int],
     output_padding: Sequence[int],
 ) -> list[int]:
-    """Return the spatial size of a transposed convolution's output, ``(W - 1)*S - 2P + K + output_padding`` for each
-    axis. Unlike in ``ConvTranspose3d``, the dilation is not counted.
+    """Return the spatial size of a transposed convolution's output, which is ``(W - 1)*S - 2P + K + output_padding``
+    for each axis. ``W`` is the input size, and ``K``, ``S`` and ``P`` are kernel size, stride and padding. Unlike in
+    ``ConvTranspose3d``, the dilation is not counted.
 
     Raise ``SL208`` for a kernel of -1.
     """
@@ -72,8 +74,9 @@ def get_deconv_output_size(
 
 
 def choose_algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
-    """Return ``algo`` as an algorithm of this package, or spconv's choice if it is None. The choice is
-    ``MaskImplicitGemm`` for up to ``limit`` taps, and ``Native`` for more.
+    """Return the algorithm of a layer with ``taps`` taps. If ``algo`` is given, it is that one, also if ``algo`` is a
+    member of spconv's own enumeration. If ``algo`` is None, it is ``MaskImplicitGemm`` for up to ``limit`` taps, and
+    ``Native`` for more.
     """
     if algo is None:
         return ConvAlgo.MaskImplicitGemm if taps <= limit else ConvAlgo.Native
@@ -81,10 +84,9 @@ def choose_algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
 
 
 def find_record(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
-    """Return the record (input voxels, output voxels and neighbours) under ``key`` in the ``indice_dict`` of ``input``,
-    or None if there is none.
-
-    Raise ``SL208``, with ``where`` as the layer's name, if it was made by a layer with another ``algo``.
+    """Return the record (input voxels, output voxels and neighbours) under ``key`` in the ``indice_dict`` of ``input``.
+    Return None if there is none or if ``key`` is None. Raise ``SL208`` if a layer with another ``algo`` made the
+    record. ``where`` is the layer's name in the message.
     """
     data = None if key is None else input.indice_dict.get(key)
     if data is not None and data.algo != algo:
@@ -99,8 +101,8 @@ def find_record(where: str, input: SparseConvTensor, key: str | None, algo: Conv
 
 
 def key_taken_error(where: str, key: str | None) -> ShiplapError:
-    """Return the error ``SL208`` of a layer that makes new voxels under a ``key`` that an earlier layer has used.
-    ``where`` is the layer's name in the message.
+    """Return the error ``SL208`` of a layer that makes new voxels under an ``indice_key``, ``key``, that an earlier
+    layer has used. ``where`` is the layer's name in the message.
     """
     return error(
         "SL208",
@@ -121,14 +123,15 @@ def build_record(
     pooled: bool = False,
     back: bool | None = None,
 ) -> IndiceData:
-    """Return a new record of the input voxels, the output voxels and the neighbour tables between them. A layer needs
-    it if none exists under its ``indice_key``.
+    """Return a new record of the input voxels, the output voxels and the neighbour tables between them, for a layer
+    with ``window`` and ``algo`` on ``input``.
 
     If ``subm`` is true, the outputs are the inputs. If ``pooled`` is true, the layer is a pool, whose record gets its
     tables at their first use. If ``back`` is true, tables from outputs to inputs are built, too. If it is None, they
-    are built only while gradients are recorded. ``training`` is whether the layer is in training.
+    are built only if grad mode is on. ``training`` is whether the layer is in training.
 
-    Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if there are voxels and none has an output.
+    Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if there are voxels and none of them has an output.
+    ``where`` is the layer's name in messages.
     """
     here, shape = input.geometry, input.spatial_shape
     if subm:
@@ -156,12 +159,12 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """Record that an inverse convolution reuses ``data`` to map outputs back to inputs. ``data`` is the record of
+    """Record in this process that an inverse convolution maps outputs back to inputs along ``data``. ``data`` holds the
     voxels and neighbours that an earlier layer stored under ``key``.
 
     In later forward passes, :func:`leads_back` returns True for this ``key`` and the layer's window. The tables from
-    outputs to inputs are then built together with the tables from inputs to outputs. Nothing is recorded in a compiled
-    graph, or if ``data`` already has both kinds of tables.
+    outputs to inputs are then built together with the tables from inputs to outputs. Nothing is recorded while a graph
+    is compiled, or if ``data`` already has both kinds of tables.
     """
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
@@ -181,10 +184,11 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
-    """Raise ``SL211`` if there are input voxels and none of them has an output voxel, as spconv does.
+    """Raise ``SL211`` if there are input voxels and ``out_rows``, the number of output voxels, is 0, as spconv does.
 
-    In a graph this is an assertion at run time. If ``training`` is true, the graph asserts that there are two rows, and
-    otherwise one. Batch norm tests for a single row, and a graph cannot branch on a size that depends on data.
+    In a graph this is an assertion at run time. The graph asserts that there are at least two output voxels if
+    ``training`` is true, and otherwise at least one. Batch norm tests for a single row, and a graph cannot branch on a
+    size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
@@ -207,8 +211,8 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
 def check_subm(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData, ksize: list[int], dilation: list[int]
 ) -> IndiceData:
-    """Return ``data`` if a submanifold layer with this kernel and dilation may reuse it for ``input``. It is the record
-    (voxels and neighbours) of an earlier layer with the same ``key``.
+    """Return ``data`` if a submanifold layer with the kernel size ``ksize`` and ``dilation`` can use it for ``input``.
+    ``data`` is the record (voxels and neighbours) of an earlier layer with the same ``key``.
 
     Raise ``SL208`` if kernel, dilation, spatial shape or number of voxels differ. Raise it also if the earlier layer is
     not submanifold. ``where`` is the layer's name in the message.
@@ -229,8 +233,8 @@ def check_subm(
 def check_inverse(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, ksize: list[int]
 ) -> IndiceData:
-    """Return ``data``, the record (voxels and neighbours) of an earlier layer, if an inverse layer with this kernel may
-    map ``input`` back along it.
+    """Return ``data`` if an inverse layer with the kernel size ``ksize`` can map ``input`` back along it. ``data`` is
+    the record (voxels and neighbours) of an earlier layer with the same ``key``, or None.
 
     Raise ``SL208`` if there is no record or if it is that of a submanifold layer. Raise it also if kernel, spatial
     shape or number of voxels differ. ``where`` is the layer's name in the message.
@@ -249,16 +253,16 @@ def check_inverse(
 
 
 def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]) -> None:
-    """Raise ``SL208`` unless the spatial shapes ``got`` and ``expected`` are equal. They belong to layers that share an
-    ``indice_key``. ``where`` is the layer's name in the message.
+    """Raise ``SL208`` unless the spatial shapes ``got`` and ``expected`` of two layers with one ``indice_key`` are
+    equal. ``where`` is the layer's name in the message, and ``key`` is the ``indice_key``.
     """
     if len(got) != len(expected) or not same_numbers(got, expected):
         _check_same(where, key, "spatial_shape", got, expected)
 
 
 def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
-    """Raise ``SL208`` unless ``got`` equals ``expected``. They are the member ``what`` of two layers that share an
-    ``indice_key``. ``where`` is the layer's name in the message.
+    """Raise ``SL208`` unless ``got`` equals ``expected``. They are the values of ``what``, such as "dilation", of two
+    layers that share the ``indice_key``, ``key``. ``where`` is the layer's name in the message.
     """
     if got != expected:
         raise error(
@@ -271,21 +275,21 @@ def _check_same(where: str, key: str | None, what: str, got: object, expected: o
 
 
 def _where_key(where: str, key: str | None) -> str:
-    """Return the place for an error message, made of the layer's name ``where`` and its ``indice_key``."""
+    """Return the location for an error message, made of the layer's name ``where`` and its ``indice_key``, ``key``."""
     return f"{where}, indice_key={key!r}"
 
 
 def count_voxels(most: Tensor | None, rows: int) -> None:
-    """Set the counter ``most`` (one element) to ``rows`` if that is larger. Do nothing if ``most`` is None, as for a
-    layer that does not count.
+    """Set the counter ``most``, a tensor of one element, to ``rows`` in place if ``rows`` is larger. Do nothing if
+    ``most`` is None, as for a layer without ``record_voxel_count``.
     """
     if most is not None:
         most.copy_(torch.maximum(most, torch.full_like(most, rows)))
 
 
 def without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Add a voxel count of 0 to ``state_dict`` if the layer counts voxels and the checkpoint has no count. This is a
-    hook that runs before loading. A checkpoint saved without ``record_voxel_count`` has no count.
+    """Set the voxel count of ``layer`` in ``state_dict`` to 0 if the layer counts voxels and the checkpoint has no
+    count. This hook runs before loading. A checkpoint that was saved without ``record_voxel_count`` has no count.
     """
     if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
         state_dict.setdefault(prefix + COUNT, torch.zeros(1, dtype=torch.int32))

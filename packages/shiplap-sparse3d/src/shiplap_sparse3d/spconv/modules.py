@@ -34,7 +34,9 @@ __all__ = [
 
 
 class SparseModule(nn.Module):
-    """The base of every module that takes a ``SparseConvTensor`` inside a :class:`SparseSequential`."""
+    """The base of the modules that take the ``SparseConvTensor`` itself inside a :class:`SparseSequential`, and not its
+    features.
+    """
 
     is_convolution: ClassVar[bool] = False
 
@@ -46,7 +48,7 @@ class SparseModule(nn.Module):
 
 
 def _apply_to_features(forward: Any, input: Any) -> Any:
-    """Return ``input`` with ``forward`` applied to its features if it is a sparse tensor. Otherwise return
+    """Return ``input`` with its features replaced by ``forward`` of them, if it is a sparse tensor. Otherwise return
     ``forward(input)``.
     """
     if isinstance(input, SparseConvTensor):
@@ -55,38 +57,46 @@ def _apply_to_features(forward: Any, input: Any) -> Any:
 
 
 class SparseBatchNorm(nn.BatchNorm1d):
-    """Batch norm of the features over all voxels of the batch, for sparse or plain tensors."""
+    """A batch norm of the features over all voxels of the batch. It takes a sparse tensor or a ``torch.Tensor``."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        """Return ``input``, sparse or plain, with the batch norm applied to its features."""
+        """Return ``input`` with the batch norm applied to its features. If ``input`` is a ``torch.Tensor``, the norm is
+        applied to the tensor itself.
+        """
         return _apply_to_features(super().forward, input)
 
 
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
-    """Batch norm of the features over the voxels of all processes, for sparse or plain tensors."""
+    """A batch norm of the features over the voxels of all processes. It takes a sparse tensor or a ``torch.Tensor``."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        """Return ``input``, sparse or plain, with the synchronised batch norm applied to its features."""
+        """Return ``input`` with the batch norm over all processes applied to its features. If ``input`` is a
+        ``torch.Tensor``, the norm is applied to the tensor itself.
+        """
         return _apply_to_features(super().forward, input)
 
 
 class SparseReLU(nn.ReLU):
-    """ReLU of the features of a sparse tensor, or of a plain tensor."""
+    """A ReLU of the features. It takes a sparse tensor or a ``torch.Tensor``."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        """Return ``input``, sparse or plain, with the ReLU applied to its features."""
+        """Return ``input`` with the ReLU applied to its features. If ``input`` is a ``torch.Tensor``, the ReLU is
+        applied to the tensor itself.
+        """
         return _apply_to_features(super().forward, input)
 
 
 class SparseIdentity(nn.Identity):
-    """Identity of the features of a sparse tensor, or of a plain tensor."""
+    """An identity layer, which takes a sparse tensor or a ``torch.Tensor``."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        """Return ``input``, sparse or plain, unchanged in its values."""
+        """Return ``input`` if it is a ``torch.Tensor``. For a sparse tensor, return a new one with the same features
+        and voxels.
+        """
         return _apply_to_features(super().forward, input)
 
 
@@ -95,7 +105,9 @@ _TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, 
 
 
 def is_spconv_module(module: nn.Module) -> bool:
-    """Return whether ``module`` is a layer that takes a ``SparseConvTensor``. Torch's own modules do not."""
+    """Return whether ``module`` takes the ``SparseConvTensor`` itself inside a :class:`SparseSequential`. torch's own
+    modules take its features.
+    """
     return isinstance(module, _TAKE_SPARSE)
 
 
@@ -105,7 +117,7 @@ def is_sparse_conv(module: nn.Module) -> bool:
 
 
 class PrintTensorMeta(nn.Module):
-    """A module that prints the least, largest and mean value of its input."""
+    """A module that prints the least, the largest and the mean value of its input and returns the input."""
 
     def forward(self, x: Any) -> Any:
         """Print the least, largest and mean value of the features of ``x``, and return ``x``."""
@@ -115,8 +127,8 @@ class PrintTensorMeta(nn.Module):
 
 
 class PrintCurrentTime(nn.Module):
-    """A module that prints the seconds since it was created or since the last call with ``reset``. It waits for the GPU
-    before it reads the clock.
+    """A module that prints the seconds since it was created, or since the last call in which ``reset`` was true. It
+    waits for the GPU before it reads the clock.
     """
 
     def __init__(self) -> None:
@@ -126,7 +138,8 @@ class PrintCurrentTime(nn.Module):
 
     def forward(self, x: Any, msg: str = "", reset: bool = False) -> Any:
         """Print ``msg`` and the seconds since this module was created, or since the last call in which ``reset`` was
-        true. Return ``x``. If ``reset`` is true, count from this call on. The GPU is waited for.
+        true. Return ``x``. If ``reset`` is true, the seconds count from this call on, so that nearly 0 is printed. The
+        GPU is waited for first.
         """
         if reset:
             self.first_time = time.time()
@@ -138,7 +151,9 @@ class PrintCurrentTime(nn.Module):
 
 
 def has_rows(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` has any rows. In a compiled graph whose number of rows depends on data, return True."""
+    """Return whether ``tensor`` has any rows. While a graph is compiled whose number of rows depends on data, return
+    True.
+    """
     rows = tensor.shape[0]
     if type(rows) is int and not torch.compiler.is_compiling():
         return rows != 0
@@ -148,8 +163,8 @@ def has_rows(tensor: Tensor) -> bool:
 
 
 class SparseSequential(SparseModule):
-    """Container that calls its modules one after the other. Sparse modules get the sparse tensor, and any other module
-    gets its features.
+    """A container that calls its modules one after the other. Sparse modules get the sparse tensor, and any other
+    module gets its features.
 
     Args:
         *args: modules, or one ``OrderedDict`` of them.
@@ -180,19 +195,21 @@ class SparseSequential(SparseModule):
         return len(self._modules)
 
     def add(self, module: nn.Module, name: str | None = None) -> None:
-        """Append ``module`` under ``name``, by default under its number. Raise ``KeyError`` if the name is taken."""
+        """Append ``module`` under ``name``. If ``name`` is None, it is the number of modules so far. Raise ``KeyError``
+        if the name is taken.
+        """
         name = str(len(self._modules)) if name is None else name
         if name in self._modules:
             raise KeyError(f"SparseSequential already has a module {name!r}")
         self.add_module(name, module)
 
     def _members(self) -> list[nn.Module]:
-        """Return the modules in order, without members that are None. A module that was added twice is listed twice."""
+        """Return the members in order, without those that are None. A module that was added twice is listed twice."""
         return [module for module in self._modules.values() if module is not None]  # children() has no repetitions
 
     def forward(self, input: Any) -> Any:
-        """Return ``input`` after all modules in turn. Modules of dense tensors get the features of a sparse tensor.
-        They are skipped if it has no voxels.
+        """Return ``input`` after all modules in turn. A module that is not sparse gets the features of a sparse tensor,
+        and is skipped if the tensor has no voxels. While ``torch.fx`` traces, return a proxy of the result.
         """
         compiling = torch.compiler.is_compiling()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
@@ -211,8 +228,8 @@ class SparseSequential(SparseModule):
         return input
 
     def _run_eagerly(self, input: Any, checkpointed: bool) -> Any:
-        """Return ``input`` after all modules in turn, outside of compilation. Here a batch norm can be joined with the
-        ReLU behind it. ``checkpointed`` is whether the call runs inside a reentrant checkpoint.
+        """Return ``input`` after all modules in turn, outside of compilation. A batch norm is joined with a ReLU behind
+        it where one kernel computes both. ``checkpointed`` is whether the call runs inside a reentrant checkpoint.
         """
         norm: nn.BatchNorm1d | None = None
         for module in self._modules.values():
@@ -235,8 +252,8 @@ class SparseSequential(SparseModule):
 
 
 def _run_dense_module(module: nn.Module, input: Any) -> Any:
-    """Return ``input`` after ``module``, which takes dense tensors. Of a sparse tensor it gets the features. A sparse
-    tensor without voxels is returned unchanged.
+    """Return ``input`` after ``module``, which takes no sparse tensors. If ``input`` is a sparse tensor, ``module`` is
+    applied to its features, and a sparse tensor without voxels is returned unchanged.
     """
     if not isinstance(input, SparseConvTensor):
         return module(input)
@@ -248,7 +265,7 @@ def _run_dense_module(module: nn.Module, input: Any) -> Any:
 
 
 def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -> Any:
-    """Return ``input`` after ``module``, which takes dense tensors, outside of compilation. The result is that of
+    """Return ``input`` after ``module``, which takes no sparse tensors, outside of compilation. The result is that of
     ``_run_dense_module``, in fewer Python calls. ``checkpointed`` is whether the call runs inside a reentrant
     checkpoint.
     """
@@ -261,29 +278,33 @@ def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -
 
 
 class ToDense(SparseModule):
-    """Layer that returns the dense tensor ``[batch, c, *spatial]``, with zeros where there is no voxel."""
+    """A layer that returns its input as a tensor ``[batch, c, *spatial]`` with a value for each cell, which is zero
+    where there is no voxel.
+    """
 
     @one_node
     def forward(self, x: SparseConvTensor) -> Tensor:
-        """Return the dense tensor ``[batch, c, *spatial]`` of ``x``, with zeros where there is no voxel. Raise
-        ``SL209`` if ``x`` is not a sparse tensor.
+        """Return ``x`` as a tensor ``[batch, c, *spatial]`` with a value for each cell, which is zero where there is no
+        voxel. Raise ``SL209`` if ``x`` is not a sparse tensor.
         """
         check_sparse("ToDense", x)
         return x.dense()
 
 
 class RemoveGrid(SparseModule):
-    """A module that drops ``grid``, which no layer reads."""
+    """A module that sets the attribute ``grid`` of its input to None. No layer reads this attribute."""
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        """Set the ``grid`` of ``x`` to None, and return ``x``."""
+        """Set the attribute ``grid`` of ``x`` to None, in place, and return ``x``."""
         x.grid = None
         return x
 
 
 def assign_name_for_sparse_modules(module: nn.Module) -> None:
-    """Set ``_sparse_unique_name`` of every sparse module in ``module`` to its qualified name, as spconv does."""
+    """Set ``_sparse_unique_name`` of every ``SparseModule`` in ``module`` to its qualified name in ``module``, as
+    spconv does.
+    """
     for name, child in module.named_modules():
         if isinstance(child, SparseModule):
             child._sparse_unique_name = name

@@ -58,7 +58,7 @@ def _build_pairs_record(
     bound: int,
 ) -> IndiceData:
     """Return the record (input voxels, output voxels and neighbours) of a convolution on the voxels ``indices``.
-    ``sizes`` are its kernel, stride, padding, dilation and output padding. If ``subm`` is true, it is submanifold.
+    ``sizes`` are its kernel size, stride, padding, dilation and output padding. If ``subm`` is true, it is submanifold.
     Otherwise it is transposed if ``transpose`` is true, and strided if it is false.
 
     If ``bound`` is above 0, raise ``SL211`` for more than ``bound`` outputs.
@@ -97,12 +97,15 @@ def get_indice_pairs(
     transpose: bool = False,
     num_out_act_bound: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output voxels of a convolution on ``indices``, its pairs of rows, and the number of pairs of each tap.
+    """Return the output voxels of a convolution on ``indices``, its pairs of input and output rows, and the number of
+    pairs of each tap.
 
     The shapes are ``int32 [m, 1 + ndim]``, ``int32 [2, taps, n]`` (input and output rows, -1 behind the last pair) and
-    ``int32 [taps]``. Raise ``SL208`` if the output grid has no cells, and ``SL211`` if no voxel has an output or there
-    are more than ``num_out_act_bound``. A bound of 0 or less is no limit. The convolution is submanifold if ``subm`` is
-    true, and transposed if ``transpose`` is true.
+    ``int32 [taps]``. The convolution is submanifold if ``subm`` is true, else transposed if ``transpose`` is true, else
+    strided.
+
+    Raise ``SL208`` if the output grid has no cells. Raise ``SL211`` if no voxel has an output, or if there are more
+    than ``num_out_act_bound`` outputs. A bound of 0 or less is no limit.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     record = _build_pairs_record(
@@ -130,16 +133,19 @@ def get_indice_pairs_implicit_gemm(
     direct_table: bool = True,
     do_sort: bool = True,
 ) -> tuple[Any, ...]:
-    """Return the output voxels of a convolution on ``indices``, its neighbour tables, and masks of their hits, in
-    spconv's order.
+    """Return the output voxels of a convolution on ``indices``, its neighbour tables, and masks of the taps under which
+    a row has a neighbour, in spconv's order.
 
     The tuple is ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``.
-    The masks ``int32 [rows, ceil(taps / 32)]`` have a bit for each tap that a row hits, and each argsort sorts the rows
-    by their mask.
+    ``pair_fwd [taps, m]`` holds input rows and ``pair_bwd [taps, n]`` output rows, or -1. ``mask_fwd`` and ``mask_bwd``
+    are lists of masks, ``int32 [rows, ceil(taps / 32)]``, with a bit for each tap under which the row has a neighbour.
+    ``argsort_fwd`` and ``argsort_bwd`` are lists of the row numbers sorted by these masks, or ascending if ``do_sort``
+    is false.
 
-    For ``MaskSplitImplicitGemm`` there are two masks in each list, otherwise one. ``masks`` holds the taps that each
-    one covers. The backward lists are empty for ``subm`` and unless ``is_train`` is true. If ``do_sort`` is false, each
-    argsort keeps the order of the rows. ``alloc``, ``timer`` and ``direct_table`` are not read.
+    ``MaskSplitImplicitGemm`` has two masks in each list, and other algorithms have one. ``masks`` holds an array for
+    each of them, whose bits are the taps that it covers. The backward lists are empty if ``subm`` is true or
+    ``is_train`` is false. ``pair_bwd`` is empty if ``is_train`` is false. ``alloc``, ``timer`` and ``direct_table`` are
+    not read. Errors are those of :func:`get_indice_pairs`.
     """
     sizes = ksize, stride, padding, dilation, out_padding
     where = "get_indice_pairs_implicit_gemm"
@@ -168,17 +174,19 @@ def get_indice_pairs_implicit_gemm(
 
 
 def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
-    """Return the ranges (first, end) of taps that each mask covers. These are two halves for ``MaskSplitImplicitGemm``,
-    and otherwise one range of all taps.
+    """Return the ranges ``(first, end)`` of the taps that each mask covers. ``MaskSplitImplicitGemm`` has two masks,
+    for the two halves of the taps. Any other algorithm has one mask for all taps.
     """
     half = taps - taps // 2
     return [(0, half), (half, taps)] if algo == ConvAlgo.MaskSplitImplicitGemm else [(0, max(taps, 32))]
 
 
 def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the masks of the hits and the order of the rows of ``table [taps, rows]``, for each part. A part is a
-    range of taps. A row hits a tap if it has a neighbour there. A mask ``int32 [rows, words]`` has a bit for each tap
-    that a row hits. If ``do_sort`` is true, the rows are sorted by these bits. Otherwise they stay in order.
+    """Return two lists, the masks of ``table [taps, rows]`` and orders of its rows, with one tensor for each range of
+    taps ``(first, end)`` in ``parts``.
+
+    A mask, ``int32 [rows, words]``, has a bit for each tap of the range under which the row has a neighbour. An order,
+    ``int32 [rows]``, holds row numbers. If ``do_sort`` is true, they are sorted by the masks, and otherwise ascending.
     """
     taps, rows = table.shape
     words = -(-taps // 32)
@@ -200,9 +208,9 @@ def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tu
 
 
 def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = False) -> Plan:
-    """Return the plan (neighbour table) of a convolution from ``rows`` inputs to ``out_rows`` outputs. If ``inverse``
-    is true, the pairs are read from outputs to inputs, and otherwise from inputs to outputs. ``pairs`` holds input and
-    output rows, ``int32 [2, taps, n]``.
+    """Return the plan (neighbour table) of a convolution from ``rows`` inputs to ``out_rows`` outputs. ``pairs`` holds
+    input and output rows, ``int32 [2, taps, n]``. If ``inverse`` is true, the first of a pair is the output and the
+    second one the input.
     """
     source, target = (pairs[1], pairs[0]) if inverse else (pairs[0], pairs[1])
     at = torch.where(target >= 0, target, out_rows).long()  # padding goes to a row that is dropped
@@ -214,14 +222,12 @@ def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = Fals
 
 
 def _weight_by_tap(filters: Tensor) -> Tensor:
-    """Return ``filters [co, *k, ci]`` as ``[co, taps, ci]``. Convolutions over neighbour tables take a weight of this
-    shape.
-    """
+    """Return ``filters [co, *k, ci]`` as ``[co, taps, ci]``, the shape that convolutions over neighbour tables take."""
     return filters.flatten(1, -2)
 
 
 def _no_activation(where: str, act_type: Any) -> None:
-    """Raise ``SL208`` if ``act_type`` is not None. The function named ``where`` applies no activation."""
+    """Raise ``SL208`` if ``act_type`` is not None, since the function named ``where`` applies no activation."""
     if act_type is not None:
         raise error(
             "SL208",
@@ -233,8 +239,8 @@ def _no_activation(where: str, act_type: Any) -> None:
 
 
 def _plan_gradients(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a convolution with respect to ``features`` and ``filters``. ``plan`` holds its neighbour
-    tables, and ``out_bp`` is the gradient of its output.
+    """Return the gradients of a convolution with respect to ``features [n, ci]`` and ``filters [co, *k, ci]``. ``plan``
+    holds the convolution's neighbour tables, and ``out_bp`` is the gradient of its output.
     """
     weight = _weight_by_tap(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)
@@ -257,8 +263,9 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``.
-    ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``.
+    """Return the convolution ``[num_activate_out, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus
+    ``bias`` if it is given. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``, with -1
+    behind the last pair of a tap.
 
     If ``inverse`` is true, it goes from outputs to inputs, and otherwise from inputs to outputs. Raise ``SL208`` if
     ``act_type`` is given. The arguments ``indice_pair_num``, ``subm``, ``algo``, ``timer``, ``act_alpha`` and
@@ -282,7 +289,7 @@ def indice_conv_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of :func:`indice_conv` with respect to ``features`` and ``filters``. ``out_bp`` is the
     gradient of its output. If ``inverse`` is true, the convolution goes from outputs to inputs, and otherwise from
-    inputs to outputs.
+    inputs to outputs. ``indice_pair_num``, ``subm``, ``algo`` and ``timer`` are not read.
     """
     return _plan_gradients(
         _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
@@ -311,8 +318,8 @@ def implicit_gemm(
     output_add_scale: float = 0.0,
     output_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, None, int]:
-    """Return ``(out, None, -1)``. ``out [m, co]`` is the convolution of ``features [n, ci]`` by the table ``pair_fwd``,
-    which holds input rows or -1, ``int32 [taps, m]``.
+    """Return ``(out, None, -1)``. ``out [m, co]`` is the convolution of ``features [n, ci]`` with ``filters [co, *k,
+    ci]``. ``pair_fwd``, ``int32 [taps, m]``, holds the input row of each output under each tap, or -1.
 
     spconv's masks are not read. Raise ``SL208`` if an activation, a scale or an added output is given. If ``bias`` is
     given, it is added. If ``output_dtype`` is given, the result has that dtype.
@@ -348,7 +355,7 @@ def implicit_gemm_backward(
     fp32_accum: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of :func:`implicit_gemm` with respect to ``features`` and ``filters``. ``out_bp`` is the
-    gradient of its output. Of the tables only ``pair_fwd`` is read.
+    gradient of its output. Of the arguments after ``out_bp`` only ``pair_fwd`` is read.
     """
     return _plan_gradients(Plan(pair_fwd.t(), features.shape[0]), features, filters, out_bp)
 
@@ -357,8 +364,9 @@ def implicit_gemm_backward(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, or 0 if that is larger,
-    ``[num_activate_out, c]``. spconv, too, starts from zero. ``indice_pair_num`` is not read.
+    """Return, for each output and channel, the largest of its inputs, or 0 if that is larger, as ``[num_activate_out,
+    c]``. ``indice_pairs`` holds pairs of input and output rows, ``int32 [2, taps, n]``, with -1 behind the last pair of
+    a tap. ``indice_pair_num`` is not read.
     """
     return max_pool_from_zero(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
 
@@ -367,15 +375,16 @@ def indice_maxpool_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor
 ) -> Tensor:
     """Return the gradient of :func:`indice_maxpool` with respect to ``features``, ``[n, c]``. ``out_bp`` is the
-    gradient of its output.
+    gradient of its output. ``out_features`` and ``indice_pair_num`` are not read.
     """
     plan = _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, plan.table, plan.transposed().table)
 
 
 def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_activate_out: int) -> Tensor:
-    """Return, for each output, the largest of its inputs by the table ``indice_pairs``, or 0 if that is larger, ``[m,
-    c]``. The table holds input rows or -1, ``int32 [taps, m]``.
+    """Return, for each output and channel, the largest of its inputs, or 0 if that is larger, as ``[m, c]``.
+    ``indice_pairs``, ``int32 [taps, m]``, holds the input row of each output under each tap, or -1.
+    ``num_activate_out`` is not read.
     """
     return max_pool_from_zero(features, indice_pairs.t())
 
@@ -383,8 +392,9 @@ def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_act
 def indice_maxpool_implicit_gemm_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor
 ) -> Tensor:
-    """Return the gradient of :func:`indice_maxpool_implicit_gemm` with respect to ``features``. ``out_bp`` is the
-    gradient of its output. ``indice_pairs`` is the backward table, which holds output rows or -1, ``int32 [taps, n]``.
+    """Return the gradient of :func:`indice_maxpool_implicit_gemm` with respect to ``features``, ``[n, c]``. ``out_bp``
+    is the gradient of its output. ``indice_pairs`` is the backward table, ``int32 [taps, n]``, which holds the output
+    row that reads each input under each tap, or -1. ``out_features`` is not read.
     """
     table = kernels.transpose_table(indice_pairs.t(), out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, table, indice_pairs.t())
@@ -393,8 +403,8 @@ def indice_maxpool_implicit_gemm_backward(
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs: Tensor, num_activate_out: int, calc_count: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return, for each output, the mean of its existing inputs, ``[m, c]``, and a second tensor. If ``calc_count`` is
-    true, that is the number of these inputs, ``int32 [m]``. Otherwise it is empty.
+    """Return, for each output and channel, the mean of its inputs, ``[m, c]``, and a second tensor. If ``calc_count``
+    is true, that is the number of inputs of each output, ``int32 [m]``. Otherwise it is empty.
 
     The table ``indice_pairs`` holds input rows or -1, ``int32 [taps, m]``.
     """
@@ -403,16 +413,16 @@ def indice_avgpool_implicit_gemm(
 
 
 def indice_avgpool_implicit_gemm_backward(out_bp: Tensor, indice_pairs: Tensor, count_out: Tensor) -> Tensor:
-    """Return the gradient of :func:`indice_avgpool_implicit_gemm` with respect to the features. ``out_bp`` is the
-    gradient of its output, and ``count_out`` holds its counts. ``indice_pairs`` is the backward table, ``int32 [taps,
-    n]``.
+    """Return the gradient of :func:`indice_avgpool_implicit_gemm` with respect to the features, ``[n, c]``. ``out_bp``
+    is the gradient of its first result, and ``count_out`` is its second one. ``indice_pairs`` is the backward table,
+    ``int32 [taps, n]``, which holds the output row that reads each input under each tap, or -1.
     """
     return pooling.sum_pool(out_bp / count_out.clamp_min(1).to(out_bp.dtype)[:, None], indice_pairs.t())
 
 
 def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
     """Return the row numbers of each scene, ``int32 [batch_size, n]``, and the number of rows of each scene, ``int32
-    [batch_size]``. Unused elements are -1. Column 0 of ``coords`` is the scene.
+    [batch_size]``. In the first tensor, -1 follows the last row of a scene. Column 0 of ``coords`` is the scene.
     """
     member = coords[:, 0] == torch.arange(batch_size, device=coords.device)[:, None]
     first = (~member).to(torch.int8).argsort(dim=1, stable=True)
@@ -420,5 +430,5 @@ def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tens
 
 
 def maximum_value_int_(ten: Tensor, value: int) -> None:
-    """Set the one element of ``ten`` to ``value``, in place, if ``value`` is larger."""
+    """Set the only element of ``ten`` to ``value``, in place, if ``value`` is larger."""
     records.count_voxels(ten, value)

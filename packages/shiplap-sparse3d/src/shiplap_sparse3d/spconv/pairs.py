@@ -21,10 +21,10 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))  # of the ke
 
 def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor | None:
     """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU.
-    Return None if the caller has to call the two modules.
+    Return None if the kernel cannot be used, so that the caller has to call ``norm`` and ``relu``.
 
-    The modules have to be called in training, while gradients are recorded, on the CPU and without voxels. They also
-    have to be called for other dtypes than the kernel's, and if a module has hooks.
+    The kernel cannot be used in training, in grad mode, on the CPU, without voxels, for other dtypes than its own, and
+    if a module has hooks.
     """
     feats, mean, var = getattr(input, "_features", None), norm.running_mean, norm.running_var
     weight, bias = norm.weight, norm.bias

@@ -44,7 +44,7 @@ Ints = int | Sequence[int]
 
 
 class IndicePool(SparseModule):
-    """Pooling over a window, in which only existing voxels count.
+    """A pooling over the existing voxels of a window. Subclasses compute a maximum or a mean.
 
     Args:
         kernel_size, stride, padding, dilation: as in torch. A stride of None is the kernel size.
@@ -88,21 +88,22 @@ class IndicePool(SparseModule):
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the largest number of output voxels so far, ``int32 [1]``. Return None for a layer without
-        ``record_voxel_count``.
+        """Return the buffer with the largest number of output voxels so far, ``int32 [1]``. Return None for a layer
+        without ``record_voxel_count``.
         """
         return getattr(self, indices.COUNT, None)
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
-        """Return the features of the outputs, ``[m, c]``, from those of the inputs. ``plan`` holds the neighbour
-        tables, whose rows are in the order of the outputs. Subclasses compute a maximum or a mean.
+        """Return the features of the outputs, ``[m, c]``, computed from ``features [n, c]``, those of the inputs.
+        ``plan`` holds the neighbour tables, whose rows are in the order of the outputs. Subclasses compute a maximum or
+        a mean.
         """
         raise NotImplementedError
 
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
-        """Return the pooled sparse tensor. The record of its voxels and neighbours is kept under ``indice_key``, where
-        an inverse convolution finds it.
+        """Return the pooled features of ``input`` as a sparse tensor. The record of its voxels and neighbours is stored
+        under ``indice_key``, where an inverse convolution finds it.
 
         Raise ``SL208`` if an earlier layer has used the key.
         """
@@ -122,36 +123,38 @@ class IndicePool(SparseModule):
         return output
 
     def extra_repr(self) -> str:
-        """Return the sizes and the algorithm of the layer as text, for its ``repr``."""
+        """Return the sizes and the algorithm of the layer as a string, for its ``repr``."""
         text = ", ".join(f"{n}={getattr(self, n)}" for n in ("kernel_size", "stride", "padding", "dilation"))
         return f"{text}, algo={self.algo}"
 
 
 class SparseMaxPool(IndicePool):
-    """The largest value of the voxels in the window, or 0 if that is larger. spconv starts from zero, so this layer
-    does too.
+    """A pooling that returns the largest value of the voxels in each window, or 0 if that is larger. spconv starts from
+    zero, and this layer does the same.
     """
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
-        """Return, for each output, the larger of zero and the largest of its inputs, ``[m, c]``."""
+        """Return, for each output and channel, the larger of zero and the largest of its inputs, ``[m, c]``. ``plan``
+        holds the neighbour tables.
+        """
         return max_pool_from_zero(features, plan.table, None if plan.back is None else plan.back[0])
 
 
 class SparseAvgPool(IndicePool):
-    """The mean of the voxels in the window. The sum is divided by the number of voxels, and not by the volume of the
-    kernel.
+    """A pooling that returns the mean of the voxels in each window. The sum is divided by the number of voxels, and not
+    by the volume of the window.
     """
 
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
-        """Return, for each output, the mean of its existing inputs, ``[m, c]``."""
+        """Return, for each output, the mean of its inputs, ``[m, c]``. ``plan`` holds the neighbour tables."""
         return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
 
 
 class _PoolOfRank(IndicePool):
-    """The base of the pools whose number of axes, ``NDIM``, is that of the class. If ``stride`` is None, it is the
-    kernel size.
+    """The base of the pools whose number of spatial axes, ``NDIM``, is fixed by the class. If ``stride`` is None, it is
+    the kernel size.
     """
 
     NDIM: ClassVar[int]
@@ -182,63 +185,66 @@ class _PoolOfRank(IndicePool):
 
 
 class SparseMaxPool1d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with one axis, or 0 if that is larger, ``[n, c]`` -> ``[m, c]``. A ``stride`` of
-    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """A pooling that returns the maximum over each window, or 0 if that is larger, on voxels with one spatial axis,
+    ``[n, c]`` -> ``[m, c]``. If ``stride`` is None, it is the kernel size. The arguments are those of
+    :class:`IndicePool`.
     """
 
     NDIM = 1
 
 
 class SparseMaxPool2d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with two axes, or 0 if that is larger, ``[n, c]`` -> ``[m, c]``. A ``stride`` of
-    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """A pooling that returns the maximum over each window, or 0 if that is larger, on voxels with two spatial axes,
+    ``[n, c]`` -> ``[m, c]``. If ``stride`` is None, it is the kernel size. The arguments are those of
+    :class:`IndicePool`.
     """
 
     NDIM = 2
 
 
 class SparseMaxPool3d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with three axes, or 0 if that is larger, ``[n, c]`` -> ``[m, c]``. A ``stride``
-    of None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """A pooling that returns the maximum over each window, or 0 if that is larger, on voxels with three spatial axes,
+    ``[n, c]`` -> ``[m, c]``. If ``stride`` is None, it is the kernel size. The arguments are those of
+    :class:`IndicePool`.
     """
 
     NDIM = 3
 
 
 class SparseMaxPool4d(_PoolOfRank, SparseMaxPool):
-    """Maximum over a window on voxels with four axes. Four axes are not supported, so creating the layer raises
-    ``SL208``.
-    """
+    """A maximum pooling on voxels with four spatial axes, which is not supported. Its constructor raises ``SL208``."""
 
     NDIM = 4
 
 
 class SparseAvgPool1d(_PoolOfRank, SparseAvgPool):
-    """Mean over the existing voxels of a window on voxels with one axis, ``[n, c]`` -> ``[m, c]``. A ``stride`` of None
-    is the kernel size. Arguments are those of :class:`IndicePool`.
+    """A pooling that returns the mean of the existing voxels in each window, on voxels with one spatial axis, ``[n,
+    c]`` -> ``[m, c]``. If ``stride`` is None, it is the kernel size. The arguments are those of :class:`IndicePool`.
     """
 
     NDIM = 1
 
 
 class SparseAvgPool2d(_PoolOfRank, SparseAvgPool):
-    """Mean over the existing voxels of a window on voxels with two axes, ``[n, c]`` -> ``[m, c]``. A ``stride`` of None
-    is the kernel size. Arguments are those of :class:`IndicePool`.
+    """A pooling that returns the mean of the existing voxels in each window, on voxels with two spatial axes, ``[n,
+    c]`` -> ``[m, c]``. If ``stride`` is None, it is the kernel size. The arguments are those of :class:`IndicePool`.
     """
 
     NDIM = 2
 
 
 class SparseAvgPool3d(_PoolOfRank, SparseAvgPool):
-    """Mean over the existing voxels of a window on voxels with three axes, ``[n, c]`` -> ``[m, c]``. A ``stride`` of
-    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """A pooling that returns the mean of the existing voxels in each window, on voxels with three spatial axes, ``[n,
+    c]`` -> ``[m, c]``. If ``stride`` is None, it is the kernel size. The arguments are those of :class:`IndicePool`.
     """
 
     NDIM = 3
 
 
 class SparseGlobalMaxOrAvgPool(SparseModule):
-    """Mean or maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. An empty scene has zeros."""
+    """A pooling that returns the mean or the maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``.
+    A scene without voxels gets zeros.
+    """
 
     def __init__(self, is_mean: bool, name: str | None = None) -> None:
         """Create the pool. It takes the mean of each scene if ``is_mean`` is true, and otherwise the maximum."""
@@ -247,14 +253,18 @@ class SparseGlobalMaxOrAvgPool(SparseModule):
 
     @one_node
     def forward(self, input: SparseConvTensor) -> Tensor:
-        """Return the mean or the maximum of the features of each scene, ``[batch_size, c]``."""
+        """Return the mean of the features of each scene, or the maximum if ``is_mean`` is false, as ``[batch_size,
+        c]``. A scene without voxels gets zeros.
+        """
         check_sparse(type(self).__name__, input)
         coords, scenes = input.geometry.coords, input.batch_size
         return pooling.global_pool(input.features, coords, scenes, "avg" if self.is_mean else "max")
 
 
 class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
-    """Maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. An empty scene has zeros."""
+    """A pooling that returns the maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. A scene
+    without voxels gets zeros.
+    """
 
     def __init__(self, name: str | None = None) -> None:
         """Create a pool that takes the maximum of each scene."""
@@ -262,7 +272,9 @@ class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
 
 
 class SparseGlobalAvgPool(SparseGlobalMaxOrAvgPool):
-    """Mean of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. An empty scene has zeros."""
+    """A pooling that returns the mean of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``. A scene without
+    voxels gets zeros.
+    """
 
     def __init__(self, name: str | None = None) -> None:
         """Create a pool that takes the mean of each scene."""

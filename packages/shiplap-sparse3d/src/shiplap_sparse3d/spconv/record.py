@@ -19,7 +19,9 @@ __all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "LayerWindow"]
 
 
 class ConvAlgo(Enum):
-    """spconv's algorithms, which every layer accepts. Layers that share an ``indice_key`` must name the same one."""
+    """The algorithms of spconv, which every layer accepts as ``algo``. Layers that share an ``indice_key`` must have
+    the same one.
+    """
 
     Native = 0
     MaskImplicitGemm = 1
@@ -41,15 +43,13 @@ class LayerWindow:
 
     @property
     def text(self) -> str:
-        """The sizes as text for error messages. The text is written from lists, because Dynamo cannot format a
-        dataclass.
-        """
+        """The sizes as a string for error messages, such as ``kernel_size [3, 3, 3], stride [1, 1, 1]`` and so on."""
         made = f"kernel_size {self.ksize}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
 
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that this window reaches from the voxels ``geometry``, together with the neighbour tables.
-        The geometry keeps the result, so that equal layers build it once.
+        """Return the voxels that this window reaches from the voxels of ``geometry``, together with the neighbour
+        tables. ``geometry`` stores the result, so that layers with equal windows build it once.
 
         If ``pooled`` is true, the tables are left unsorted, as pooling needs them. Otherwise they are sorted on a GPU.
         If ``back`` is true, tables from outputs to inputs are built as well. If it is None, they are built if gradients
@@ -79,7 +79,7 @@ class IndiceData:
         known_plan: ``plan`` if a layer has built it, otherwise None.
         passing_plan: the plan that a graph without gradients has built. Other calls may not use it, since the graph may
             have run in inference mode.
-        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, with the other side's row or -1.
+        pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` of input rows and ``[taps, n]`` of output rows, or -1.
         indice_pairs: the pairs of spconv's ``Native`` algorithm, ``int32 [2, taps, n]`` padded with -1.
         indice_pair_num: the number of pairs of each tap.
     """
@@ -98,8 +98,8 @@ class IndiceData:
 
     @property
     def plan(self) -> Plan:
-        """The plan (neighbour tables) of the convolution, built at its first use. While gradients are recorded, it also
-        has tables from outputs to inputs.
+        """The plan (neighbour tables) of the convolution, built at its first use. If grad mode is on, it also has
+        tables from outputs to inputs.
         """
         plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
@@ -116,15 +116,15 @@ class IndiceData:
 
     @property
     def whole(self) -> bool:
-        """Whether the tables from outputs to inputs, which gradients read, exist or are not needed. A submanifold layer
+        """Whether the tables from outputs to inputs, which gradients read, are built or not needed. A submanifold layer
         does not need them.
         """
         return self.is_subm or (self.known_plan is not None and self.known_plan.whole)
 
     @property
     def way_back(self) -> Plan:
-        """The plan (neighbour tables) from outputs to inputs, by which inverse layers compute. It is built at its first
-        use.
+        """The plan (neighbour tables) from outputs to inputs, with which inverse layers compute. It is built at its
+        first use.
         """
         if self.whole:
             return self.plan.t
@@ -135,8 +135,8 @@ class IndiceData:
 
     @property
     def pool_plan(self) -> Plan:
-        """The plan (neighbour tables) for pooling. Its tables are not sorted. Raise ``SL211`` for a submanifold record
-        of voxels that share a cell.
+        """The plan for pooling, which holds neighbour tables whose rows are in the order of the outputs. Raise
+        ``SL211`` for a submanifold layer if two of its voxels lie in the same cell.
         """
         if self.is_subm:
             refuse_shared(self.plan, "a pool over the voxels of a submanifold layer")
@@ -178,8 +178,8 @@ class IndiceData:
 
     @property
     def indice_pairs(self) -> Tensor:
-        """spconv's pairs of input and output rows, ``int32 [2, taps, n]``. The pairs of a tap come first, and -1 fills
-        the remaining columns.
+        """The pairs of input and output rows in spconv's layout, ``int32 [2, taps, n]``. The pairs of a tap come first
+        in its row, and -1 fills the remaining columns.
         """
         return self._pairs[0]
 
@@ -190,8 +190,8 @@ class IndiceData:
 
     @property
     def _pairs(self) -> tuple[Tensor, Tensor]:
-        """The pairs of input and output rows, ``int32 [2, taps, n]``, and the number of pairs of each tap, in spconv's
-        order.
+        """The pairs of input and output rows, ``int32 [2, taps, n]``, and the number of pairs of each tap, ``int32
+        [taps]``. The pairs of a tap come first in its row, and -1 fills the remaining columns.
         """
         if not isinstance(self.plan, SharedPlan):
             return compact_pairs(self.pair_bwd)
@@ -203,15 +203,15 @@ ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either
 
 
 def by_output(plan: Plan) -> Tensor:
-    """Return the neighbour table of ``plan``, ``int32 [m, taps]`` with input rows or -1. Its rows are in the order of
-    the outputs.
+    """Return the neighbour table of ``plan``, ``int32 [m, taps]``, whose rows are in the order of the outputs. It holds
+    the input row of each output under each tap, or -1.
     """
     return plan.by_row if isinstance(plan, SharedPlan) else plan.unsorted().table
 
 
 def compact_pairs(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pairs (input row, output row) of the table ``pair_bwd``, ``int32 [2, taps, n]``, and the number of
-    pairs of each tap.
+    """Return the pairs of input and output rows in the table ``pair_bwd``, ``int32 [2, taps, n]``, and the number of
+    pairs of each tap, ``int32 [taps]``.
 
     ``pair_bwd`` holds the output row of each input row or -1, ``int32 [taps, n]``. The pairs of a tap come first, and
     -1 fills the remaining columns.

@@ -35,11 +35,10 @@ _expected = False
 
 
 def expect_duplicates(expected: bool = True) -> bool:
-    """Set whether submanifold layers accept several voxels in one cell. They do so if ``expected`` is true, and
-    otherwise raise an error. The setting applies on a GPU and in graphs that are compiled from now on. Return the
-    previous setting.
+    """Set whether submanifold layers accept several voxels in one cell on a GPU and in graphs that are compiled from
+    now on. If ``expected`` is false, they raise an error for such voxels. Return the previous setting.
 
-    On the CPU, layers outside of graphs always allow it. A layer skips the check if a strided layer made its voxels,
+    On the CPU, layers outside of graphs always accept them. A layer skips the check if a strided layer made its voxels,
     since those are distinct.
     """
     global _expected
@@ -48,8 +47,8 @@ def expect_duplicates(expected: bool = True) -> bool:
 
 
 def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return for each row of ``coords`` the first row with equal coordinates, ``int64 [n]``. ``coords`` is ``int32 [n,
-    4]`` in a grid of ``shape``.
+    """Return the number of the first row with equal coordinates for each row of ``coords``, ``int64 [n]``. ``coords``
+    is ``int32 [n, 4]`` in a grid with ``shape`` cells per axis.
     """
     # Stable, so that the first row of a cell stays in front of the others.
     order = keys_of(coords, shape).argsort(stable=True)
@@ -62,8 +61,8 @@ def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedPlan(Plan):
-    """The plan of a submanifold layer whose voxels share cells. Its tables are those of the first row of each cell. The
-    results of the other rows are computed from that of the first row.
+    """The plan of a submanifold layer of which several voxels may lie in one cell. Its neighbour tables are those of
+    the first row of each cell. The results of a cell's other rows are computed from the result of its first row.
 
     Attributes:
         first: ``int64 [n]``, the first row in the cell of each row.
@@ -76,9 +75,9 @@ class SharedPlan(Plan):
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """Return the convolution ``[n, co]`` of ``feats [n, ci]`` on voxels that share cells. Each row reads itself at
-        the centre, and it reads the first row of each neighbouring cell. If ``bias`` is None, no bias is added.
-        ``groups`` and ``tf32`` are those of :meth:`Plan.conv`.
+        """Return the convolution ``[n, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci / groups]`` on voxels of
+        which several may lie in one cell. Each row reads itself at the centre, and the first row of each neighbouring
+        cell. If ``bias`` is None, no bias is added. ``groups`` and ``tf32`` are those of :meth:`Plan.conv`.
         """
         assert self.first is not None
         # Every row of a cell gets the result of the first one.
@@ -89,8 +88,8 @@ class SharedPlan(Plan):
 
     @property
     def by_row(self) -> Tensor:
-        """The row that each row reads under each tap, or -1, ``int32 [n, k]``. At the centre each row reads itself,
-        whereas in the plan's table it reads the first row of its cell.
+        """The row that each row reads under each tap, ``int32 [n, k]``, or -1 if there is none. At the centre each row
+        reads itself, whereas in the plan's table it reads the first row of its cell.
         """
         assert self.first is not None
         table = self.unsorted().table.index_select(0, self.first)
@@ -99,8 +98,8 @@ class SharedPlan(Plan):
 
 
 def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Return the product of ``rows [n, ci]`` and ``weight [co, ci / groups]`` within each of ``groups`` groups of
-    channels, ``[n, co]``.
+    """Return the product of ``rows [n, ci]`` and the transpose of ``weight [co, ci / groups]`` within each of
+    ``groups`` groups of channels, ``[n, co]``.
     """
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
@@ -110,8 +109,8 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """Return the plan (neighbour tables) of a submanifold layer on the voxels of ``geometry``. Voxels may share a cell
-    on the CPU, and elsewhere if :func:`expect_duplicates` allows it.
+    """Return the plan (neighbour tables) of a submanifold layer on the voxels of ``geometry``. Several voxels may lie
+    in one cell on the CPU, and elsewhere if :func:`expect_duplicates` allows it.
 
     Raise ``SL211`` if voxels share a cell where that is not allowed, and for rows outside the grid.
     """
@@ -135,14 +134,14 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
 
 @built_outside_modes
 def _has_twins(geometry: Geometry) -> bool:
-    """Return whether any two rows of ``geometry`` have equal coordinates. A GPU is waited for."""
+    """Return whether any two rows of ``geometry`` have equal coordinates. The host waits for a GPU."""
     first = first_rows(geometry.coords, geometry.spatial_shape)
     return not torch.equal(first, torch.arange(first.shape[0], device=first.device))
 
 
 def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
-    """Return the plan (neighbour tables) of a submanifold layer on voxels of which several may share a cell. The first
-    row of each cell is found once for all kernels.
+    """Return the plan (neighbour tables) of a submanifold layer on voxels of which several may lie in one cell.
+    ``geometry`` stores the first row of each cell, so that it is found once for all kernels.
     """
     if geometry.shared is None:
         first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)
@@ -161,8 +160,8 @@ def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) 
 
 @built_outside_modes
 def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the first row with equal coordinates for each row of ``coords``, ``int64 [n]``, and a copy of ``coords``.
-    In the copy every row that is not the first of its cell is replaced by padding (-1).
+    """Return the number of the first row with equal coordinates for each row of ``coords``, ``int64 [n]``, and a copy
+    of ``coords``. In the copy every row that is not the first of its cell consists of -1, which is padding.
     """
     first = first_rows(coords, shape)
     alone = first == torch.arange(first.shape[0], device=first.device)
@@ -170,8 +169,8 @@ def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tenso
 
 
 def refuse_shared(plan: Plan, where: str) -> None:
-    """Raise ``SL211`` if ``plan`` (neighbour tables) is of voxels that share a cell. The operation ``where`` has no
-    meaning for them.
+    """Raise ``SL211`` if ``plan`` (neighbour tables) is a ``SharedPlan``, of which several voxels may lie in one cell.
+    ``where`` names the operation, which is not defined for such voxels.
     """
     if isinstance(plan, SharedPlan):
         raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")

@@ -19,8 +19,8 @@ __all__ = ["assume_rows", "cells_of", "check_least", "name_rows"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
-    """Return the number of cells per axis, ``spatial_shape``, as Python's own integers. In a graph that is being
-    compiled, they are sizes of the graph.
+    """Return the number of cells per axis, ``spatial_shape``, as a list of Python's own integers. While a graph is
+    compiled, the list holds sizes of the graph.
 
     An array's numbers become constants, which each run of the graph asserts. A grid is a setting of a model, and layers
     behind ``dense()`` need constants. A tensor's numbers come from the data, so they stay symbolic.
@@ -32,7 +32,7 @@ def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> li
 
 def _of_graph(cells: Any) -> int:
     """Return ``cells``, one size of a grid, for a graph that is being compiled. A size from a tensor is symbolic. A
-    number of an array is a constant, which the graph then asserts.
+    number from an array is a constant, and the graph asserts at run time that the array still holds it.
     """
     if isinstance(cells, (int, Tensor)):
         return int(cells)
@@ -49,15 +49,15 @@ _OTHER_ARRAY = (
 
 @constant_result
 def _constant_number(value: Any) -> int:
-    """Return ``int(value)``, which a compiled graph holds as a constant."""
+    """Return ``int(value)``. A compiled graph holds the result as a constant."""
     return int(value)
 
 
 def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:
-    """Raise ``SL208`` unless all ``sizes`` are at least 1. ``got()`` returns the text of what was found.
+    """Raise ``SL208`` unless all ``sizes`` are at least 1. ``got()`` returns the string that describes what was found.
 
-    ``got`` is called only for the error, because Dynamo cannot write a size into a text. A graph asserts sizes that
-    depend on data at run time. ``where`` is the place of the error, and ``fix`` is its remedy.
+    ``got`` is called only for the error, because Dynamo cannot format a size. A graph asserts sizes that depend on data
+    at run time. ``where`` is the location in the error, and ``fix`` is the remedy that it suggests.
     """
     if not is_compiling():
         small = min(sizes) < 1
@@ -73,10 +73,11 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
 
 
 def assume_rows(rows: int, *, training: bool = False) -> None:
-    """Assert in the graph that is being compiled that ``rows`` is at least 2 if ``training`` is true, and at least 1
-    otherwise. Batch norm branches on the number of rows.
+    """Assert, in a graph that is being compiled, that ``rows`` is at least 2 if ``training`` is true, and at least 1
+    otherwise. Outside of compilation, do nothing.
 
-    The assertion runs with the graph. Nothing is added if the answer is already known.
+    Batch norm branches on the number of rows, and needs the fact. The assertion runs with the graph. It is left out if
+    the compiler already knows whether it holds.
     """
     if not is_compiling():
         return
@@ -89,8 +90,8 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
 
 
 def name_rows(indices: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``indices`` and ``features``. In a graph, give their number of rows a new symbol if it is a sum of sizes
-    that depend on data.
+    """Return ``indices`` and ``features`` unchanged, except in a graph whose number of rows is a sum of sizes that
+    depend on data. There, return them with a new symbol as the number of rows.
 
     Torch looks up known facts about a symbol, but not about a sum, for which :func:`assume_rows` would have no effect.
     """

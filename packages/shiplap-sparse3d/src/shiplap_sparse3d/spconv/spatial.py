@@ -13,13 +13,13 @@ __all__ = ["RemoveDuplicate"]
 
 
 class RemoveDuplicate(SparseModule):
-    """Layer that keeps the first of several voxels in one cell. The voxels of its output are in ascending order, and
-    its ``indice_dict`` is empty.
+    """A layer that keeps the first voxel of each cell. The voxels of its output are in ascending order, and its
+    ``indice_dict`` is empty.
     """
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        """Return a sparse tensor with the first voxel of each cell of ``x``. The cells are in ascending order, and
+        """Return a sparse tensor with the first voxel of each cell of ``x``. The voxels are in ascending order, and
         ``indice_dict`` is empty.
         """
         check_sparse("RemoveDuplicate", x)

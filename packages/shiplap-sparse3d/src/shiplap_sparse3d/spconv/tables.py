@@ -18,8 +18,8 @@ __all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse
 
 
 def _check_joinable(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
-    """Raise ``SL209`` if one of ``tensors`` is not sparse, and ``SL208`` if they differ in one of ``attributes`` (such
-    as "spatial_shape"). ``where`` is the layer's name in the message.
+    """Raise ``SL209`` if one of ``tensors`` is not a sparse tensor, and ``SL208`` if they differ in one of
+    ``attributes`` (such as "spatial_shape"). ``where`` is the layer's name in the message.
     """
     for tensor in tensors:
         check_sparse(where, tensor)
@@ -37,7 +37,9 @@ def _check_joinable(where: str, tensors: list[SparseConvTensor], *attributes: st
 
 
 def _equal_members(value: Any, first: Any) -> bool:
-    """Return whether two lists of sizes, or two numbers, are equal. In a graph they may be symbols."""
+    """Return whether ``value`` and ``first`` are equal. They are two lists of sizes or two numbers. While a graph is
+    compiled, sizes may be symbols.
+    """
     if isinstance(value, list):
         return len(value) == len(first) and same_numbers(value, first)
     return same_number(value, first)
@@ -53,7 +55,7 @@ _ATTRIBUTES: dict[str, Any] = {
 
 
 class _JoinModule(SparseModule):
-    """Base of the layers that join several sparse tensors."""
+    """The base of the layers that join several sparse tensors into one."""
 
     def input_spatial_size(self, out_size: Any) -> Any:
         """Return ``out_size``, since the layer does not change the spatial size."""
@@ -61,24 +63,28 @@ class _JoinModule(SparseModule):
 
 
 class JoinTable(_JoinModule):
-    """Layer that joins the channels of several tensors on the voxels of the first one, whose ``indice_dict`` stays."""
+    """A layer that concatenates the channels of several sparse tensors, row by row, on the voxels of the first one. The
+    result shares the first one's ``indice_dict``.
+    """
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
-        """Return a sparse tensor with the features of all tensors of ``input`` side by side, on the voxels of the
-        first. Raise ``SL208`` if grids or numbers of voxels differ.
+        """Return a sparse tensor with the features of all tensors of ``input`` concatenated along the channels, on the
+        voxels of the first one. Raise ``SL208`` if their spatial shapes, batch sizes or numbers of voxels differ.
         """
         _check_joinable("JoinTable", input, "spatial_shape", "batch_size", "number of voxels")
         return input[0].replace_feature(torch.cat([tensor.features for tensor in input], 1))
 
 
 class AddTable(_JoinModule):
-    """Layer that adds the features of several tensors on the voxels of the first one, whose ``indice_dict`` stays."""
+    """A layer that adds the features of several sparse tensors, row by row, on the voxels of the first one. The result
+    shares the first one's ``indice_dict``.
+    """
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
         """Return a sparse tensor with the sum of the features of all tensors of ``input``, row by row, on the voxels of
-        the first. Raise ``SL208`` if grids or numbers of rows or channels differ.
+        the first one. Raise ``SL208`` if their spatial shapes, batch sizes or numbers of rows or channels differ.
         """
         _check_joinable("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
@@ -89,18 +95,18 @@ class AddTable(_JoinModule):
 
 
 class AddTableMisaligned(_JoinModule):
-    """Layer that adds several tensors on the union of their voxels, by :func:`sparse_add`."""
+    """A layer that adds several sparse tensors on the union of their voxels, by :func:`sparse_add`."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
-        """Return a sparse tensor with the sum of the features of all tensors of ``input``. It lies on the union of
-        their voxels.
+        """Return a sparse tensor on the union of the voxels of all tensors of ``input``. Its features are the sum of
+        theirs at each voxel.
         """
         return sparse_add(*input)
 
 
 class ConcatTable(SparseModule):
-    """Container that gives each of its modules the same input. It returns the list of their results."""
+    """A container that calls each of its modules with the same input. It returns the list of their results."""
 
     def forward(self, input: Any) -> list[Any]:
         """Return the list of the results of all modules for the same ``input``."""
@@ -112,16 +118,17 @@ class ConcatTable(SparseModule):
         return self
 
     def input_spatial_size(self, out_size: Any) -> Any:
-        """Return the input size of the first module for the output size ``out_size``."""
+        """Return the input size that the first module computes for the output size ``out_size``."""
         return self._modules["0"].input_spatial_size(out_size)  # type: ignore[union-attr,operator]
 
 
 def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
-    """Return the sum of sparse tensors of one grid on the union of their voxels. The voxels are in ascending order, and
-    ``indice_dict`` is empty.
+    """Return the sum of sparse tensors of one grid, on the union of their voxels. The voxels are in ascending order,
+    and ``indice_dict`` is empty.
 
-    If one operand covers the union, the sum is on its voxels instead, in their order and with its ``indice_dict``. In a
-    graph that is being compiled, this is not tested. Raise ``SL208`` if grids or channels differ.
+    If one operand has every voxel of the union, the sum is on its voxels instead, in their order and with its
+    ``indice_dict``. While a graph is compiled, this is not tested. Raise ``SL208`` if grids or numbers of channels
+    differ.
     """
     first = tens[0]
     _check_joinable("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")

@@ -17,19 +17,19 @@ int32, int64, int8, uint8, bool_ = torch.int32, torch.int64, torch.int8, torch.u
 
 
 class Tensor:
-    """A torch tensor with the methods of a tensorview that callers use."""
+    """A torch tensor with those methods of cumm's tensorview that callers of spconv use."""
 
     def __init__(self, held: torch.Tensor) -> None:
         """Wrap the torch tensor ``held`` without a copy."""
         self.torch = held
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return a copy of the elements as a NumPy array."""
+        """Return a NumPy array with a copy of the elements."""
         copied: np.ndarray[Any, Any] = self.numpy_view().copy()
         return copied
 
     def numpy_view(self) -> np.ndarray[Any, Any]:
-        """Return a NumPy array on the same memory, or on a copy for a tensor on a GPU."""
+        """Return a NumPy array that shares the memory of the elements. For a tensor on a GPU it holds a copy."""
         view: np.ndarray[Any, Any] = self.torch.cpu().numpy()
         return view
 
@@ -47,12 +47,12 @@ class Tensor:
 
     @property
     def shape(self) -> list[int]:
-        """The lengths of the axes as a list."""
+        """The sizes of the dimensions, as a list."""
         return list(self.torch.shape)
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """The number of dimensions."""
         return self.torch.ndim
 
     @property
@@ -66,11 +66,11 @@ class Tensor:
         return self.torch.numel()
 
     def dim(self, axis: int) -> int:
-        """Return the length of ``axis``."""
+        """Return the size of the dimension ``axis``."""
         return self.torch.shape[axis]
 
     def empty(self) -> bool:
-        """Return whether there are no elements."""
+        """Return whether the tensor has no elements."""
         return self.torch.numel() == 0
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -91,8 +91,9 @@ class Tensor:
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """Return a torch tensor of ``array``. A tensorview gives its own tensor, and a torch tensor is returned unchanged.
-    A contiguous NumPy array shares its memory with the result. A tensorview of cumm is read by its method ``numpy``.
+    """Return a torch tensor of ``array``. If ``array`` is this module's tensorview, return the tensor that it holds,
+    and return a torch tensor unchanged. A contiguous NumPy array shares its memory with the result. A tensorview of
+    cumm is read by its method ``numpy``.
     """
     if isinstance(array, Tensor):
         return array.torch
@@ -108,7 +109,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32, device: int = -1) -> Tensor:
-    """Return a tensorview of zeros. ``device`` is -1 for the CPU, or the number of a GPU."""
+    """Return a tensorview of zeros. ``device`` is the number of a GPU, or negative for the CPU."""
     return Tensor(torch.zeros(*shape, dtype=dtype, device="cpu" if device < 0 else f"cuda:{device}"))
 
 
@@ -116,7 +117,9 @@ empty = zeros
 
 
 class Activation(Enum):
-    """The activations that a layer can apply to its result, as values of its argument ``act_type``."""
+    """The activations that a layer can apply to its result, as values of its argument ``act_type``. ``None_`` is no
+    activation.
+    """
 
     None_ = 0
     ReLU = 1

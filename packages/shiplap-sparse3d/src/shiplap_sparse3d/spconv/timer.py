@@ -9,7 +9,9 @@ __all__ = ["CUDAKernelTimer"]
 
 
 class CUDAKernelTimer:
-    """A timer that accepts the calls of models and measures nothing. Only ``enable`` is kept."""
+    """A timer with the methods of spconv's timer, which measures nothing. The attribute ``enable`` holds the
+    constructor's argument.
+    """
 
     def __init__(self, enable: bool = True) -> None:
         """Store ``enable``. No code here reads it, so neither value starts a timer."""
@@ -17,14 +19,16 @@ class CUDAKernelTimer:
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[None]:
-        """Run the block of a context manager. In spconv, ``name`` groups timed ranges, but here nothing is timed."""
+        """Return a context manager that does nothing. In spconv, ``name`` groups the timed ranges."""
         yield
 
     @contextmanager
     def record(self, name: str, stream: int = 0) -> Iterator[None]:
-        """Run the block of a context manager. In spconv it is timed under ``name``, but here nothing is timed."""
+        """Return a context manager that does nothing. In spconv, the block inside it is timed under ``name``."""
         yield
 
     def get_all_pair_time(self) -> dict[str, float]:
-        """Return an empty dictionary, since nothing is timed here. In spconv it holds the time of each range in ms."""
+        """Return an empty dictionary, since nothing is timed here. In spconv it maps the name of each range to its time
+        in ms.
+        """
         return {}

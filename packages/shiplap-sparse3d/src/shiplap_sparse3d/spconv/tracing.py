@@ -18,19 +18,19 @@ __all__ = ["is_proxy", "one_node", "proxy_among"]
 
 
 def is_proxy(value: object) -> bool:
-    """Return whether ``value`` is a proxy of ``torch.fx``. A tracer passes proxies in place of tensors."""
+    """Return whether ``value`` is a proxy of ``torch.fx``, which a tracer passes in place of a tensor."""
     return isinstance(value, Proxy)
 
 
 def proxy_among(values: Any) -> Proxy | None:
-    """Return the first ``torch.fx`` proxy in ``values`` and in the lists and tuples there, or None if there is none. In
-    a graph that is being compiled, return None.
+    """Return the first ``torch.fx`` proxy in ``values`` or in lists and tuples inside it, or None if there is none.
+    While a graph is compiled, return None.
     """
     return None if is_compiling() else _proxy_in(values)
 
 
 def _proxy_in(values: Any) -> Proxy | None:
-    """Return the first ``torch.fx`` proxy in ``values`` and, recursively, in the lists and tuples there. Return None if
+    """Return the first ``torch.fx`` proxy in ``values`` or, recursively, in lists and tuples inside it. Return None if
     there is none.
     """
     for value in values:
@@ -42,8 +42,9 @@ def _proxy_in(values: Any) -> Proxy | None:
 
 
 def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Return a method for ``forward`` of a layer that ``torch.fx`` records as one node, without tracing into it. Dynamo
-    traces ``in_graph`` in its place, by default ``forward``.
+    """Return a method in place of ``forward``, the method of a layer, for which ``torch.fx`` records one node instead
+    of tracing into it. While Dynamo compiles, the method calls ``in_graph`` instead of ``forward``, unless ``in_graph``
+    is None.
 
     If a subclass calls this method from its own ``forward``, the tracer enters the subclass, and the node is a call of
     this one method.
@@ -52,8 +53,9 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Return ``forward(self, ...)``, or ``in_graph(self, ...)`` while compiling. Both are arguments of
-        ``one_node``.
+        """Return the result of ``forward`` for the layer ``self`` and these arguments. While a graph is compiled,
+        return that of ``in_graph`` instead, unless ``in_graph`` is None. Both functions are arguments of the enclosing
+        function.
 
         If an argument is a proxy of ``torch.fx``, return a new node of its graph instead.
         """

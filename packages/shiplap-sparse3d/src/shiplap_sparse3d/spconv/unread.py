@@ -15,8 +15,8 @@ __all__ = ["UnreadMembers", "unread_member"]
 
 @dataclass(frozen=True)
 class UnreadMembers:
-    """The arguments of ``SparseConvTensor`` that only the user's code reads. Tensors share one instance until a member
-    of one of them is set.
+    """The attributes of ``SparseConvTensor`` that no layer reads, only the user's code. A tensor and those made from it
+    share one instance until an attribute of one of them is set.
     """
 
     grid: Tensor | None = None
@@ -28,17 +28,17 @@ class UnreadMembers:
 
 
 def unread_member(name: str) -> Any:
-    """Return a property of ``SparseConvTensor`` for the member ``name``, such as ``grid``. Models set such members, no
-    layer reads them, and each new tensor takes them over. Setting one changes that tensor alone.
+    """Return a property of ``SparseConvTensor`` for the attribute ``name``, such as ``grid``. No layer reads it, and a
+    tensor made from another one takes it over. Setting it changes one tensor alone.
     """
 
     def get(tensor: Any) -> Any:
-        """Return the member ``name`` (argument of ``unread_member``) of ``tensor``. No layer reads it."""
+        """Return the attribute ``name`` of ``tensor``. ``name`` is an argument of the enclosing function."""
         return getattr(tensor._unread, name)
 
     def put(tensor: Any, value: Any) -> None:
-        """Set the member ``name`` (argument of ``unread_member``) of ``tensor`` to ``value``. Tensors made from it
-        earlier keep their own value.
+        """Set the attribute ``name`` of ``tensor`` to ``value``. ``name`` is an argument of the enclosing function.
+        Tensors that were made from ``tensor`` before keep their own value.
         """
         tensor._unread = replace(tensor._unread, **{name: value})
 

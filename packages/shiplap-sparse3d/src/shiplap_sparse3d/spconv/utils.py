@@ -13,7 +13,7 @@ __all__ = ["PointToVoxel", "gather_features_by_pc_voxel_id"]
 
 
 class PointToVoxel:
-    """The conversion of points within a range to voxels. Each voxel holds the first points that fall into it.
+    """A converter of points within a range to voxels. Each voxel holds the first points that fall into it.
 
     Args:
         vsize_xyz: edge of a voxel per axis, in the unit of the points.
@@ -64,7 +64,7 @@ class PointToVoxel:
     def __call__(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result of :meth:`generate_voxel_with_id` without its last part, the voxel of each point. The
+        """Return the first three results of :meth:`generate_voxel_with_id`, without the voxel of each point. The
         arguments are those of that method.
         """
         return self.generate_voxel_with_id(pc, clear_voxels, empty_mean)[:3]
@@ -73,8 +73,9 @@ class PointToVoxel:
     def generate_voxel_with_id(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the voxels of the points ``pc [n, num_point_features]``, their cells, the number of points in each,
-        and the voxel of each point. Raise ``SL208`` if the points have another shape or lie on another device.
+        """Return the voxels of the points ``pc [n, num_point_features]``, their cells, the number of points in each
+        voxel, and the voxel of each point. Raise ``SL208`` if the points have another shape or lie on another kind of
+        device.
 
         Args:
             pc: points. Those outside the range are left out.
@@ -122,8 +123,9 @@ class PointToVoxel:
         return cells, torch.where(inside, number, -1)
 
     def _number_voxels(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the voxel of each point, ``int64 [n]`` with -1 for none, and the cells of the voxels, ``int32 [m,
-        ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
+        """Return the voxel of each point, ``int64 [n]``, or -1 if it has none, and the cell of each voxel, ``int32 [m,
+        ndim]``. ``cells`` and ``number`` are the results of :meth:`_cells_of_points`. Voxels are numbered in the order
+        of their first points, up to ``max_num_voxels``.
         """
         distinct, group = torch.unique(number, return_inverse=True)
         first = torch.full_like(distinct, number.shape[0])
@@ -137,8 +139,8 @@ class PointToVoxel:
 
 
 def _rank_in_group(group: Tensor, groups: int) -> Tensor:
-    """Return for each element the number of earlier elements in its group, ``int64 [n]``. ``group`` holds the group of
-    each element, from -1 to ``groups - 1``.
+    """Return, for each element, how many elements before it have the same number in ``group [n]``, as ``int64 [n]``.
+    The numbers in ``group`` are from -1 to ``groups - 1``.
     """
     order = group.argsort(stable=True)
     # Elements without a group, -1, are counted in front.
@@ -152,8 +154,8 @@ def _rank_in_group(group: Tensor, groups: int) -> Tensor:
 def gather_features_by_pc_voxel_id(
     seg_res_features: Tensor, pc_voxel_id: Tensor, invalid_value: int | float = 0
 ) -> Tensor:
-    """Return the features of each point, ``[n, ...]``, which are those of its voxel. ``pc_voxel_id [n]`` holds the
-    point's row in ``seg_res_features [m, ...]``. A point without a voxel (-1) gets ``invalid_value``.
+    """Return the features of each point, ``[n, ...]``, which are those of its voxel. ``pc_voxel_id [n]`` holds the row
+    of each point's voxel in ``seg_res_features [m, ...]``, or -1. A point with -1 gets ``invalid_value``.
     """
     ids = pc_voxel_id.to(seg_res_features.device).long()
     # Without a voxel there is no row to read.

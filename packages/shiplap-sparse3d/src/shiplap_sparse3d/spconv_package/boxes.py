@@ -23,16 +23,16 @@ Array = np.ndarray[Any, Any]
 
 
 def _polygon_area(corners: Array) -> float:
-    """Return the area of the polygon with ``corners [n, 2]``. It is positive if they go counterclockwise, and negative
-    if they go clockwise.
+    """Return the area of the polygon with ``corners [n, 2]``. It is positive if the corners go counterclockwise, and
+    negative if they go clockwise.
     """
     x, y = corners[:, 0], corners[:, 1]
     return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2)
 
 
 def _clip_polygon(subject: Array, start: Array, end: Array) -> Array:
-    """Return the corners ``[m, 2]`` of the part of a polygon that lies to the left of the line from ``start`` to
-    ``end``. The polygon ``subject [n, 2]`` is convex.
+    """Return the corners ``[m, 2]`` of the part of the convex polygon ``subject [n, 2]`` that lies to the left of the
+    line from ``start`` to ``end``. ``m`` is 0 if no part lies there.
     """
     edge = end - start
     # The sign of the cross product tells the side of the line.
@@ -63,8 +63,8 @@ def _polygon_overlap(a: Array, b: Array) -> tuple[float, float]:
 
 
 def _box_pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
-    """Return the overlaps ``[n, k]`` of ``boxes [n, 4, 2]`` and ``others [k, 4, 2]``, both given by corners. If
-    ``ratio`` is true, the overlap is the intersection over union, and otherwise the shared area.
+    """Return the overlaps ``[n, k]`` of ``boxes [n, 4, 2]`` with ``others [k, 4, 2]``, both given by their corners. If
+    ``ratio`` is true, an overlap is the intersection over union, and otherwise the shared area.
 
     Pairs whose ``standup_iou [n, k]`` is not above ``threshold`` get 0.
     """
@@ -76,34 +76,39 @@ def _box_pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float
 
 
 def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
-    """Return the intersection over union of rotated boxes, ``[n, k]``, from corners ``[n, 4, 2]`` and ``[k, 4, 2]``.
+    """Return the intersection over union of rotated boxes, ``[n, k]``, which are given by their corners ``[n, 4, 2]``
+    and ``[k, 4, 2]``.
 
-    ``standup_iou [n, k]`` is that of the upright boxes around them. Pairs for which it is not above ``standup_thresh``
-    get 0.
+    ``standup_iou [n, k]`` is that of the upright boxes around them. Pairs whose ``standup_iou`` is not above
+    ``standup_thresh`` get 0.
     """
     return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, True)
 
 
 def rbbox_intersection(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
-    """Return the area that rotated boxes share, ``[n, k]``, from corners ``[n, 4, 2]`` and ``[k, 4, 2]``.
+    """Return the area that rotated boxes share, ``[n, k]``. The boxes are given by their corners ``[n, 4, 2]`` and
+    ``[k, 4, 2]``.
 
-    ``standup_iou [n, k]`` is the intersection over union of the upright boxes around them. Pairs for which it is not
-    above ``standup_thresh`` get 0.
+    ``standup_iou [n, k]`` is the intersection over union of the upright boxes around them. Pairs whose ``standup_iou``
+    is not above ``standup_thresh`` get 0.
     """
     return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, False)
 
 
 def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
-    """Return the intersection over union of the rotated boxes in each row of both arrays, ``[n]``, from corners ``[n,
-    4, 2]``. No gradient is computed.
+    """Return the intersection over union of each box of ``box_corners [n, 4, 2]`` and the box of ``qbox_corners [n, 4,
+    2]`` in the same row, ``[n]``. It is an array, without gradients.
     """
     pairs = [_polygon_overlap(a, b) for a, b in zip(box_corners, qbox_corners, strict=True)]
     return np.array([shared / union if union > 0 else 0.0 for shared, union in pairs], box_corners.dtype)
 
 
 def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: float = 0.0) -> list[int]:
-    """Return the row numbers of the upright boxes to keep, of ``boxes [n, 4]`` (x1, y1, x2, y2). They are considered in
-    ``order``, and a box is dropped if its overlap with a kept one is ``thresh`` or more. ``eps`` is added to each side.
+    """Return the row numbers of the boxes that non-maximum suppression keeps. ``boxes [n, 4]`` (x1, y1, x2, y2) are
+    axis-aligned.
+
+    The boxes are considered in ``order``, an array of row numbers. A box is dropped if its intersection over union with
+    a kept one is ``thresh`` or more. ``eps`` is added to the lengths of all sides.
     """
     x1, y1, x2, y2 = boxes[:, :4].astype(np.float64).T
     areas, left, kept = (x2 - x1 + eps) * (y2 - y1 + eps), list(order), []
@@ -118,9 +123,11 @@ def non_max_suppression_cpu(boxes: Array, order: Array, thresh: float, eps: floa
 
 
 def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Array, thresh: float) -> list[int]:
-    """Return the row numbers of the rotated boxes to keep, of ``corners [n, 4, 2]``. They are considered in ``order``,
-    and a box is dropped if its overlap with a kept one is ``thresh`` or more. Pairs with ``standup_iou [n, n]`` 0 are
-    not compared.
+    """Return the row numbers of the rotated boxes that non-maximum suppression keeps. ``corners [n, 4, 2]`` are their
+    corners.
+
+    The boxes are considered in ``order``, an array of row numbers. A box is dropped if its intersection over union with
+    a kept one is ``thresh`` or more. Pairs whose ``standup_iou [n, n]`` is 0 are not compared.
     """
     gone, kept = np.zeros(len(corners), bool), []
     for place, i in enumerate(order):
@@ -135,10 +142,12 @@ def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Ar
 
 
 def non_max_suppression(boxes: Array, keep_out: Array, thresh: float, device_id: int = 0) -> int:
-    """Write the row numbers of the boxes to keep into ``keep_out`` and return the number of them, as spconv 1.x does.
-    ``boxes [n, 5]`` (x1, y1, x2, y2, score) are sorted by descending score.
+    """Write the row numbers of the boxes that non-maximum suppression keeps into ``keep_out``, and return how many they
+    are.
 
-    The computation runs on the CPU, and ``device_id`` is not read.
+    ``boxes [n, 5]`` (x1, y1, x2, y2, score) are sorted by descending score. A box is dropped if its intersection over
+    union with a kept one is ``thresh`` or more. As in spconv 1.x, a box includes the pixels of both borders. The
+    computation runs on the CPU, and ``device_id`` is not read.
     """
     # spconv 1.x counts pixels: a box includes both of its borders.
     kept = non_max_suppression_cpu(boxes, np.arange(len(boxes)), thresh, 1.0)

@@ -31,7 +31,9 @@ SPCONV_INT8_DEBUG = False
 
 
 class AllocKeys:
-    """The names of the buffers of spconv's kernels. Nothing is allocated under them here."""
+    """The names of the buffers of spconv's kernels, for code that refers to them. Shiplap allocates no buffer under
+    these names.
+    """
 
     PairFwd, PairBwd, PairMask, PairMaskBwd = "PairFwd", "PairBwd", "PairMask", "PairMaskBwd"
     MaskArgSort, MaskArgSortBwd, MaskOutputFwd = "MaskArgSort", "MaskArgSortBwd", "MaskOutputFwd"

@@ -11,8 +11,8 @@ __all__ = ["NDIM_DONT_CARE", "AlgoHint", "ConvAlgo"]
 
 
 class AlgoHint(Enum):
-    """The purposes for which spconv chooses a kernel. They are accepted but not read, since kernels are chosen here by
-    measurement.
+    """The purposes for which spconv chooses a kernel. Functions accept such a value and do not read it, since Shiplap
+    chooses kernels by measuring them.
     """
 
     NoHint = 0b000

@@ -31,8 +31,8 @@ __all__ = [
 
 
 def nms(boxes: Tensor, scores: Tensor, pre_max_size: int, post_max_size: int, thresh: float, eps: float) -> Tensor:
-    """Return the rows of ``boxes [n, 4]`` (x1, y1, x2, y2) to keep, by descending score, ``int64 [k]`` on the device of
-    the boxes. The computation runs on the CPU.
+    """Return the row numbers of the boxes that non-maximum suppression keeps, by descending score, as ``int64 [k]`` on
+    the device of ``boxes``. The computation runs on the CPU.
 
     Args:
         boxes, scores: ``[n, 4]`` and ``[n]``.

@@ -46,7 +46,8 @@ Array = np.ndarray[Any, Any]
 
 
 class _Point2Voxel:
-    """The conversion of points to voxels, as in :class:`PointToVoxel`. It takes tensorviews, arrays and tensors.
+    """A converter of points to voxels, as :class:`PointToVoxel` is. It takes points as a tensorview, an array or a
+    tensor.
 
     Args:
         vsize_xyz, coors_range_xyz, num_point_features, max_num_voxels, max_num_points_per_voxel: as in that class.
@@ -82,54 +83,62 @@ class _Point2Voxel:
         return self._run(points, False)
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points`` as :meth:`point_to_voxel` does. If a voxel has fewer points than it can hold,
-        the rest of its rows hold the mean of its points instead of zeros.
+        """Return the voxels of ``points`` as :meth:`point_to_voxel` does. The unused rows of a voxel that has fewer
+        points than it can hold contain the mean of its points instead of zeros.
         """
         return self._run(points, True)
 
     def point_to_voxel_hash(
         self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points`` as :meth:`point_to_voxel` does. spconv's classes for GPUs have the method
-        under this name. If ``empty_mean`` is true, return those of :meth:`point_to_voxel_empty_mean` instead. The other
-        arguments are not read.
+        """Return the voxels of ``points`` as :meth:`point_to_voxel` does, or as :meth:`point_to_voxel_empty_mean` if
+        ``empty_mean`` is true. spconv's classes for GPUs have the method under this name. ``clear_voxels`` and
+        ``stream`` are not read.
         """
         return self._run(points, empty_mean)
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return voxels, indices and counts of ``points`` as tensorviews. If ``empty_mean`` is true, the unused rows of
-        a voxel hold the mean of its points, and otherwise zeros.
+        """Return the voxels, the indices and the numbers of points of the voxels as tensorviews. If ``empty_mean`` is
+        true, the unused rows of a voxel hold the mean of its points, and otherwise zeros.
         """
         voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
         return Tensor(voxels), Tensor(indices), Tensor(counts)
 
 
 class Point2VoxelCPU1d(_Point2Voxel):
-    """Conversion of points with one axis to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with one spatial axis to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 1
 
 
 class Point2VoxelCPU2d(_Point2Voxel):
-    """Conversion of points with two axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with two spatial axes to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 2
 
 
 class Point2VoxelCPU3d(_Point2Voxel):
-    """Conversion of points with three axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with three spatial axes to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 3
 
 
 class Point2VoxelCPU4d(_Point2Voxel):
-    """Conversion of points with four axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+    """A converter of points with four spatial axes to voxels, on the CPU. It has the arguments of
+    :class:`PointToVoxel`.
+    """
 
     NDIM = 4
 
 
 class Point2VoxelGPU1d(Point2VoxelCPU1d):
-    """Conversion of points with one axis to voxels, on the current GPU. Arguments are those of
+    """A converter of points with one spatial axis to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 
@@ -137,7 +146,7 @@ class Point2VoxelGPU1d(Point2VoxelCPU1d):
 
 
 class Point2VoxelGPU2d(Point2VoxelCPU2d):
-    """Conversion of points with two axes to voxels, on the current GPU. Arguments are those of
+    """A converter of points with two spatial axes to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 
@@ -145,7 +154,7 @@ class Point2VoxelGPU2d(Point2VoxelCPU2d):
 
 
 class Point2VoxelGPU3d(Point2VoxelCPU3d):
-    """Conversion of points with three axes to voxels, on the current GPU. Arguments are those of
+    """A converter of points with three spatial axes to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 
@@ -153,7 +162,7 @@ class Point2VoxelGPU3d(Point2VoxelCPU3d):
 
 
 class Point2VoxelGPU4d(Point2VoxelCPU4d):
-    """Conversion of points with four axes to voxels, on the current GPU. Arguments are those of
+    """A converter of points with four spatial axes to voxels, on the current GPU. The arguments are those of
     :class:`PointToVoxel`.
     """
 
@@ -161,7 +170,7 @@ class Point2VoxelGPU4d(Point2VoxelCPU4d):
 
 
 class VoxelGenerator:
-    """The voxel generator of spconv 1.x, which takes and returns arrays.
+    """The voxel generator of spconv 1.x, which takes points as an array and returns arrays.
 
     Args:
         voxel_size: edge of a voxel per axis.
@@ -191,7 +200,8 @@ class VoxelGenerator:
 
     def _generate(self, points: Array, max_voxels: int | None) -> tuple[Array, Array, Array]:
         """Return ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x) and the number of points of
-        each voxel, as arrays. If ``max_voxels`` is None, the generator's own limit applies.
+        each voxel, ``[m]``, as arrays. At most ``max_voxels`` voxels are returned. If it is None, the limit from the
+        constructor applies.
         """
         most = self._max_voxels if max_voxels is None else max_voxels
         ranges = [float(v) for v in self.point_cloud_range]
@@ -204,14 +214,14 @@ class VoxelGenerator:
 
     def generate(self, points: Array, max_voxels: int | None = None) -> Any:
         """Return ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x) and ``num_points_per_voxel
-        [m]`` of ``points [n, features]``, as a tuple of arrays. If ``max_voxels`` is None, the generator's own limit
-        applies.
+        [m]`` of ``points [n, features]``, as a tuple of arrays. At most ``max_voxels`` voxels are returned. If it is
+        None, the limit from the constructor applies.
         """
         return self._generate(points, max_voxels)
 
 
 class VoxelGeneratorV2(VoxelGenerator):
-    """:class:`VoxelGenerator` with named results. It does not filter blocks."""
+    """A :class:`VoxelGenerator` that returns a dictionary. It has no block filtering."""
 
     def __init__(
         self,
@@ -231,11 +241,12 @@ class VoxelGeneratorV2(VoxelGenerator):
         super().__init__(voxel_size, point_cloud_range, max_num_points, max_voxels, full_mean)
 
     def generate(self, points: Array, max_voxels: int | None = None) -> dict[str, Array]:
-        """Return a dictionary of arrays with the voxels of ``points``.
+        """Return a dictionary of arrays with the voxels of ``points [n, features]``.
 
-        They are ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x), ``num_points_per_voxel
-        [m]``, ``voxel_point_mask [m, max_num_points, 1]`` and ``voxel_num``. If ``max_voxels`` is None, the generator's
-        own limit applies.
+        Its keys are ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x), ``num_points_per_voxel
+        [m]``, ``voxel_point_mask [m, max_num_points, 1]`` and ``voxel_num``. The mask is 1 in the rows that hold a
+        point, and 0 in the unused ones. ``voxel_num`` is ``m``. At most ``max_voxels`` voxels are returned. If it is
+        None, the limit from the constructor applies.
         """
         voxels, coordinates, counts = self._generate(points, max_voxels)
         # 1 where a voxel has a point, 0 in its free places.

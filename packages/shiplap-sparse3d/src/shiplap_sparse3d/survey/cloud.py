@@ -29,12 +29,12 @@ _LEGACY_CODES = 31  # five bits in point formats 0 to 5
 
 @contextmanager
 def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
-    """Open the LAS, LAZ or COPC file ``path`` as a context manager that yields its laspy reader, with the header read
-    and checked, and closes the reader at the end of the block.
+    """Open the LAS, LAZ or COPC file ``path`` as a context manager that yields its laspy reader. The header is read and
+    checked first. The end of the block closes the reader.
 
     Raises:
-        SurveyError: SL822 for a file that is missing, empty, damaged or of another kind, and for one without points.
-        CommandError: SL603 without laspy and lazrs.
+        SurveyError: ``SL822`` for a file that is missing, empty, damaged or of another kind, or without points.
+        CommandError: ``SL603`` without laspy and lazrs.
     """
     require_packages(path, "demo", "laspy", "lazrs")
     import laspy
@@ -50,7 +50,7 @@ def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
 
 @contextmanager
 def _reading(path: Path, before: str = "") -> Iterator[None]:
-    """Run the block of a context manager, and turn any exception in it into SL822 for ``path``, whose message has
+    """Run the block of a context manager, and replace any exception in it by ``SL822`` for ``path``. The message has
     ``before`` and then the text of the exception.
     """
     try:
@@ -61,10 +61,11 @@ def _reading(path: Path, before: str = "") -> Iterator[None]:
 
 
 def _check_header(path: Path, header: laspy.LasHeader) -> None:
-    """Raise SL822 for a file without points or coordinates, and for a LAZ file whose chunk table is impossible.
+    """Raise ``SL822`` for a file without points, for scales or offsets that are not finite, and for a scale of 0. Raise
+    it also for a LAZ file with more chunks than its size allows.
 
-    A scale of 0 puts all points in one place. lazrs reserves memory for the chunks of the table, and ends the process
-    if there is not enough; it reports other damage itself.
+    A scale of 0 puts all points in one place. lazrs reserves memory for all chunks, and ends the process if there is
+    not enough. It reports other damage itself.
     """
     numbers = [float(v) for v in (*header.scales, *header.offsets)]
     if not header.point_count:
@@ -86,10 +87,9 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
 def read_chunks(
     reader: laspy.LasReader, path: Path, start: int = 0, stop: int | None = None, size: int = CHUNK
 ) -> Iterator[laspy.ScaleAwarePointRecord]:
-    """Yield the points of the file from number ``start`` up to ``stop`` (exclusive; by default all that follow), in
-    records of at most ``size`` points, in the order of the file.
-
-    Raises SL822 where the file ends too early.
+    """Yield the points of the file from number ``start`` up to, and without, ``stop``, in the order of the file. Each
+    yielded record has at most ``size`` points. If ``stop`` is None, all following points are yielded. Raise ``SL822``
+    if the file ends too early. ``path`` names it in the error.
     """
     total, done = reader.header.point_count, start
     stop = total if stop is None else stop
@@ -106,8 +106,8 @@ def read_chunks(
 
 
 def check_codes(path: Path, header: laspy.LasHeader, classes: Iterable[int]) -> None:
-    """Raise SL825 if the point format in the header of the file ``path`` cannot hold the largest code of ``classes``:
-    formats 0 to 5 hold codes up to 31.
+    """Raise ``SL825`` if the point format in the header of the file ``path`` cannot hold the largest code of
+    ``classes``. Formats 0 to 5 hold codes up to 31.
     """
     number, largest = header.point_format.id, max(classes)
     if number <= 5 and largest > _LEGACY_CODES:
@@ -116,8 +116,9 @@ def check_codes(path: Path, header: laspy.LasHeader, classes: Iterable[int]) -> 
 
 
 def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]]) -> None:
-    """Write the points of ``source`` to ``target``, with ``codes`` (arrays of class codes that follow each other in the
-    order of the points) as their classes. Every other field is copied, and ``target`` appears whole or not at all.
+    """Write the points of ``source`` to ``target`` with new classes. ``codes`` yields arrays of class codes, which
+    follow each other in the order of the points. All other fields are copied. The file ``target`` appears when it is
+    complete, and an interrupted call leaves its former content.
     """
     import laspy
 

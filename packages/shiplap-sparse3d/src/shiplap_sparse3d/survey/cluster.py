@@ -48,8 +48,8 @@ _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "la
 
 
 def _installed_versions() -> dict[str, str]:
-    """Return the installed versions, by name, of Python and of the packages in which the client and all workers must
-    agree, without local parts such as ``+cpu``. A package that is not installed is left out.
+    """Return the installed version, by name, of Python and of each package in which the client and all workers must
+    agree. Local parts of a version, such as ``+cpu``, are left out, and so are packages that are not installed.
     """
     found = get_versions(_PACKAGES)["packages"]
     versions = {name: str(found[name]).partition("+")[0] for name in _PACKAGES if found[name]}
@@ -57,7 +57,9 @@ def _installed_versions() -> dict[str, str]:
 
 
 class JobTicket(NamedTuple):
-    """What a worker needs to read the job of a survey: its file, the digest of that, the device, and the versions."""
+    """What a worker needs to read the job of a survey. ``path`` is the file of the pickled job, and ``digest`` its
+    SHA-256 in hexadecimal. ``device`` is the device for the network. ``versions`` are the client's versions, by name.
+    """
 
     path: Path
     digest: str
@@ -65,7 +67,9 @@ class JobTicket(NamedTuple):
     versions: dict[str, str]
 
     def open_job(self) -> SurveyJob:
-        """Return the job, which the first task on a worker reads. Raises SL828 and SL605."""
+        """Return the job, which is read from its file at the first call on a worker and kept there. Raise ``SL828`` or
+        ``SL605`` as :meth:`read_job` does.
+        """
         worker = get_worker()
         with _READING:
             known: dict[Path, tuple[str, SurveyJob]] = worker.extensions.setdefault(_JOBS, {})
@@ -75,13 +79,16 @@ class JobTicket(NamedTuple):
             return known[self.path][1]
 
     def run(self, task: Task[Item, Result], item: Item) -> Result:
-        """Return ``task(job, item)``, run on the Dask worker of this process."""
+        """Return ``task(job, item)``, computed in this process, which is a Dask worker. The job is that of
+        :meth:`open_job`.
+        """
         return task(self.open_job(), item)
 
     def read_job(self, worker: Any) -> SurveyJob:
-        """Return the job with its network on the device of ``worker``, in evaluation mode.
+        """Return the job from its file, with its network on the device of ``worker`` and in evaluation mode.
 
-        Raises SL828 if versions differ from the client's, or if the job cannot be read or unpickled, and SL605.
+        Raise ``SL828`` if versions differ from the client's, if the job cannot be read or unpickled, or if its input is
+        missing. Raise ``SL605`` if the worker does not have the device.
         """
         here, where = _installed_versions(), f"worker {worker.address}"
         if wrong := [name for name, version in self.versions.items() if here.get(name) != version]:
@@ -109,15 +116,17 @@ class JobTicket(NamedTuple):
 
 
 def _forget_job(path: Path, dask_worker: Any) -> None:
-    """Remove the job in the file ``path``, and its network, from the worker that Dask passes."""
+    """Remove the job that was read from the file ``path``, and its network, from the Dask worker ``dask_worker``."""
     dask_worker.extensions.get(_JOBS, {}).pop(path, None)
 
 
 class _BoundClient(Client):
-    """Client whose start has a limit of time, also if a server accepts the connection and never answers."""
+    """A Dask client whose start fails after a limit of time, even if a server accepts the connection but is silent."""
 
     def start(self, **options: Any) -> None:
-        """Start as Dask's client does. After a failure nothing is left that ``__del__`` would wait for."""
+        """Start the client with ``options``, as Dask's client does. If this fails, raise the exception and close the
+        client, so that its ``__del__`` does not wait for the connection.
+        """
         try:
             super().start(callback_timeout=self._timeout + 0.5, **options)  # after the limit of the connection
         except BaseException:
@@ -127,16 +136,16 @@ class _BoundClient(Client):
 
 
 class DaskEngine(SurveyEngine):
-    """Engine that runs the tasks of a survey on the workers of a Dask cluster.
+    """The engine that runs the tasks of a survey on the workers of a Dask cluster.
 
     Args:
-        workers: the number of local processes to start, or None.
-        scheduler: the address of a running scheduler, or None.
-        device: the device of the workers' networks, by default the type of that of the model.
-        progress: called as that of :func:`survey` is, for the stage ``workers``.
+        workers: the number of local processes to start, or None to use the workers of ``scheduler``.
+        scheduler: the address of a running scheduler. It is used if ``workers`` is None.
+        device: the device of the workers' networks. None stands for the device type of the model.
+        progress: called with the stage ``workers`` and a note for the user, as the ``progress`` of :func:`survey`.
 
     Raises:
-        SurveyError: SL827 if the scheduler does not answer, SL828 if local workers do not start.
+        SurveyError: ``SL827`` if the scheduler does not answer, ``SL828`` if local workers do not start.
     """
 
     def __init__(self, workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> None:
@@ -150,7 +159,9 @@ class DaskEngine(SurveyEngine):
             self._opened = opened.pop_all()
 
     def _connect(self, seconds: float) -> None:
-        """Connect to the scheduler within ``seconds``. Raises SL827 if it does not answer."""
+        """Connect to the scheduler of the cluster within ``seconds``, and pass the address of its dashboard to the
+        user. Raise ``SL827`` if the scheduler does not answer.
+        """
         try:
             self._client: Any = _BoundClient(self._cluster, timeout=seconds, set_as_default=False)
         except Exception as failure:  # addresses, certificates and protocols fail in many ways
@@ -163,7 +174,9 @@ class DaskEngine(SurveyEngine):
         self._note(f"dashboard of the workers: {self._client.dashboard_link}")
 
     def share(self, job: SurveyJob) -> None:
-        """Write ``job`` into its folder, where workers read it, with its network on the CPU."""
+        """Write the pickled ``job``, with a copy of its network on the CPU, into the folder of the survey. Workers read
+        it there when they run their first task.
+        """
         net = deepcopy(job.model.net).cpu()
         content, path = cloudpickle.dumps(replace(job, model=replace(job.model, net=net))), job.folder.path / "job.bin"
         write_whole(path, content, lasting=False)
@@ -171,8 +184,11 @@ class DaskEngine(SurveyEngine):
         self._ticket = JobTicket(path, digest, device, _installed_versions())
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False) -> Results[Item, Result]:
-        """Yield as :meth:`SurveyEngine.run` does. When the scheduler is lost, items without a result run again, also on
-        one that was started again. Raises SL827 if it does not answer for 30 seconds.
+        """Yield ``(item, result)`` for each of ``items`` as :meth:`SurveyEngine.run` does, with tasks on the workers.
+
+        If the connection to the scheduler is lost, connect again, also to a restarted scheduler, and run the items that
+        have no result. Raise ``SL827`` if it does not answer within 30 seconds or is lost four times without a result
+        in between. Raise ``SL828`` if a task ends its workers again and again.
         """
         left, lost = dict.fromkeys(items), 0
         while lost < _LOSSES:
@@ -195,8 +211,8 @@ class DaskEngine(SurveyEngine):
         raise survey_error("SL827", self._cluster, f"tasks lost {lost} times in turn", "a scheduler that keeps them")
 
     def _count_places(self) -> int:
-        """Return four for each thread of a worker, and two more. Raises SL827 without workers for 30 seconds, and
-        ``CommClosedError`` if the scheduler does not answer.
+        """Return how many tasks may be begun at a time, which is four for each thread of the workers and two more.
+        Raise ``SL827`` after 30 seconds without workers. Raise ``CommClosedError`` if the scheduler does not answer.
         """
         now = time.monotonic()
         if self._client.status != "running":
@@ -218,13 +234,17 @@ class DaskEngine(SurveyEngine):
         return 4 * self._workers + 2
 
     def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
-        """Send ``task`` for each of ``items`` to the cluster, and return futures, which Dask's futures complete."""
+        """Send ``task`` for each of ``items`` to the cluster. Return a future of Python for each item, in order, which
+        completes with Dask's future.
+        """
         keys = [f"{task.__name__}-{item}-{time.time_ns()}" for item in items]  # they are on the dashboard
         sent = self._client.map(partial(self._ticket.run, task), items, key=keys, pure=False) if items else []
         return [asyncio.run_coroutine_threadsafe(each._result(), self._client.loop.asyncio_loop) for each in sent]
 
     def close(self) -> None:
-        """Remove the job from the workers, and end the client, and the cluster if this engine has started it."""
+        """Remove the job from the workers and close the client, ignoring errors. End the cluster if this engine has
+        started it.
+        """
         with contextlib.suppress(Exception):
             if self._ticket and self._client.status == "running":
                 forget = partial(self._client._run, _forget_job, self._ticket.path, on_error="ignore")
@@ -235,9 +255,9 @@ class DaskEngine(SurveyEngine):
 
 
 def _start_cluster(workers: int, device: str | None, opened: contextlib.ExitStack) -> LocalCluster:
-    """Start a Dask cluster of ``workers`` processes on this machine, which ends with ``opened``, and return it.
-
-    Raises SL828 if they do not start.
+    """Start a Dask cluster of ``workers`` processes on this machine, and return it. It ends when ``opened`` is closed.
+    For a ``device`` that is a GPU each process has several threads, and otherwise one. Raise ``SL828`` if the processes
+    do not start.
     """
     place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
     opened.enter_context(dask.config.set({f"{place}.OMP_NUM_THREADS": max(1, CPU_COUNT // workers)}))
@@ -260,5 +280,5 @@ def _start_cluster(workers: int, device: str | None, opened: contextlib.ExitStac
 
 
 async def _end_workers(cluster: LocalCluster) -> None:
-    """End the worker processes of ``cluster`` within a second, also in the middle of a task."""
+    """End the worker processes of ``cluster`` within a second, even if they are running a task."""
     await asyncio.gather(*(nanny.close(timeout=1) for nanny in cluster.workers.values()))

@@ -51,14 +51,15 @@ _ACROSS, _TOLERANCE = 5, 1e-4  # cells across the corridor of a probe; of the la
 
 @dataclass(frozen=True)
 class Field:
-    """The cells of the input grid on which an output voxel depends, one number for each axis.
+    """The receptive field of a network, the cells of the input grid on which an output voxel depends.
 
     Attributes:
-        before, after: an output at cell ``c`` depends on the cells from ``c - before`` to ``c + after``.
-        stride: the total stride: results stay the same when the origin of the grid moves by a multiple of it.
-        layers: sparse layers that ran.
-        exact: whether the paths through the network could be followed. Otherwise the intervals of all layers are
-            added, which is never too small.
+        before, after: numbers of cells for each axis. An output at cell ``c`` depends on the cells from ``c - before``
+            to ``c + after``.
+        stride: the total stride. Results stay the same when the origin of the grid moves by a multiple of it.
+        layers: the number of sparse layers that ran.
+        exact: True if the paths through the network could be followed. Otherwise the intervals of all layers were
+            added, so the field may be too large, but never too small.
     """
 
     before: Triple
@@ -69,9 +70,10 @@ class Field:
 
 
 class _GridLevel(NamedTuple):
-    """A grid that the network has reached: its voxels and its stride over the input grid.
-
-    ``back`` is the interval of an inverse layer, which leads to the grid before.
+    """A grid that the network has reached. ``geometry`` has its voxels, and ``stride`` (``int64 [3]``) is the number of
+    input cells that one of its cells spans on each axis. ``back`` is the interval ``int64 [2, 3]`` (input cells before
+    and behind an output) of an inverse layer that leads back to the previous grid. It is None if there is no previous
+    grid.
     """
 
     geometry: Geometry
@@ -81,15 +83,19 @@ class _GridLevel(NamedTuple):
 
 @dataclass
 class _PassRecord:
-    """The layers of one forward pass: the interval of each, and its output in the autograd graph."""
+    """The record of the layers of one forward pass. ``levels`` are the grids that it has reached. ``intervals`` holds,
+    for each layer, the numbers of input cells before and behind an output on which the output depends. ``nodes`` maps
+    the layer's node in the autograd graph to this interval.
+    """
 
     levels: list[_GridLevel]
     nodes: dict[Any, Cells] = field(default_factory=dict)
     intervals: list[Cells] = field(default_factory=list)
 
     def level_of(self, geometry: Geometry, where: str) -> _GridLevel:
-        """Return the known level with the shape and the coordinates of ``geometry``, which may be another object.
-        Raises SL820, with ``where`` as the layer's name, if no layer has made these voxels.
+        """Return the element of ``levels`` whose geometry has the shape and the coordinates of ``geometry``. It may be
+        another object with equal coordinates. Raise ``SL820``, with ``where`` as the layer's name, if no layer has made
+        these voxels.
         """
         # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
@@ -101,7 +107,10 @@ class _PassRecord:
         raise survey_error("SL820", where, "voxels that no layer before it has made", expected)
 
     def note_layer(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Record one call of a module, if it is a sparse layer: a forward hook."""
+        """Record one call of ``module`` if it is a sparse layer, and otherwise do nothing. This is a forward hook.
+        Raise ``SL820`` for a global pooling, and for a layer that leads to a finer grid than the input's or to voxels
+        of unknown origin.
+        """
         geometry, where = getattr(args[0] if args else None, "geometry", None), type(module).__name__
         if not isinstance(geometry, Geometry):
             return
@@ -130,11 +139,14 @@ class _PassRecord:
 
 
 def _is_submanifold(module: nn.Module) -> bool:
+    """Return whether ``module`` is a submanifold convolution of this package or of its replacement for spconv."""
     return isinstance(module, SubMConv3d) or getattr(module, "subm", False)
 
 
 def _window_of(module: Any) -> tuple[Cells, Cells, Cells]:
-    """Return the step of a layer, its padding, and the cells that its window spans beyond the first."""
+    """Return the stride of a layer, its padding, and the number of cells that its window spans beyond the first, each
+    as ``int64 [3]``. Raise ``SL820`` for a kernel that does not have three axes.
+    """
     kernel = np.array(module.kernel_size)
     if len(kernel) != 3 or kernel.min() < 1:
         raise survey_error("SL820", type(module).__name__, f"a kernel of {module.kernel_size} cells", "three axes")
@@ -147,8 +159,8 @@ def _window_of(module: Any) -> tuple[Cells, Cells, Cells]:
 
 
 def rows_of(value: Any) -> Tensor:
-    """Return the feature rows of a sparse tensor of this package (``feats``) or of its spconv facade (``features``),
-    and a plain tensor unchanged. Raises SL825 for any other value.
+    """Return the feature rows ``[n, c]`` of a sparse tensor of this package or of its replacement for spconv. Return
+    any other tensor unchanged. Raise ``SL825`` for any other value.
     """
     for name in ("feats", "features"):
         value = getattr(value, name, value)
@@ -158,17 +170,17 @@ def rows_of(value: Any) -> Tensor:
 
 
 def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Field:
-    """Return the receptive field and the total stride of ``net``, measured from the sparse layers that one forward pass
+    """Return the receptive field and the total stride of ``net``, derived from the sparse layers that one forward pass
     calls.
 
     Args:
-        net: its modules are watched. It runs once on random voxels, on the device it is on, in evaluation mode.
-        channels: features of a voxel.
-        run: how the network is called (default: ``net(voxels)``).
+        net: the network. It runs once on random voxels, on its present device and in evaluation mode.
+        channels: the number of features of a voxel.
+        run: a function of the voxels that calls the network. If it is None, ``net(voxels)`` is called.
 
     Raises:
-        SurveyError: SL820 for global pooling, for outputs on other voxels than the input's and for layers on voxels
-            of unknown origin; SL825 if the network does not run or does not return rows.
+        SurveyError: ``SL820`` for global pooling, for outputs on other voxels than the input's and for layers on voxels
+            of unknown origin, and ``SL825`` if the network does not return rows.
     """
     draw, device = torch.Generator().manual_seed(0), device_of(net)
     cells = (torch.rand(_BLOCK, _BLOCK, _BLOCK, generator=draw) < _FILLED).nonzero()
@@ -191,13 +203,14 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
 
 
 def triple(values: Any) -> Triple:
-    """Return three values, one for each axis, as Python's integers."""
+    """Return ``values``, an array or tensor of three integers, as a tuple of Python's integers."""
     return cast(Triple, tuple(values.tolist()))
 
 
 def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, Cells]) -> Cells | None:
-    """Return the largest (before, after) over all paths of the autograd graph from the node ``end`` to the input
-    ``feats``, each the sum of the intervals that ``nodes`` holds for its nodes, or None if there is no path.
+    """Return the largest interval ``int64 [2, 3]`` (cells before and behind an output) over all paths of the autograd
+    graph from the node ``end`` to the input ``feats``. A path's interval is the sum of those that ``nodes`` holds for
+    its nodes. Return None if there is no path.
     """
     known, waiting = dict[Any, Cells | None](), [end]
     while waiting:  # no recursion: a graph may be deeper than Python's stack
@@ -214,21 +227,23 @@ def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, Cells]) -> Cells 
 
 
 def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Field:
-    """Test a derived receptive field: change single voxels, and compare the outputs of the network.
+    """Test the derived receptive field ``field`` of the network by changing single voxels and comparing its outputs.
 
     The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
-    One voxel gets another value, then a NaN (which no weight and no activation can hide), and then it is removed. At
-    last all voxels outside of its receptive field are removed.
+    The voxel in the middle gets another value, then a NaN, which no weight and no activation can hide, and is then
+    removed. At last all voxels outside of its receptive field are removed.
 
     Args:
-        net, channels, run: as for :func:`receptive_field`.
-        field: the derived receptive field.
+        net, channels, run: the arguments of :func:`receptive_field`.
+        field: the receptive field that :func:`receptive_field` has derived.
 
     Returns:
-        The field with the distances, in voxels, up to which outputs changed. They are at most those of ``field``.
+        A copy of ``field`` whose ``before`` and ``after`` are the distances, in voxels, up to which outputs changed.
+        They are at most those of ``field``.
 
     Raises:
-        SurveyError: SL820 if an output outside of the receptive field changes.
+        SurveyError: ``SL820`` if an output outside of the receptive field changes, and ``SL825`` if an output is not
+            finite.
     """
     got, far = "", torch.zeros(2, 3, dtype=torch.long)
     with evaluation_mode(net), torch.no_grad():
@@ -249,8 +264,11 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
 
 def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
-    """Return a block of random voxels along ``axis``, three receptive fields long, with a full line through its middle:
-    coordinates ``int32 [v, 4]``, the grid, and the row of the middle voxel, which ``shift`` moves along the axis.
+    """Return random voxels in a narrow block along ``axis``, as coordinates ``int32 [v, 4]``, the grid, and the row of
+    the middle voxel.
+
+    The block is six times as long as the larger side of the receptive field, and somewhat more. The line of cells along
+    its middle has no gaps. ``shift`` is the number of cells by which the middle voxel is moved along the axis.
     """
     stride = field.stride[axis]
     # Room beyond the field on both sides, where a change would be an error.
@@ -268,9 +286,13 @@ def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple,
 def _changed_distances(
     run: Run, channels: int, device: torch.device, field: Field, axis: int, shift: int
 ) -> tuple[Tensor, bool]:
-    """Return how far from a changed voxel outputs have changed, and whether one changes when only its field is left.
+    """Change one voxel of a random block in several ways. Return how far from it outputs of the network change, and
+    whether cropping changes its own output.
 
-    Shape: ``int64 [changes, 3]``, with the voxel itself.
+    The first result, ``int64 [changes, 3]``, has the distance in cells from each changed output to the voxel, for all
+    ways together. The voxel gets another value, then a NaN, and is then removed. Its own distance, 0, is included. The
+    second result is true if its output changes when all voxels outside of its receptive field are removed. ``field``,
+    ``axis`` and ``shift`` are arguments of :func:`_draw_corridor`.
     """
     coords, grid, row = _draw_corridor(field, axis, shift)
     feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1))
@@ -279,7 +301,9 @@ def _changed_distances(
     near = ((-away >= -torch.tensor(field.before)) & (-away <= torch.tensor(field.after))).all(1)
 
     def outputs(value: Tensor | float, kept: Tensor) -> Tensor:
-        """Return the rows for ``value`` at the changed voxel, of those voxels that are ``kept``."""
+        """Return the network's output rows on the CPU with ``value`` as the features of the changed voxel. Only the
+        voxels where the mask ``kept`` is true are passed.
+        """
         some = feats.clone()
         some[row] = value
         rows = rows_of(run(SparseTensor(some[kept].to(device), coords[kept].to(device), grid)))
@@ -302,25 +326,27 @@ def _changed_distances(
 
 
 class CellBox(NamedTuple):
-    """A part of the grid of cells, counted from coordinate 0: ``int64 [3]``, from ``low`` to below ``high``."""
+    """A box of cells, counted from coordinate 0. ``low`` is its first cell and ``high`` the cell behind its last, as
+    ``int64 [3]``.
+    """
 
     low: Cells
     high: Cells
 
     @property
     def shape(self) -> Triple:
-        """Return the number of cells along each axis."""
+        """The number of cells along each axis."""
         return triple(self.high - self.low)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The cut of the plane of cells into square tiles. :func:`tiling` makes it, and checks the sizes.
+    """The cut of the plane of cells into square tiles. :func:`tiling` makes and checks it.
 
     Attributes:
-        size: cells of a tile along x and y.
-        halo: cells of other tiles that a tile sees on each side.
-        origin: a corner of a tile, in cells.
+        size: the number of cells of a tile along x and y.
+        halo: the width, in cells, of the margin around a tile that the network reads for it.
+        origin: the cell (x, y) at a corner of a tile.
         stride: the total stride of the network.
     """
 
@@ -330,20 +356,24 @@ class Tiling:
     stride: Triple
 
     def whole(self, extent: CellBox) -> CellBox:
-        """Return the grid of the survey without tiles, which begins and ends at multiples of the stride."""
+        """Return the smallest box around ``extent``, the cells of the survey, that begins and ends at multiples of the
+        stride.
+        """
         # Strided layers group cells from the origin of the grid, so it has to be aligned.
         stride = np.array(self.stride)
         return CellBox(extent.low // stride * stride, -(-extent.high // stride) * stride)
 
     def core(self, tile: Tile) -> tuple[Cells, Cells]:
-        """Return the first cell of ``tile`` along x and y, and the one behind its last."""
+        """Return the first cell of ``tile`` along x and y, and the cell behind its last, each as ``int64 [2]``."""
         first = np.array(self.origin) + np.array(tile) * self.size
         return first, first + self.size
 
     def grid(self, tile: Tile, extent: CellBox) -> CellBox:
-        """Return the grid on which ``tile`` is predicted: its core and its halo, as far as the survey extends.
+        """Return the box of cells on which ``tile`` is predicted. It is the tile with its halo (the margin that the
+        network reads), cut off where the survey ends.
 
-        Beyond the survey there is nothing, for a tile as for the untiled survey, so layers meet the same border.
+        ``extent`` is the box of the survey's cells. Beyond it there are no voxels, so layers find the same border in a
+        tile as in the whole survey.
         """
         whole, (first, end) = self.whole(extent), self.core(tile)
         # Cut off at the border of the survey, where the untiled grid ends as well.
@@ -352,27 +382,26 @@ class Tiling:
         return CellBox(low, high)
 
     def around(self, tile: Tile, cells: int) -> list[Tile]:
-        """Return the indices (x, y) of all tiles that may have a cell within ``halo + cells`` cells of ``tile``, itself
-        among them.
+        """Return the indices (x, y) of all tiles that may have a cell within ``halo + cells`` cells of ``tile``, with
+        or without points. ``tile`` is among them.
         """
         far = -(-(self.halo + cells) // self.size)
         return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]
 
 
 def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
-    """Return the tiling of a survey into squares on which the network gives the same values as on the untiled survey.
-
-    All lengths are numbers of voxels, and must be multiples of the total stride of the network.
+    """Return the tiling of a survey on which the network gives the same values as on the whole survey. All lengths are
+    numbers of voxels, and must be multiples of the total stride of the network.
 
     Args:
         field: the receptive field of the network.
         size: the edge of a tile along x and y. The default is four halos, and at least 128.
         halo: the margin around a tile. It must cover the receptive field, which is also the default.
-        origin: a corner of a tile, counted from coordinate 0.
+        origin: a corner of a tile along x and y, counted from coordinate 0.
 
     Raises:
-        SurveyError: SL821 for a size, a halo or an origin that is not a multiple of the total stride, and for a halo
-            that is too small.
+        SurveyError: ``SL821`` for a size, a halo or an origin that is not a multiple of the total stride, and for a
+            halo that is too small.
     """
     for name, given in (("tile", size), ("halo", halo), ("origin", origin[0]), ("origin", origin[1])):
         per_axis(0 if given is None else given, f"{name} of the survey", 1)  # a whole number

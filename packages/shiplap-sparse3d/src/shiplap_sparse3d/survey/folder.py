@@ -29,21 +29,27 @@ _DIGEST = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class SurveyFolder:
-    """The paths in the folder of one survey, and its marks."""
+    """The folder of one survey at ``path``, with its sorted points, the classes of its tiles, a description of the work
+    and a lock.
+    """
 
     path: Path
 
     def points_path(self, segment: int) -> Path:
-        """Return the path of the points of a segment of the input, sorted by tile."""
+        """Return the path of the file for the points of segment ``segment`` of the input, sorted by tile. A segment is
+        a run of successive points.
+        """
         return self.path / "points" / f"{segment}.bin"
 
     def result_path(self, tile: Tile) -> Path:
-        """Return the path of the classes of a tile: a digest, and one byte a point in the order of the input."""
+        """Return the path of the file for the classes of ``tile``. It holds a digest and then one byte for each point
+        of the tile, in the order of the input.
+        """
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Begin or continue the work that ``identity`` describes. Raises SL823 if the folder's description has another
-        value for one of its names.
+        """Begin or continue the work that ``identity`` describes, a mapping of names to settings. The settings are
+        stored in the folder. Raise ``SL823`` if the folder has another value for one of the names.
         """
         path, identity = self.path / "survey.json", json.loads(json.dumps(identity))
         known = identity.copy()
@@ -56,12 +62,12 @@ class SurveyFolder:
 
     @contextlib.contextmanager
     def open_for_work(self) -> Iterator[None]:
-        """Make this folder, or check that none of its files leads elsewhere, and raise errors of files as SL602.
-
-        Those in the block count, too, here or on a worker, such as a full disk.
+        """Make this folder, and replace each ``OSError`` in the block of this context manager by ``SL602``. Such an
+        error may come from another process that works for the block, as on a full disk.
 
         Raises:
-            CommandError: SL602 also for a folder that everybody can write, or that holds a link, a FIFO or a device.
+            CommandError: ``SL602`` also for a folder that everybody can write, or that holds a link, a FIFO or a
+                device.
         """
         try:
             work_in(self.path)
@@ -73,9 +79,8 @@ class SurveyFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this folder in the block. Raises SL823 while another process holds it.
-
-        The system releases the lock of a killed process.
+        """Lock this folder during the block of a context manager. Raise ``SL823`` if another process holds the lock.
+        The system releases the lock of a process that is killed.
         """
         try:
             held = FileLock(self.path / "survey.lock", timeout=0).acquire()
@@ -87,7 +92,7 @@ class SurveyFolder:
             yield
 
     def remove_written(self) -> None:
-        """Remove the files of a survey, and the folder if nothing else is in it. A user's file stays."""
+        """Remove the files that a survey has written, and the folder itself if it is then empty. Other files stay."""
         for part in ("classes", "points"):
             shutil.rmtree(self.path / part, ignore_errors=True)
         for name in ("survey.json", "survey.lock", "job.bin"):
@@ -96,24 +101,29 @@ class SurveyFolder:
             self.path.rmdir()
 
     def write_result(self, tile: Tile, codes: np.ndarray[Any, Any]) -> None:
-        """Write the classes of a tile.
+        """Write ``codes``, the class codes of the points of ``tile``, to its file, with a digest.
 
-        No call waits for the disk, which workers share: the digest detects what a loss of power has damaged.
+        The call does not wait until the disk has stored them. The digest shows later whether a loss of power has
+        damaged them.
         """
         write_whole(self.result_path(tile), with_digest(codes.tobytes()), lasting=False)
 
     def read_result(self, tile: Tile, count: int) -> np.ndarray[Any, Any] | None:
-        """Return the ``count`` classes of a tile, or None if they are missing or not those that were written."""
+        """Return the ``count`` class codes of the points of ``tile``, or None if the file is missing or its content
+        does not fit the digest or ``count``.
+        """
         path = self.result_path(tile)
         content = without_digest(path.read_bytes()) if path.exists() else None
         return None if content is None or len(content) != count else np.frombuffer(content, np.uint8)
 
 
 def with_digest(content: bytes) -> bytes:
-    """Return ``content`` behind its digest."""
+    """Return the SHA-256 digest of ``content``, 32 bytes, followed by ``content``."""
     return hashlib.sha256(content).digest() + content
 
 
 def without_digest(content: bytes) -> bytes | None:
-    """Return the content that :func:`with_digest` has protected, or None if it has changed."""
+    """Return ``content`` without the digest that :func:`with_digest` has put in front, or None if the digest does not
+    fit.
+    """
     return content[_DIGEST:] if with_digest(content[_DIGEST:]) == content else None

@@ -25,10 +25,10 @@ _SAMPLES, _TRIALS = 2000, 6  # points of a probe of the features, and how many p
 
 @dataclass(frozen=True)
 class Points:
-    """Points of one part of a survey.
+    """Some points of a survey, as the function ``features`` of a model gets them.
 
     Attributes:
-        xyz: ``float64 [p, 3]``, the coordinates of the file, never shifted.
+        xyz: ``float64 [p, 3]``, the coordinates in the file, without any shift.
         intensity, return_number, number_of_returns: ``int64 [p]``.
     """
 
@@ -46,8 +46,8 @@ class Points:
 
 
 def point_features(points: Points) -> Tensor:
-    """Return five features of each point, ``float32 [p, 5]``, that depend on no neighbours: 1, scaled intensity, number
-    of returns, whether it is the first return, and whether it is the last.
+    """Return five features of each point, ``float32 [p, 5]``, that do not depend on other points. They are 1, the
+    scaled intensity, the scaled number of returns, whether it is the first return, and whether it is the last.
     """
     first, last = points.return_number <= 1, points.return_number >= points.number_of_returns
     intensity = (points.intensity.float() / 256).log1p()
@@ -56,7 +56,7 @@ def point_features(points: Points) -> Tensor:
 
 
 class VoxelScene(NamedTuple):
-    """Points as a network takes them.
+    """The points of one part of a survey as the network of a model takes them.
 
     Attributes:
         voxels: the mean features of the points in each voxel.
@@ -74,18 +74,18 @@ class SurveyModel:
     """A network with all settings that a survey needs.
 
     Args:
-        net: called as ``net(voxels)`` with a ``SparseTensor`` of the mean features of each voxel; returns logits
-            ``[n, classes]``, as a tensor or a sparse tensor on the same voxels. With ``per_point`` it is called as
-            ``net(voxels, features, inverse)`` and returns ``[p, classes]``.
+        net: the network. It is called as ``net(voxels)`` with a ``SparseTensor`` of the mean features of each voxel. It
+            returns logits ``[n, classes]``, as a tensor or a sparse tensor on the same voxels. If ``per_point`` is
+            true, it is called as ``net(voxels, features, inverse)`` and returns ``[p, classes]``.
         voxel: edges of a voxel along x, y and z, in the unit of the file. Cells are counted from coordinate 0.
         classes: the class code of each logit.
-        features: points → ``float32 [p, c]``; :func:`point_features` unless given.
-        context: how far, in the unit of the file, ``features`` looks for other points. It must see no farther, and must
-            not depend on where a part of the survey begins.
-        per_point: whether the network answers for points instead of voxels.
+        features: a function that returns the features ``float32 [p, c]`` of ``Points``.
+        context: the distance, in the unit of the file, up to which the features of a point may depend on other points.
+            They must not depend on where a part of the survey begins.
+        per_point: whether the network returns logits for points instead of voxels.
 
     Raises:
-        SurveyError: SL825 for arguments that do not fit.
+        SurveyError: ``SL825`` for an argument of another type or an invalid value.
     """
 
     net: nn.Module
@@ -109,17 +109,19 @@ class SurveyModel:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the network."""
+        """The device of the network."""
         return device_of(self.net)
 
     @cached_property
     def channels(self) -> int:
-        """Return the number of features of a point, from a call of ``features`` on ten random points."""
+        """The number of features of a point, from a call of ``features`` on ten random points."""
         return self.features_of(_random_points(10, self.voxel, 0.0)).shape[1]
 
     @cached_property
     def field(self) -> Field:
-        """Return the receptive field of the network, derived from its layers."""
+        """The receptive field of the network, derived from its layers at the first access. Raise ``SL820`` if it is
+        unknown, and ``SL825`` if the network fails.
+        """
         try:
             return receptive_field(self.net, self.channels, lambda voxels: self._call(_scene_of(voxels)))
         except SurveyError:
@@ -130,15 +132,16 @@ class SurveyModel:
             raise survey_error("SL825", "SurveyModel.net", got, expected, what=what) from failure
 
     def check(self) -> Field:
-        """Run the network on small probes and return the receptive field that was measured. Raise ``SL820`` if it is
-        larger than that of the network's sparse layers, and ``SL825`` if the features or the logits have a wrong shape.
+        """Run the network on small probes, and return the receptive field that they show. Raise ``SL820`` if it is
+        larger than that of the network's sparse layers. Raise ``SL825`` if the features or the logits have a wrong
+        shape, or if features depend on points beyond ``context``.
         """
         self._check_features()
         return probe(self.net, self.channels, self.field, lambda voxels: self.answer(_scene_of(voxels)))
 
     def features_of(self, points: Points) -> Tensor:
-        """Return ``features(points)`` as ``float32 [p, c]``. Raises SL825 unless the user's function returns a matrix
-        with a row for each point.
+        """Return ``features(points)`` as ``float32 [p, c]``. Raise ``SL825`` unless the user's function returns a
+        matrix of finite numbers with a row for each point.
         """
         made = self.features(points)
         if not isinstance(made, Tensor) or made.dim() != 2 or len(made) != len(points):
@@ -149,13 +152,17 @@ class SurveyModel:
         return made.float()
 
     def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> VoxelScene:
-        """Return points with cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``, sorted into voxels."""
+        """Return the voxels of points as a :class:`VoxelScene`. ``coords`` are the points' cells ``int32 [p, 3]`` in
+        ``grid``, and ``feats [p, c]`` their features, of which each voxel gets the mean.
+        """
         scenes = coords.new_zeros(len(coords), 1)
         cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
         return VoxelScene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
 
     def answer(self, scene: VoxelScene) -> Tensor:
-        """Return the logits of points: ``[p, classes]``."""
+        """Return the logits ``[p, classes]`` of the points of ``scene``. Points in one voxel have equal logits unless
+        the model is ``per_point``. Raise ``SL825`` if the network returns another shape.
+        """
         logits = rows_of(self._call(scene))
         rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
@@ -164,14 +171,14 @@ class SurveyModel:
         return logits if self.per_point else logits[scene.inverse]
 
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
-        """Return logits ``[p, classes]`` with gradients, for training, of points with cells ``coords``
-        (``int32 [p, 3]`` in ``grid``) and ``feats`` (``[p, c]``).
+        """Return the logits ``[p, classes]`` of points, with gradients for training. ``coords`` are the points' cells
+        ``int32 [p, 3]`` in ``grid``, and ``feats`` their features ``[p, c]``.
         """
         return self.answer(self.scene(coords, feats, grid))
 
     def digest(self) -> str:
-        """Return the SHA-256, in hexadecimal, of the network's parameters and structure and of voxel, classes and
-        context. The code of ``features`` does not enter.
+        """Return the SHA-256, in hexadecimal, of the network's parameters and structure and of ``voxel``, ``classes``
+        and ``context``. The code of ``features`` has no influence on it.
         """
         sha = hashlib.sha256(json.dumps([repr(self.net), self.voxel, self.classes, self.context]).encode())
         for name, value in self.net.state_dict().items():
@@ -180,11 +187,14 @@ class SurveyModel:
         return sha.hexdigest()
 
     def _call(self, scene: VoxelScene) -> object:
+        """Return the result of the network for the voxels of ``scene``, and for its points if the model is
+        ``per_point``.
+        """
         return self.net(scene.voxels, scene.feats, scene.inverse) if self.per_point else self.net(scene.voxels)
 
     def _check_features(self) -> None:
-        """Raise SL825 if features of random points change when points farther away than ``context`` are moved or
-        removed.
+        """Raise ``SL825`` if the features of random points change when points farther away than ``context`` are moved
+        or removed.
         """
         reach = max(self.context, *self.voxel[:2])
         # Features may look along one axis only, so trials alternate between x and y.
@@ -204,13 +214,13 @@ class SurveyModel:
 
 
 def _scene_of(voxels: SparseTensor) -> VoxelScene:
-    """Return the scene with one point in the middle of each voxel."""
+    """Return a scene on ``voxels`` with one point for each voxel, which has the voxel's features."""
     return VoxelScene(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
 
 
 def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:
-    """Return ``count`` random points, the same for each ``seed``, in a box that is eight ``voxel`` lengths high and
-    some contexts and voxels wide.
+    """Return ``count`` random points in a box. Equal arguments give equal points. The box is eight voxels high. Its
+    width along x and y is six times the largest of ``context`` and the voxel's edges, plus eight voxels.
     """
     draw = torch.Generator().manual_seed(seed)
     wide = 6 * max(context, *voxel[:2])

@@ -39,7 +39,7 @@ class SurveyResult:
         points, tiles: the number of points and of tiles of the whole survey.
         predicted: the number of tiles that this call predicted. Earlier calls predicted the others.
         tile, halo: the edge of a tile and the width of its margin, in voxels.
-        field, seen: the receptive field as derived from the layers, and as observed by the probe.
+        field, seen: the receptive field as derived from the layers, and as measured on small inputs.
         seconds: the duration of this call.
         peak_mb: the largest resident memory of this process so far, in units of 10^6 bytes.
     """
@@ -72,21 +72,21 @@ def survey(
     device: str | None = None,
     progress: Progress = lambda stage, done, total, note: None,
 ) -> SurveyResult:
-    """Classify every point of ``source`` with the network of ``model``, write ``target`` (the same points in the same
-    order with new classes), and return the numbers of the run.
+    """Classify every point of ``source`` with the network of ``model``, and write the points with their new classes to
+    ``target`` in the same order. Return the numbers of the run.
 
     Memory depends on the number of points in a tile and its halo, and not on the size of the survey. To continue an
-    interrupted survey, call this function again with the same arguments; the workers may be others.
+    interrupted survey, call this function again with the same arguments. The workers may be other ones.
 
     Args:
         source: a LAS, LAZ or COPC file.
         target: the ``.las`` or ``.laz`` file to write. It is replaced at the end, in one step.
         model: the network, the size of a voxel, and the class codes. Its receptive field is derived and probed first.
-        tile, halo, origin: in voxels, see :func:`tiling`. By default as large as the network needs.
+        tile, halo, origin: the arguments ``size``, ``halo`` and ``origin`` of :func:`tiling`, in voxels.
         folder: the folder for sorted points and results, about 25 bytes for each point. The default is the path of
             ``target`` followed by ``.survey``. Workers on several machines need it, and ``source``, at the same path.
-        keep: whether the folder stays afterwards, so that training can use it. False by default: what the survey wrote
-            there is removed, and the folder too unless other things are in it.
+        keep: whether the folder stays afterwards, so that training can use it. If it is false, the files of the survey
+            are removed, and also the folder unless other files are in it.
         segment: the number of points that are sorted at a time.
         workers: the number of processes of a Dask cluster to start on this machine. By default the survey runs in this
             process.
@@ -94,13 +94,14 @@ def survey(
         device: the device of the network, by default the one it is on. With Dask it is a device of the workers, and
             ``cuda`` takes the GPUs of a machine in turn.
         progress: called with (stage, done, total, note). The stage ``workers`` has a total of 0, and a note for the
-            user: the address of Dask's dashboard, or what the survey waits for.
+            user, such as the address of Dask's dashboard.
 
     Raises:
-        SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder of
-            another survey, SL824 for damaged files in it, SL827 for a scheduler that cannot be used, SL828 for workers.
-        CommandError: SL602 for a target that cannot be written, SL603 without laspy and lazrs or without Dask, SL613
-            for both ``workers`` and ``scheduler``.
+        SurveyError: ``SL820`` and ``SL825`` for the model, ``SL821`` for the tiles, ``SL822`` for the input, ``SL823``
+            for a folder of another survey, ``SL824`` for damaged files in the folder, ``SL827`` for a scheduler that
+            cannot be used, and ``SL828`` for workers that cannot run the survey.
+        CommandError: ``SL602`` for a target that cannot be written, ``SL603`` without laspy and lazrs or without Dask,
+            and ``SL613`` for both ``workers`` and ``scheduler``.
     """
     start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
     _check_arguments(source, target, model)
@@ -126,9 +127,9 @@ def survey(
 def _open_engine(
     model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
 ) -> SurveyEngine:
-    """Return the engine for the survey: this process without ``workers`` and ``scheduler``, otherwise a Dask engine,
-    whose notes go to ``progress``. Raises SL613 for both or for fewer than one worker, SL603 without
-    Dask.
+    """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process,
+    and otherwise Dask, with networks on ``device`` and notes to the user by ``progress``. Raise ``SL613`` for both or
+    for fewer than one worker, and ``SL603`` without Dask.
     """
     if workers is None and scheduler is None:
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
@@ -141,10 +142,11 @@ def _open_engine(
 
 
 def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: int = SEGMENT) -> SurveyJob:
-    """Return the job of a survey, before its points are sorted. ``cut`` holds the arguments of :func:`tiling`.
+    """Return the job of a survey, whose points are not yet sorted. ``cut`` holds the arguments of :func:`tiling` after
+    the first, and ``segment`` is the number of points that are sorted at a time.
 
-    Nothing is written, and SL821 for the tiles, SL822 for the input or SL825 for its classes is raised here, before a
-    folder is made.
+    Nothing is written. Raise ``SL821`` for the tiles, ``SL822`` for the input, and ``SL825`` for classes that the
+    input's format cannot hold.
     """
     per_axis(segment, "survey, argument 'segment'", 1, 1)
     tiles = tiling(model.field, *cut)
@@ -156,11 +158,9 @@ def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: 
 
 
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
-    """Sort the points of the segments that the folder does not yet have sorted, and return ``job`` with the table of
-    all points.
-
-    Raises:
-        SurveyError: SL823 if the folder has other points, or tiles of another size.
+    """Sort the points of the segments (runs of successive points) of the input for which the folder has no sorted
+    points. Return ``job`` with the table of all points. ``progress`` is called with the number of points done. Raise
+    ``SL823`` if the folder has other points, or tiles of another size.
     """
     job.folder.claim(_points_identity(job))
     segments = {number: known for number in job.segments if (known := tasks.read_segment(job, number)) is not None}
@@ -180,8 +180,8 @@ def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Sur
 
 
 def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> int:
-    """Predict and write the classes of all tiles that have no result in the folder, and return the number of those
-    tiles.
+    """Predict and write the class codes of all tiles that have no result in the folder. Return the number of these
+    tiles. ``progress`` is called after each tile.
     """
     counts = {tile: job.count(tile) for tile in job.tiles}
     left = [tile for tile, count in counts.items() if job.folder.read_result(tile, count) is None]
@@ -194,7 +194,9 @@ def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> 
 
 
 def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the class codes of the points, ``uint8`` arrays for one segment each, in the order of the input."""
+    """Yield the class codes of all points in the order of the input. There is one ``uint8`` array for each segment (a
+    run of successive points). ``progress`` is called after each segment.
+    """
     done = 0
     for _, codes in engine.run(tasks.merge_segment, job.segments, ordered=True):
         yield codes
@@ -203,8 +205,8 @@ def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> I
 
 
 def _points_identity(job: SurveyJob) -> dict[str, Any]:
-    """Return the settings on which the sorted points depend, as plain values: the input's size and head, the voxel, and
-    the sizes of tiles and segments.
+    """Return the settings on which the sorted points depend, as a dict that JSON can hold. They are the input's size,
+    time and first bytes, the size of a voxel, and the sizes of tiles and segments.
     """
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.
@@ -216,8 +218,8 @@ def _points_identity(job: SurveyJob) -> dict[str, Any]:
 
 
 def _check_arguments(source: Path, target: Path, model: object) -> None:
-    """Raise SL825, before any work, unless ``model`` is a ``SurveyModel``, and SL602 unless ``target`` ends in .las or
-    .laz, lies in an existing folder that can be written and is neither a folder nor ``source``.
+    """Raise ``SL825`` unless ``model`` is a ``SurveyModel``. Raise ``SL602`` unless ``target`` ends in .las or .laz and
+    lies in an existing folder that can be written. Raise it also if ``target`` is a folder or the input ``source``.
     """
     if not isinstance(model, SurveyModel):
         raise survey_error("SL825", "survey", f"a {type(model).__name__}", "a SurveyModel")
@@ -235,23 +237,24 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A survey whose points are sorted into tiles, with the class of each point, for training: the result of
-    :func:`prepare`.
+    """A survey for training, the result of :func:`prepare`. It holds the ``job``, whose points are sorted into tiles,
+    each with its class.
     """
 
     job: SurveyJob
 
     @property
     def tiles(self) -> list[Tile]:
-        """Return the tiles that have points, as (x, y), in ascending order."""
+        """The tiles that have points, as (x, y), in ascending order."""
         return self.job.tiles
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, Triple, Tensor]:
-        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo, as one example for
-        training.
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and the margin (halo) around it, as one
+        example for training.
 
-        ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
-        points of other classes. ``model.forward`` takes the other three and returns the logits of the points.
+        ``labels`` (``int64 [p]``) are indices into ``model.classes``. In the halo and for points of other classes they
+        are -100, which losses of torch ignore. ``model.forward(cells, features, grid)`` returns the logits of the
+        points.
         """
         question = tasks.question_of(self.job, tile, torch.device("cpu"))
         labels = torch.full((len(question.cells),), -100)  # what torch's losses ignore by default
@@ -270,8 +273,8 @@ def prepare(
     halo: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Manifest:
-    """Sort the points of a classified survey into tiles, read their classes, and return the manifest whose ``batch``
-    gives a training loop the examples.
+    """Sort the points of a classified survey into tiles, and return a :class:`Manifest`. Its method ``batch`` gives a
+    training loop the points and labels of a tile.
 
     Call this in one process before several processes train. If ``folder`` already has the sorted points, as after
     ``survey(..., keep=True)`` with the same voxels and tiles, they are reused.
@@ -280,13 +283,13 @@ def prepare(
         source: a LAS, LAZ or COPC file whose points have classes.
         folder: the folder for the sorted points, about 25 bytes for each point.
         model: the network, the size of a voxel, and the class codes.
-        tile, halo: in voxels, see :func:`tiling`. By default as large as the network needs.
+        tile, halo: the arguments ``size`` and ``halo`` of :func:`tiling`, in voxels.
         progress: called with (points done, points in all).
 
     Raises:
-        SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder that
-            belongs to another survey.
-        CommandError: SL602 for a folder that everybody can write, or that holds links.
+        SurveyError: ``SL820`` and ``SL825`` for the model, ``SL821`` for the tiles, ``SL822`` for the input, and
+            ``SL823`` for a folder that belongs to another survey.
+        CommandError: ``SL602`` for a folder that everybody can write, or that holds links.
     """
     job = open_job(Path(source), Path(folder), model, (tile, halo))
     with job.folder.open_for_work(), contextlib.closing(SurveyEngine()) as engine:

@@ -70,12 +70,14 @@ SortedSegment = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class SurveyJob:
-    """The arguments that all tasks share, and the table of the sorted points.
+    """The arguments that all tasks of a survey share, and the table of its sorted points.
 
     Attributes:
-        scales, offsets: those of the input, from which coordinates and cells are the same wherever a point is read.
-        slices: sorted by tile, and those of a tile in the order of the input, when all points are sorted.
-        extent: the cells of the survey.
+        scales, offsets: the input's factor and summand for each axis, which turn stored numbers into coordinates.
+        tiling, total, segment: the tiles, the number of points of the input, and the number of points of a segment.
+        slices: the table of the sorted points, an array of ``SLICE`` sorted by tile and then in the order of the input.
+            It is None until all points are sorted.
+        extent: the box of the survey's cells, or None until all points are sorted.
     """
 
     model: SurveyModel
@@ -91,27 +93,37 @@ class SurveyJob:
 
     @property
     def segments(self) -> range:
-        """Return the numbers of the segments of the input, from 0. Each has ``segment`` points, the last one fewer."""
+        """The numbers of the segments of the input, from 0. Each segment has ``segment`` successive points, and the
+        last one may have fewer.
+        """
         return range(-(-self.total // self.segment))
 
     def segment_range(self, number: int) -> tuple[int, int]:
-        """Return the number of the first point of segment ``number``, and how many points the segment has."""
+        """Return the number of the first point of segment ``number`` (a run of successive points of the input), and the
+        number of its points.
+        """
         first = number * self.segment
         return first, min(self.segment, self.total - first)
 
     def coordinates(self, rows: Tensor) -> list[Tensor]:
-        """Return the coordinates of stored points ``int32 [p, 6]`` in units of the file, ``float64 [p]`` an axis."""
+        """Return the coordinates of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) in units of the
+        input file, as three tensors ``float64 [p]``.
+        """
         axes = zip(rows[:, 2:5].unbind(1), self.scales, self.offsets, strict=True)
         return [axis.double() * scale + offset for axis, scale, offset in axes]
 
     def cells(self, rows: Tensor) -> list[Tensor]:
-        """Return the cells of stored points, counted from coordinate 0, as whole numbers ``float64 [p]`` an axis."""
+        """Return the cells of the points ``rows`` (``int32 [p, 6]``, as the folder stores them), counted from
+        coordinate 0. The result is three tensors ``float64 [p]`` of whole numbers, one for each axis.
+        """
         # A GPU multiplies by the inverse of a plain number.
         axes = zip(self.coordinates(rows), self.model.voxel, strict=True)
         return [(axis / axis.new_full((), edge)).floor() for axis, edge in axes]
 
     def with_points(self, segments: Sequence[SortedSegment]) -> SurveyJob:
-        """Return the job with the points of all segments of the survey."""
+        """Return this job with the table and the extent of all points. ``segments`` are the results of
+        :func:`sort_segment` for all segments of the input.
+        """
         slices = np.concatenate([table for table, _ in segments])
         slices = slices[np.lexsort((slices["segment"], slices["y"], slices["x"]))]
         heads = _heads(np.column_stack([slices["x"], slices["y"]]).astype(np.int64))
@@ -122,7 +134,7 @@ class SurveyJob:
 
     @cached_property
     def _places(self) -> dict[Tile, slice]:
-        """Return where in ``slices`` those of each tile are."""
+        """The range of elements of ``slices`` that belong to each tile, by tile."""
         heads = np.flatnonzero(self.slices["before"] == 0)
         tiles = zip(self.slices["x"][heads].tolist(), self.slices["y"][heads].tolist(), strict=True)
         ends = np.append(heads[1:], len(self.slices)).tolist()
@@ -130,7 +142,7 @@ class SurveyJob:
 
     @property
     def tiles(self) -> list[Tile]:
-        """Return the tiles that have points, as (x, y), in ascending order."""
+        """The tiles that have points, as (x, y), in ascending order."""
         return list(self._places)
 
     def count(self, tile: Tile) -> int:
@@ -139,29 +151,32 @@ class SurveyJob:
 
     @cached_property
     def network(self) -> SimpleNamespace:
-        """Return what the threads of this process share when they run the network: the tables that it needed last, its
-        lock, and a stream for each thread.
+        """The objects that the threads of this process share when they run the network. ``recipe`` describes the
+        neighbour tables that it needed last. ``lock`` is held while it runs. ``here`` holds a CUDA stream for each
+        thread.
         """
         return SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), here=threading.local())
 
 
 def points_of(job: SurveyJob, rows: Tensor) -> Points:
-    """Return stored points (``rows``, ``int32 [p, 6]``) as the argument of the features function: coordinates in file
-    units, intensity, return number and number of returns.
+    """Return the points ``rows`` (``int32 [p, 6]``, as the folder stores them) as :class:`Points`, the argument of the
+    function ``features`` of a model. They have the coordinates in units of the input file, the intensity, the return
+    number and the number of returns.
     """
     packed, xyz = rows[:, 5].long(), torch.stack(job.coordinates(rows), 1)
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xF, packed >> 20 & 0xF)
 
 
 def point_numbers(rows: Tensor) -> Tensor:
-    """Return the numbers of stored points (``rows``, ``int32 [p, 6]``) in the input file, ``int64 [p]``."""
+    """Return the numbers in the input file of the points ``rows`` (``int32 [p, 6]``, as the folder stores them), as
+    ``int64 [p]``.
+    """
     return rows.view(torch.int64)[:, 0]
 
 
 def cells_within(cells: Sequence[Tensor], low: Cells, high: Cells) -> Tensor:
-    """Return ``bool [p]``: whether each point's cell is at or above ``low`` and below ``high`` on every axis of these.
-
-    ``cells`` has one tensor for each axis; axes beyond the length of ``low`` are ignored.
+    """Return a mask ``bool [p]`` of the points whose cell is at or above ``low`` and below ``high`` on every axis.
+    ``cells`` has one tensor ``[p]`` for each axis. Axes beyond the length of ``low`` are not tested.
     """
     inside = torch.ones_like(cells[0], dtype=torch.bool)
     for axis, first, end in zip(cells, low, high, strict=False):
@@ -170,15 +185,16 @@ def cells_within(cells: Sequence[Tensor], low: Cells, high: Cells) -> Tensor:
 
 
 def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return where in sorted rows of x and y each tile begins."""
+    """Return the index of the first row of each tile in ``tiles``, sorted rows (x, y)."""
     return np.flatnonzero(np.diff(tiles, axis=0, prepend=tiles[:1] - 1).any(1))
 
 
 def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
-    """Read segment ``number`` of the input, sort its points by tile, write them with their table, and return the table.
+    """Read segment ``number`` of the input (a run of successive points), sort its points by tile, and write them with
+    their table to the folder. Return the table, a ``SLICE`` for each tile that has points, and the first and last cell
+    of the points as ``int64 [2, 3]``.
 
-    Raises:
-        SurveyError: SL822 if the input cannot be read, or for coordinates whose cells cannot be counted.
+    Raise ``SL822`` if the input cannot be read, and for a cell number beyond 2^31.
     """
     first, count = job.segment_range(number)
     rows, done = np.empty(count, POINT), 0
@@ -206,9 +222,10 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
 
 
 def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
-    """Return the table of segment ``number``, or None unless the segment is completely sorted.
+    """Return what :func:`sort_segment` has written for segment ``number`` of the input, its table and its first and
+    last cell. Return None unless the segment is completely sorted.
 
-    Points that a disk has damaged are found when they are read.
+    The points themselves are checked only when they are read.
     """
     path = job.folder.points_path(number)
     with path.open("rb") if path.exists() else io.BytesIO() as file:
@@ -220,11 +237,11 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
 
 
 def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
-    """Return the stored points of ``slices``, ``int32 [p, 6]``, read from the segment files, if ``pinned`` into
-    page-locked memory. Python's lock is free while the system reads.
+    """Return the points of ``slices``, ``int32 [p, 6]`` as the folder stores them. Each element of ``slices`` is a
+    ``SLICE``, which describes the points of one tile in one segment (a run of successive points of the input). If
+    ``pinned`` is true, the result is in page-locked memory. Python's lock is free while the system reads.
 
-    Raises:
-        SurveyError: SL824 for points that are not those that were sorted.
+    Raise ``SL824`` for points that are not those that were sorted.
     """
     rows = torch.empty(int(slices["count"].sum()), POINT.itemsize // 4, dtype=torch.int32, pin_memory=pinned)
     words, first = rows.view(torch.int64).numpy(), 0
@@ -242,12 +259,14 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
 
 
 class TileQuestion(NamedTuple):
-    """The input of the network for one tile.
+    """The input of the network for one tile and the margin (halo) around it.
 
     Attributes:
-        own: ``int32 [c, 6]``, the stored points of the tile.
-        cells, feats: ``int32 [p, 3]`` and ``float32 [p, f]`` of these points and of those around them, in ``grid``.
-        wanted: ``int64 [c]``, which of them are those of the tile.
+        own: ``int32 [c, 6]``, the points of the tile as the folder stores them.
+        cells: ``int32 [p, 3]``, the cells in ``grid`` of the points of the tile and its halo.
+        feats: ``float32 [p, f]``, the features of these points.
+        grid: the number of cells along each axis.
+        wanted: ``int64 [c]``, the indices into ``cells`` of the points of the tile.
     """
 
     own: Tensor
@@ -258,9 +277,11 @@ class TileQuestion(NamedTuple):
 
 
 def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
-    """Return the stored points of ``tile``, its halo and its context, ``int32 [p, 6]`` in the order of the file.
+    """Return the points of ``tile``, its halo and its context, ``int32 [p, 6]`` as the folder stores them, in the order
+    of the input and on ``device``. The halo is the margin that the network reads, and the context is the further margin
+    in which ``features`` of the model looks for other points.
 
-    ``device`` selects them, a part of the points of all tiles around at a time.
+    The points of all tiles around are read in several parts, from which ``device`` selects those within the margins.
     """
     model = job.model
     # One cell more, because the context is measured from points and not from cells.
@@ -280,7 +301,7 @@ def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
 
 
 def question_of(job: SurveyJob, tile: Tile, device: torch.device) -> TileQuestion:
-    """Return the network's input for ``tile``, made on ``device``."""
+    """Return the input of the network for ``tile`` and the margin (halo) around it, computed on ``device``."""
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
     rows = points_within(job, tile, device)
     box, cells = job.tiling.grid(tile, job.extent), job.cells(rows)
@@ -296,9 +317,10 @@ def question_of(job: SurveyJob, tile: Tile, device: torch.device) -> TileQuestio
 def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
     """Return the predicted class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
 
-    Threads read and prepare tiles beside the network, and run it one after the other. On a GPU each thread has a stream
-    of its own, of high priority, which sorts points into voxels and builds the tables that the network needed for the
-    tile before. So the GPU has work while a thread waits for the size of a table.
+    Several threads may call this function at the same time. They read and prepare tiles in parallel, and run the
+    network one after the other. On a GPU each thread sorts points into voxels in its own CUDA stream of high priority.
+    There it also builds the neighbour tables that the network needed for the previous tile. The GPU then has work while
+    a thread waits for the size of a table.
     """
     model, device, state = job.model, job.model.device, job.network
     gpu = device.type == "cuda"
@@ -333,11 +355,9 @@ def predict_tile(job: SurveyJob, tile: Tile) -> None:
 
 
 def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
-    """Return the class code of each point of segment ``number``, ``uint8 [p]`` in the order of the input, from the
-    results of its tiles.
-
-    Raises:
-        SurveyError: SL824 if the classes of a tile are missing or damaged.
+    """Return the class code of each point of segment ``number`` of the input (a run of successive points), ``uint8
+    [p]`` in the order of the input. The codes are read from the results of the tiles. Raise ``SL824`` if those of a
+    tile are missing or damaged.
     """
     first, count = job.segment_range(number)
     parts, codes = job.slices[job.slices["segment"] == number], np.empty(count, np.uint8)
@@ -358,23 +378,25 @@ Results = Iterator[tuple[Item, Result]]
 
 
 class SurveyEngine:
-    """Runs the tasks of a survey in this process.
+    """The engine that runs the tasks of a survey in threads of this process.
 
     Args:
-        threads: the number of threads. A network on a CPU uses all cores itself, and one on a GPU takes ``THREADS``.
+        threads: the number of threads. It is 1 for a network on a CPU, which uses all cores itself, and ``THREADS`` for
+            one on a GPU.
     """
 
     def __init__(self, threads: int = 1) -> None:
         self._threads, self._pool = threads, ThreadPoolExecutor(threads)
 
     def share(self, job: SurveyJob) -> None:
-        """Keep ``job``, which is the first argument of every task that is run from now on."""
+        """Store ``job`` as the first argument of every task that :meth:`run` runs from now on."""
         self._job = job
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False) -> Results[Item, Result]:
-        """Yield (item, ``task(job, item)``) for each of ``items``, as they are ready or, if ``ordered``, in order.
+        """Yield ``(item, task(job, item))`` for each of ``items``. If ``ordered`` is true, they come in the order of
+        ``items``, and otherwise as they are completed.
 
-        Few tasks are begun before those ahead of them have been yielded, so memory does not depend on their number.
+        A limited number of tasks runs before their results are taken, so memory does not depend on the number of items.
         """
         waiting, running = deque(items), dict[Future[Result], Item]()
         try:
@@ -391,13 +413,15 @@ class SurveyEngine:
                 future.cancel()
 
     def _count_places(self) -> int:
-        """Return how many tasks may be begun at a time: twice as many as run at a time."""
+        """Return how many tasks may be begun at a time, which is twice the number of threads."""
         return 2 * self._threads
 
     def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
-        """Begin ``task`` for each of ``items``, and return the futures."""
+        """Begin ``task`` for each of ``items`` in the threads, and return a future of its result for each item, in
+        order.
+        """
         return [self._pool.submit(task, self._job, item) for item in items]
 
     def close(self) -> None:
-        """End the threads, after the tasks that they have begun."""
+        """End the threads after the tasks that are running. Tasks that wait for a thread are cancelled."""
         self._pool.shutdown(cancel_futures=True)

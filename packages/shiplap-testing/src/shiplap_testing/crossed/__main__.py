@@ -19,10 +19,11 @@ from shiplap_testing.crossed.table import Table, markdown, missing_pairs, reason
 
 
 def main() -> int:
-    """Call the randomly drawn op declarations that the command line chooses, each in several ways (such as ``export``
-    and ``vmap``), and write the table of outcomes.
+    """Draw op declarations at random, call each op in several ways, such as under ``export`` and ``vmap``, and write a
+    table of the outcomes to a folder.
 
-    Then reduce failures to small declarations. Return 1 if there are any failures, and 0 otherwise.
+    The command line has the number of declarations, the device, the folder and other options. At the end, reduce
+    failures to small declarations. Return 1 if there are any failures, and 0 otherwise.
     """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")
@@ -66,8 +67,8 @@ def main() -> int:
 
 
 def _compile_unoptimized() -> None:
-    """If the environment variable ``SHIPLAP_TEST_UNOPTIMIZED`` is 1, put compilers that do not optimise first on the
-    ``PATH``, and wait until their headers are compiled.
+    """Put compilers that do not optimise first on the ``PATH``, and wait until their headers are compiled. Do nothing
+    unless the environment variable ``SHIPLAP_TEST_UNOPTIMIZED`` is 1.
     """
     os.environ["PATH"] = compilers.path()
     for compiled in (compilers.headers(), compilers.kernels()):
@@ -76,9 +77,9 @@ def _compile_unoptimized() -> None:
 
 
 def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Table) -> None:
-    """Write the failures and the table of a run into ``folder``, as JSON and the table also as Markdown.
+    """Write the failures of a run as JSON into ``folder``, and ``table`` as JSON and as Markdown.
 
-    The table counts, for each pair of features of a declaration, how often a call had no difference from the reference.
+    ``table`` counts for each pair of features how often a call of a declaration with both agreed with the reference.
     ``cases`` are the declarations of the run on ``device``.
     """
     by_seed = {c.seed: c.to_json() for c in cases}
@@ -89,10 +90,11 @@ def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Ta
 
 
 def _shrink_failures(folder: Path, device: str, cases: Sequence[Declared], table: Table, most: int) -> None:
-    """Shrink one failure of each kind, at most ``most``, to as few features as still fail. Write a script that shows
-    the failure into ``folder`` for each.
+    """Shrink one failure of each kind, and at most ``most`` in all, to a declaration with as few features as still
+    fail. Write and print a script for each that shows the failure.
 
-    ``cases`` are the declarations of the run on ``device``, and ``table`` has its failures.
+    The scripts are written into ``folder``. ``cases`` are the declarations of the run on ``device``, and ``table`` has
+    its failures.
     """
     by_seed = {c.seed: c for c in cases}
     shrunk: set[str] = set()

@@ -29,9 +29,9 @@ def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
 
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
-    """Return the shape of the tensor ``x`` of the op declaration ``case`` for ``sizes``. If the declaration is
-    variadic, a third of the seeds give ``x`` a further dim of 2 in front. ``other``, whether these are the sizes of a
-    second call, is not read.
+    """Return the shape of the tensor ``x`` of the op declaration ``case`` for ``sizes``, a mapping from dim names to
+    sizes. If the declaration is variadic and has at least two dims, a third of the seeds give ``x`` a further dim of 2
+    in front. ``other`` is not read.
     """
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
@@ -43,17 +43,19 @@ def rank_of(case: Declared) -> int:
 
 
 class Arguments:
-    """The values of all arguments of an op declaration, in declared order. They are never passed to an op themselves.
-    :meth:`fresh` returns copies for a call.
+    """The values of all arguments of an op declaration, in declared order. They are never passed to an op themselves,
+    since :meth:`fresh` returns copies for a call.
 
-    ``values`` has the arguments that a call passes, ``names`` their names, and ``named`` which of them are keywords.
+    ``values`` has the arguments that a call passes, and ``names`` has their names. ``keywords`` has the names of those
+    that are passed by keyword.
     """
 
     def __init__(
         self, case: Declared, device: str = "cpu", other: bool = False, dtype: torch.dtype | None = None
     ) -> None:
         """Draw the arguments of the op declaration ``case`` on ``device`` from its seed. If ``other`` is true, they
-        have the sizes of a second call. ``dtype`` replaces the dtype of the declaration if it is given.
+        have the sizes of a second call, and otherwise those of the first. Floating-point tensors have ``dtype``, or the
+        dtype of the declaration if it is None.
         """
         self.case, self.device = case, device
         # A generator of its own, so that the values do not depend on what ran before.
@@ -80,8 +82,8 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
-        """Return the argument for the parameter ``name``, chosen by the features of the op declaration. It is a scalar,
-        a tensor, a list of tensors, or None. ``annotation`` is not read.
+        """Return the argument for the parameter ``name`` of the op declaration. Depending on the parameter, it is a
+        scalar, a list of scalars, a tensor, a list of tensors, or None. ``annotation`` is not read.
         """
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":
@@ -102,10 +104,11 @@ class Arguments:
         return self._tensor(shape, mutated=name == "acc")
 
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
-        """Return a random tensor of ``shape`` in the next of the declaration's layouts.
+        """Return a random tensor of ``shape``. Its strides are those of the next of the declaration's layouts, which
+        are used in turns.
 
-        A tensor that cannot have this layout is contiguous. ``mutated`` is whether the op writes to the tensor. Such a
-        tensor cannot be expanded, for example.
+        If ``shape`` does not allow this layout, the tensor is contiguous. ``mutated`` says whether the op writes to the
+        tensor, which rules out expanded layouts.
         """
         # Drawn on the CPU in float64, so that values are the same on each device and in each dtype.
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
@@ -118,8 +121,8 @@ class Arguments:
         return LAYOUTS[layout][1](t)
 
     def _repeat(self) -> None:
-        """Pass the tensor ``x`` a second time, in place of another tensor argument. If that argument is a list of
-        tensors, pass its first tensor twice instead.
+        """Replace another tensor argument by the tensor ``x``, so that ``x`` is passed twice. If the other argument is
+        a list of tensors, put its first tensor into it twice instead.
         """
         x = self.values[self.names.index("x")]
         for name in ("y", "acc", "ts", "accs"):
@@ -134,19 +137,19 @@ class Arguments:
     def fresh(
         self, *, gradients: bool = False, dtype: torch.dtype | None = None, contiguous: bool = False
     ) -> list[Any]:
-        """Return copies of the arguments in declared order. A tensor that is passed twice is copied once.
+        """Return a list of copies of the arguments, in declared order. A tensor that is passed twice is copied once.
 
-        The copies are contiguous if ``contiguous`` is true, and otherwise have the strides of the arguments.
-        Floating-point tensors are converted to ``dtype`` if it is given. If ``gradients`` is true, those that the op
-        does not write to are leaves that require a gradient.
+        Floating-point tensors are converted to ``dtype`` if it is given. They are contiguous if ``contiguous`` is true,
+        and otherwise have the strides of the arguments. If ``gradients`` is true, those to which the op does not write
+        are leaves that require a gradient.
         """
         # By identity: a tensor that is passed twice must be one tensor in the copies as well.
         copies: dict[int, Tensor] = {}
 
         def copy(value: Any, name: str) -> Any:
-            """Return the copy of ``value``, which is the argument ``name`` or a tensor of its list. It has the dtype,
-            strides and gradients that the arguments of ``fresh`` select. Values other than tensors are returned
-            themselves.
+            """Return the copy of ``value``, which is the argument ``name`` or a tensor of its list. The arguments of
+            ``fresh`` select its dtype, its strides and whether it requires a gradient. Return ``value`` itself if it is
+            neither a tensor nor a list of tensors.
             """
             if isinstance(value, list) and value and isinstance(value[0], Tensor):
                 return [copy(v, name) for v in value]
@@ -166,8 +169,8 @@ class Arguments:
         return [copy(v, n) for v, n in zip(self.values, self.names, strict=True)]
 
     def split(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments ``values`` as a list of the positional ones and a dict of the keywords, as the op
-        declaration passes them.
+        """Return the arguments ``values``, which are in declared order, as a list of the positional ones and a dict of
+        those that are passed by keyword.
         """
         pairs = list(zip(self.names, values, strict=True))
         return [v for n, v in pairs if n not in self.keywords], {n: v for n, v in pairs if n in self.keywords}

@@ -15,14 +15,15 @@ TERMS = 4  # an element is a product and a sum of a few
 
 
 class NotMetError(Exception):
-    """The exception for a way of calling an op, such as ``vmap``, that does not apply to a declaration. Nothing was
-    then compared.
+    """The exception that is raised if a way of calling an op, such as under ``vmap``, does not apply to its
+    declaration. Nothing is compared then.
     """
 
 
 class Calls:
-    """The calls of one op of a crossed declaration, and their comparison with its reference. ``op`` is the op, ``case``
-    its declaration, ``device`` the device, ``given`` its arguments and ``reference`` the function to compare it with.
+    """The calls of one op and their comparison with its reference. ``op`` is the op, ``case`` its declaration,
+    ``device`` the device of its arguments, ``given`` the arguments, and ``reference`` the function to compare it with.
+    ``terms`` is the number of terms of the largest sum in a result.
     """
 
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
@@ -35,17 +36,18 @@ class Calls:
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients of the op are compared with those of the reference."""
+        """Whether the gradients of the op are compared with those of the reference."""
         return self.case.differentiable
 
     def expected(
         self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
     ) -> tuple[Observed, Observed]:
-        """Return the outcomes of two calls of the reference with the arguments ``given``, by default those of the
-        declaration. The first call is in the dtypes of the arguments, and the second in float64.
+        """Return the outcomes of two calls of the reference with the arguments ``given``, as a pair. If ``given`` is
+        None, the arguments are ``self.given``. The first call is in the dtypes of the arguments, and the second in
+        float64.
 
-        An outcome holds the results, and the values of the arguments that the reference writes to. If ``differentiate``
-        is true, it also holds gradients. If ``twice`` is true, it also holds second gradients.
+        An outcome holds the results, and the values of the arguments to which the reference writes. If
+        ``differentiate`` is true, it also holds gradients. If ``twice`` is true, it also holds second gradients.
         """
         given = given or self.given
         found = []
@@ -58,11 +60,11 @@ class Calls:
         return found[0], found[1]
 
     def bound_of_sum(self, values: list[Any]) -> float:
-        """Return an estimate of the size of the terms in a sum over all of ``x`` in float64.
+        """Return the size by which the tolerance of the result ``total``, a sum over all of ``x``, grows.
 
-        The tolerance of that result grows with it. It is needed because no dtype is wider than float64, so that the
-        reference does not show the effect of another order of the terms. ``values`` are the arguments of the call.
-        Return 0 if there is no such result.
+        It is the square root of the number of terms times the square of the largest number in the arguments ``values``,
+        or of 1 if that is larger. Only float64 needs it, since the results of narrower dtypes are also compared with
+        the reference in float64. Return 0 if the op has no such result or another dtype.
         """
         if "total" not in self.case.outs or self.case.dtype != "float64":
             return 0.0
@@ -80,12 +82,13 @@ class Calls:
         strides: bool = True,
         requires: bool = True,
     ) -> str:
-        """Call ``fn`` on copies of the arguments ``given``, and return how it differs from the reference.
+        """Call ``fn`` on copies of the arguments ``given``, and return a description of how the call differs from one
+        of the reference. The description is empty if nothing differs.
 
-        By default the arguments are those of the declaration. Results and writes are compared. The text is empty if
-        nothing differs. Gradients are compared if ``differentiate`` is true, or if it is None and the op has a
-        gradient. Second gradients are compared only if ``twice`` is true, and strides only if ``strides`` is. If
-        ``requires`` is true, results must require a gradient exactly if those of the reference do.
+        If ``given`` is None, the arguments are ``self.given``. Results and the values of arguments that are written to
+        are compared. Gradients are compared if ``differentiate`` is true, or if it is None and the op has a gradient.
+        Second gradients are compared only if ``twice`` is true, and strides only if ``strides`` is. If ``requires`` is
+        true, results must require a gradient exactly if those of the reference do.
         """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate
@@ -96,8 +99,8 @@ class Calls:
 
 
 def _in_tuple(fn: Function) -> Function:
-    """Return a function that calls the reference ``fn`` and returns its only result in a tuple. An op whose result is
-    declared as a tuple of one does the same.
+    """Return a function that calls the reference ``fn`` and returns its result in a tuple of one element. The op itself
+    returns such a tuple if its declaration says so.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -108,10 +111,10 @@ def _in_tuple(fn: Function) -> Function:
 
 
 def function_of(op: Any) -> Function:
-    """Return a plain function that calls ``op``, for torch to compile."""
+    """Return a Python function that passes its arguments to ``op`` and returns the result, for ``torch.compile``."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``op`` (argument of ``function_of``)."""
+        """Return the result of ``op`` (argument of ``function_of``) for these arguments."""
         return op(*args, **kwargs)
 
     return called
@@ -126,7 +129,7 @@ class Model(torch.nn.Module):
         self.op = op
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of the op that this module holds, called with the same arguments."""
+        """Return the result of the module's op for the arguments of this call."""
         return self.op(*args, **kwargs)
 
 
@@ -136,10 +139,10 @@ _ID = re.compile(r"\bSL\d{3}\b")
 
 
 def refusal_id(cause: BaseException) -> str:
-    """Return the id, such as ``SL208``, of the first catalogue error among ``cause`` and its causes, or an empty text.
-    A catalogue error is one of shiplap's documented errors.
+    """Return the id, such as ``SL208``, of the first of shiplap's documented errors among ``cause`` and the chain of
+    exceptions that led to it. Return an empty string if there is none.
 
-    An exception whose text quotes such an id counts as well.
+    An exception whose message quotes an id counts as well.
     """
     seen: BaseException | None = cause
     while seen is not None:
@@ -151,7 +154,7 @@ def refusal_id(cause: BaseException) -> str:
 
 
 def one_line(e: BaseException) -> str:
-    """Return the message of the exception ``e`` as one line. It has the first eight lines, joined by bars, and at most
-    500 characters.
+    """Return the first eight lines of the message of the exception ``e`` as one line, joined by bars. It is cut at 500
+    characters.
     """
     return " | ".join(line.strip() for line in str(e).strip().splitlines()[:8])[:500]

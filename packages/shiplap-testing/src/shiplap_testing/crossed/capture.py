@@ -11,8 +11,8 @@ from shiplap import torch_private
 
 
 def capture_call(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Capture a call of ``fn`` as a CUDA graph, and return the graph and the result of the call. If the capture fails,
-    raise the exception that ended it.
+    """Capture a call of ``fn`` as a CUDA graph. Return the graph and the result of the call, which holds the memory
+    that a replay writes to. If the capture fails, raise the exception that ended it.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):

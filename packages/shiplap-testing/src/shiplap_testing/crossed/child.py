@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the declarations that standard input has as JSON, and return the exit status 0.
+    """Read op declarations from standard input as JSON, call their ops, and return the exit status 0.
 
     The first argument of the command line is a folder, and the second the device. Each event is written to the file
     ``results`` in the folder, as a line of JSON.
@@ -31,8 +31,8 @@ def main() -> int:
         begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
-            """Write ``fields``, an event of the run, as a line of JSON to the file of results. An event with an outcome
-            also gets the seconds since the event before.
+            """Write ``fields``, an event of the run, as a line of JSON to the file of results. If one of them is
+            ``outcome``, add the seconds since the event before.
             """
             if "outcome" in fields:
                 fields["seconds"] = round(time.monotonic() - begun[0], 2)
@@ -54,9 +54,9 @@ def run(
 ) -> None:
     """Declare the ops of the declarations ``cases`` with files in ``folder``, and call each of them on ``device``.
 
-    An op is called in the ways ``first`` (such as ``eager``) and in those that its declaration names. Pairs of seed and
-    way in ``skipped`` are left out. ``tell`` is called with keywords when a call of an op begins, and with the outcome
-    when it ends.
+    An op is called in the ways ``first`` (such as ``eager``) and in those that its declaration names (such as
+    ``vmap``). Pairs of a declaration's seed and a way in ``skipped`` are left out. ``tell`` is called with keyword
+    arguments when a call of an op begins, and with the outcome when it ends.
     """
     import torch
 
@@ -109,17 +109,18 @@ def run(
 
 
 def _is_template(choice: Any) -> bool:
-    """Return whether ``choice``, a decision of the compiler about fusing an op with its neighbours, took one of the
-    op's templates.
+    """Return whether the compiler chose one of the op's templates. ``choice`` is its decision about how to fuse a call
+    of the op with the operations around it.
     """
     return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 
 
 def served(case: Any, made: Any) -> list[str]:
-    """Return which of the features ``kernel`` and ``binding`` of ``case`` its calls test, as a list of these names.
+    """Return those of the features ``kernel`` and ``binding`` of ``case`` that its calls test, as a list of these
+    names.
 
-    The list is empty if shiplap refused the kernel or none was written, since the calls then run the reference. It
-    lacks ``binding`` if shiplap refused the binding. ``made`` lists what was refused and not written.
+    The list is empty if shiplap refused the kernel or none was written, since calls then run the reference. It has only
+    ``kernel`` if shiplap refused the native binding. ``made`` says what was refused and what was not written.
     """
     if case.seed in made.unbound:
         return ["kernel"]

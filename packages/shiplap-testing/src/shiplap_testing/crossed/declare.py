@@ -29,14 +29,16 @@ from shiplap_testing.crossed.triton_source import triton_text
 
 
 class Made:
-    """The ops of a batch of declarations by seed, and the reasons why an op, kernel or binding was not made."""
+    """The ops of a batch of op declarations, and the reasons why some ops, kernels or bindings are missing. Each
+    attribute is a mapping from the seed of a declaration.
+    """
 
     def __init__(self) -> None:
-        """Create an empty collection.
+        """Create an object without ops.
 
-        ``ops`` maps seeds of declarations to ops. The other attributes map seeds to reasons. ``refused`` has the
-        reasons why a kernel was refused, ``unbound`` why a native binding was refused, ``raised`` why the declaration
-        failed, and ``unwritten`` why no kernel was written.
+        ``ops`` maps seeds of declarations to ops. The other attributes map seeds to reasons. ``refused`` says why a
+        kernel was refused, ``unbound`` why a native binding was refused, ``raised`` why the declaration failed, and
+        ``unwritten`` why no kernel was written.
         """
         self.ops: dict[int, Any] = {}
         self.refused: dict[int, str] = {}
@@ -46,10 +48,11 @@ class Made:
 
 
 def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Made:
-    """Declare the ops of the declarations ``cases`` with their kernels for ``device``.
+    """Declare the ops of the declarations ``cases`` with their kernels for ``device``, and return the ops, with the
+    reasons why some ops, kernels or bindings are missing.
 
-    Files are written to ``folder``. Return the ops and the refusals of kernels by shiplap, by the seed of the
-    declaration. All C kernels with one kind of binding share a library.
+    Files are written to ``folder``. All C kernels with one kind of binding share a library. An exception in one
+    declaration does not stop the others.
     """
     made = Made()
     for case in cases:
@@ -67,9 +70,10 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
 
 
 def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
-    """Write the module of the op declaration ``case`` into ``folder``, import it, and return the op.
+    """Write the Python module of the op declaration ``case`` into ``folder``, import it, and return the op.
 
-    Its native kernel for ``device`` is bound, too. The reason for a missing kernel is added to ``made``.
+    A kernel in C, C++ or CUDA for ``device`` is bound to the op. If the kernel is refused or cannot be written, the
+    reason is added to ``made``.
     """
     text = module_text(case, device)
     name = op_name(case)
@@ -103,9 +107,10 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
 
 
 def _template(case: Declared, folder: Path, device: str) -> str:
-    """Write the template of the op declaration ``case`` for ``device`` into ``folder``.
+    """Write the template of the op declaration ``case`` for ``device`` into ``folder``. Return the line of Python that
+    binds it to the op.
 
-    Return the line of source that binds it to the op. A template is a kernel source that Inductor compiles and fuses.
+    A template is kernel source code with placeholders that Inductor compiles and fuses.
     """
     name = op_name(case)
     language, given = "cpp", 'configs=[{"BN": 16}]'
@@ -144,8 +149,8 @@ def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
 def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, binding: str) -> None:
     """Compile the C kernels of ``cases`` for ``device`` into one library in ``folder``.
 
-    Declarations without a C kernel are left out. Native bindings are built unless ``binding`` is ``python``, and
-    refused ones are added to ``made``.
+    Declarations without a C kernel are left out. Unless ``binding`` is ``python``, native bindings are built as well.
+    If one is refused or fails, the reason is added to ``made``.
     """
     native = [c for c in cases if c.kernel in NATIVE and c.seed not in made.refused]
     symbols = {op_name(c): c for c in native if c.kernel != "source"}

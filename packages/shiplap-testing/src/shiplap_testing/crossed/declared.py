@@ -103,11 +103,11 @@ OUTSIDE = 8  # one declaration of so many may have a C kernel for what has no fo
 
 @dataclass(frozen=True)
 class Declared:
-    """One crossed declaration, that is, an op and its test as plain data.
+    """One declaration of an op with a test of it, as plain data.
 
     The fields describe the declaration, the kernel and the binding of the op, the calls, and the arguments. ``layouts``
-    are given to the tensor arguments in turns. An argument that cannot have its layout is contiguous. ``ways`` names
-    how the op is also called, such as ``vmap``, after an eager call and one under ``aot_eager``.
+    are given to the tensor arguments in turns. An argument whose shape does not allow its layout is contiguous.
+    ``ways`` names how the op is also called, such as under ``vmap``, after an eager call and one under ``aot_eager``.
     """
 
     seed: int
@@ -138,9 +138,9 @@ class Declared:
 
     @property
     def traced(self) -> bool:
-        """Whether a result is a list, a number or perhaps None.
+        """Whether a result is a list, a number or possibly None.
 
-        Only a run of the reference shows such a result.
+        Only a run of the reference shows which of these a result is.
         """
         return any(o in TRACED for o in self.outs)
 
@@ -151,20 +151,20 @@ class Declared:
 
     @property
     def mutates(self) -> bool:
-        """Whether the op writes to an argument."""
+        """Whether the op writes to one of its arguments."""
         return self.state in ("mutated", "returned", "mutated_list", "mutated_optional")
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients of the op are compared with those of the reference."""
+        """Whether the gradients of the op are compared with those of the reference."""
         if self.state == "view":
             return True
         return self.gradient and not self.mutates and any(o in FLOATING for o in self.outs)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features of the declaration and its arguments, as texts of a kind and a value such as ``rank:2`` or
-        ``term:second``. The ways in which its op is called, such as ``way:vmap``, are not among them.
+        """The features of the declaration and its arguments, as strings such as ``rank:2`` or ``term:second``. The ways
+        of calling the op, such as ``way:vmap``, are not among them.
         """
         found = [f"rank:{self.rank}", f"dtype:{self.annotation}/{self.dtype}", f"state:{self.state}"]
         found += [f"kernel:{self.kernel}", f"binding:{self.binding}", f"size:{self.sizes}", f"rule:{self.rule}"]
@@ -190,8 +190,8 @@ class Declared:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def simpler(self) -> Iterator[Declared]:
-        """Yield declarations like this one with one feature less, the largest steps first. :func:`shrink` searches them
-        for a smaller one that still fails.
+        """Yield declarations that lack one feature of this one, or several of one kind. For each kind of feature, those
+        that lack most come first. :func:`shrink` searches them for a smaller declaration that still fails.
         """
         plain = Declared(self.seed, ways=self.ways, kernel=self.kernel, binding=self.binding, fault=self.fault)
         for name in ("terms", "outs", "layouts"):
@@ -219,8 +219,8 @@ class Declared:
 
 
 def _kernel_on(kernel: str, device: str) -> str:
-    """Return the kind of kernel by which ``kernel`` is replaced on ``device``. On a GPU, C kernels become CUDA kernels.
-    On the CPU, CUDA kernels become C kernels.
+    """Return the kind of kernel that stands for ``kernel`` on ``device``. On a GPU, kinds of C kernels become ``cuda``.
+    On the CPU, ``cuda`` becomes ``c``. Other kinds are returned unchanged.
     """
     if device == "cuda":
         return "cuda" if kernel in ("c", "c_strided", "c_aligned") else kernel
@@ -228,10 +228,10 @@ def _kernel_on(kernel: str, device: str) -> str:
 
 
 def fitting(case: Declared, device: str = "cpu") -> Declared:
-    """Return the op declaration ``case`` for ``device`` without features that contradict each other.
+    """Return a copy of the op declaration ``case`` for ``device`` without features that contradict each other.
 
-    The reason for each pair of features that is dropped is in ``impossible.py``. Features that shiplap refuses stay,
-    since a run counts refusals.
+    The reason for each pair of features that is dropped is in ``impossible.py``. Features that shiplap refuses by an
+    error stay, since a run counts refusals.
     """
     kernel = _kernel_on(case.kernel, device)
     binding = case.binding if kernel in NATIVE else "python"
@@ -257,8 +257,8 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
 
 
 def _fitting_kernel(case: Declared) -> Declared:
-    """Return the op declaration ``case`` with only those terms, results and states that its kind of kernel can have.
-    The state is the way in which an argument is written to or returned.
+    """Return a copy of the op declaration ``case`` with only those terms, results and states that its kind of kernel
+    can have. The state, such as ``mutated``, says whether the op writes to or returns an argument.
     """
     terms, outs, state = case.terms, case.outs, case.state
     if case.kernel == "template":
@@ -278,8 +278,8 @@ def _fitting_kernel(case: Declared) -> Declared:
 
 
 def _fitting_outs(case: Declared) -> Declared:
-    """Return the op declaration ``case`` with only those of its results that its number of dims and its state allow.
-    The state is the way in which an argument is written to or returned.
+    """Return a copy of the op declaration ``case`` without results that its number of dims or its state rules out. The
+    state, such as ``mutated``, says whether the op writes to or returns an argument.
     """
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs
@@ -295,8 +295,9 @@ def _fitting_outs(case: Declared) -> Declared:
 
 
 def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
-    """Return the ways (``vmap``, ``export`` and others) in which the op of ``case`` can be called on ``device``. If
-    none of them runs a template kernel of the op, one that does is added.
+    """Return those of the ways of calling the op of ``case``, such as ``vmap`` and ``export``, that ``device`` allows.
+    If the op has a C++ template and no way runs it, keep only the last way and add ``inductor``. Add ``packaged`` if
+    the binding is of this kind.
     """
     ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
     if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":
@@ -305,8 +306,9 @@ def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
 
 
 def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool = True) -> Declared:
-    """Return a random declaration for ``device`` with the seed ``seed``, drawn from ``rng`` and free of contradictions.
-    ``interpreter`` is whether Triton's interpreter can be used. If it is false, the declaration has no Triton kernel.
+    """Return a random declaration for ``device`` with the seed ``seed``, drawn by ``rng``, whose features do not
+    contradict each other. If ``interpreter`` is false, Triton's interpreter cannot be used, and the declaration has no
+    Triton kernel.
     """
     annotation, dtype = rng.choice(ANNOTATIONS)
     pick = rng.random
@@ -353,18 +355,18 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
 
 
 def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
-    """Return all pairs of different features among ``features`` and ``way:<way>`` together.
+    """Return all pairs of different features among ``features`` and ``way:<way>``.
 
-    A feature is a text such as ``rank:2``. ``way`` names how the op is called, such as ``vmap``. The two features of a
-    pair are in alphabetical order.
+    A feature is a string such as ``rank:2``. ``way`` names how the op is called, such as ``vmap``. The two features of
+    a pair are in alphabetical order.
     """
     return list(combinations(sorted({*features, f"way:{way}"}), 2))
 
 
 def with_feature(case: Declared, feature: str) -> Declared:
-    """Return the op declaration ``case`` with ``feature``, a text such as ``kernel:c``, added.
+    """Return a copy of the op declaration ``case`` that has ``feature``, a string such as ``kernel:c``.
 
-    The features of the result may contradict each other. :func:`fitting` removes such contradictions.
+    The features of the copy may contradict each other. :func:`fitting` removes such contradictions.
     """
     kind, _, value = feature.partition(":")
     if kind == "dtype":
@@ -403,15 +405,15 @@ _WITH: dict[str, dict[str, Any]] = {
 
 
 def _rule(value: str) -> str | None:
-    """Return the autocast rule for ``value``, the value of a feature such as ``rule:widest``. It is None for the text
-    ``"None"``, and otherwise the text itself.
+    """Return the autocast rule that ``value`` names. It is None for the string ``"None"``, and otherwise ``value``
+    itself.
     """
     return None if value == "None" else value
 
 
 def with_pair(case: Declared, rarest: Iterable[tuple[str, str]], device: str) -> Declared | None:
-    """Return the op declaration ``case`` with the first pair of features in ``rarest`` that can be added to it on
-    ``device``. Return None if no pair can.
+    """Return a copy of the op declaration ``case`` that has both features of a pair. It is the first pair of ``rarest``
+    that ``case`` can have on ``device``. Return None if there is no such pair.
     """
     for first, second in rarest:
         for order in ((first, second), (second, first)):
@@ -425,8 +427,9 @@ def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = 
     """Return ``count`` declarations for ``device`` in which each pair of features occurs about equally often. A longer
     plan with the same ``seed`` begins with the shorter one.
 
-    Each declaration is the best of ``among`` drawn ones. Most of them are then changed to have one of the rarest pairs.
-    ``interpreter`` is whether Triton's interpreter can be used. If it is false, no declaration has a Triton kernel.
+    For each declaration, ``among`` are drawn, and the one with the rarest pairs is kept. Some are then changed to have
+    one of the rarest pairs. If ``interpreter`` is false, Triton's interpreter cannot be used, and no declaration has a
+    Triton kernel.
     """
     seen: Counter[tuple[str, str]] = Counter()
     chosen: list[Declared] = []
@@ -451,8 +454,9 @@ def plan_missing(
 ) -> list[Declared]:
     """Return at most ``most`` declarations in which pairs of features occur as often as ``missing`` says, if possible.
 
-    ``missing`` maps pairs of texts such as ``rank:2`` to numbers. The declarations are drawn for ``device`` by the
-    random ``seed``. They have a gradient if their kind can have one, and are called in more ways than drawn ones.
+    ``missing`` maps pairs of features, such as ``rank:2``, to numbers. The declarations are drawn for ``device`` from
+    the random seed ``seed``. They have a gradient if their kind allows one, and are called in more ways than those of
+    :func:`plan`.
     """
     left = dict(missing)
     chosen: list[Declared] = []

@@ -9,8 +9,9 @@ from shiplap_testing.crossed.declared import Declared
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that is planted into a declaration or kernel. ``text`` is replaced by ``wrong`` in the source of
-    ``case``. ``way`` names how the op must be called so that the fault shows, such as ``eager``.
+    """A fault that is planted into the source code of a declaration or its kernel. In the source code of ``case``, the
+    string ``text`` is replaced by ``wrong``. ``way`` names how the op must be called for the fault to show, such as
+    ``eager``.
     """
 
     case: Declared
@@ -60,8 +61,8 @@ WRONG_VALUES = ("stride", "tail", "mutation", "gradient", "fake")
 
 
 def plant(case: Declared, text: str) -> str:
-    """Return ``text``, the source of a declaration or kernel, with the fault of the op declaration ``case`` planted. If
-    ``case`` has no fault, or one of another source, the text is returned as it is.
+    """Return ``text``, the source code of a declaration or a kernel, with the fault of the op declaration ``case``
+    planted. If ``case`` has no fault, or its fault is in other source code, return ``text`` unchanged.
     """
     if not case.fault:
         return text

@@ -22,8 +22,9 @@ _WITHOUT = {
 
 
 def _both(firsts: tuple[str, ...], seconds: tuple[str, ...], why: str) -> dict[frozenset[str], str]:
-    """Return a dict that maps each pair of one of ``firsts`` and one of ``seconds`` to ``why``, the reason why no
-    declaration has both. ``firsts`` and ``seconds`` are features such as ``out:rows``.
+    """Return a dict that maps each pair of one of ``firsts`` and one of ``seconds``, as a frozenset, to ``why``. The
+    arguments ``firsts`` and ``seconds`` are features such as ``out:rows``. ``why`` is the reason why no declaration has
+    both.
     """
     return {frozenset((a, b)): why for a in firsts for b in seconds}
 
@@ -72,16 +73,16 @@ IMPOSSIBLE: dict[frozenset[str], str] = {
 
 
 def is_one_kind(first: str, second: str) -> bool:
-    """Return whether the features ``first`` and ``second``, texts such as ``dtype:float16``, are values of one choice,
-    so that no declaration has both.
+    """Return whether the features ``first`` and ``second``, strings such as ``dtype:float16``, are values of one kind
+    of which a declaration has only one. No declaration has both then.
     """
     kind = first.partition(":")[0]
     return kind in ONE_KIND and kind == second.partition(":")[0]
 
 
 def why_impossible(first: str, second: str) -> str:
-    """Return the reason why no declaration has the features ``first`` and ``second``, texts such as ``dtype:float16``.
-    Return an empty text if a declaration can have both.
+    """Return the reason why no declaration has both features ``first`` and ``second``, strings such as
+    ``dtype:float16``. Return an empty string if a declaration can have both.
     """
     if is_one_kind(first, second):
         return f"there is one {first.partition(':')[0]} at a time"

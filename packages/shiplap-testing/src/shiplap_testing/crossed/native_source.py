@@ -85,8 +85,8 @@ SL_BODY void save_at(const View* t, const int64_t* i, int from, double value) { 
 
 
 def _value(case: Declared) -> list[str]:
-    """Return the lines of C that compute ``v``, the value of one element, from the terms of the op declaration
-    ``case``. A term is a factor or summand of the value.
+    """Return the lines of C that compute ``v``, the value for one element of ``x``, from the terms of the op
+    declaration ``case``. A term, such as ``second``, is a factor or summand of the value.
     """
     t, lines = case.terms, ["double v = load_at(&x, i, 0) * 2;"]
     lines += ["v *= load_at(&y, i, 0);"] if "second" in t else []
@@ -108,7 +108,8 @@ def _value(case: Declared) -> list[str]:
 def _stores(case: Declared) -> list[str]:
     """Return the lines of C that store ``v`` in the results of the op declaration ``case``.
 
-    ``v`` is the value of one element. It is also added to the argument that the op writes to, if there is one.
+    ``v`` is the value for one element of ``x``. The lines also add ``v`` to the argument to which the op writes, if
+    there is one.
     """
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
@@ -197,10 +198,11 @@ _COLUMNS = """
 
 
 def c_function(case: Declared, spec: Any, device: str = "cpu", name: str = "") -> str:
-    """Return the source of the kernel of the op declaration ``case``, in C, or in CUDA C++ if ``device`` is a GPU.
+    """Return the source code of the kernel of the op declaration ``case``. It is in C, or in CUDA C++ if ``device`` is
+    ``cuda``.
 
-    The kernel is a function ``name``, by default with the name of the op. Its parameters have the order of ``spec``,
-    the declared signature.
+    The kernel is a function ``name``, or with the name of the op if ``name`` is empty. Its parameters have the order of
+    ``spec``, the declared signature.
     """
     from shiplap.codegen import c_prototype
 
@@ -252,8 +254,8 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
 
 
 def _zeroed(case: Declared) -> str:
-    """Return the lines of C that set the row sums and counts among the results of the op declaration ``case`` to zero.
-    The loop over elements does not reach rows without elements.
+    """Return lines of C that set all row sums and counts among the results of the op declaration ``case`` to zero, as
+    one string. A loop over elements would not write the result of a row without elements.
     """
     lines = []
     for out, kind in (("rows", "rows"), ("count", "count")):
@@ -266,9 +268,11 @@ def _zeroed(case: Declared) -> str:
 
 
 def _launch(name: str, passed: list[str], extents: list[str]) -> str:
-    """Return the source of the CUDA launch of the kernel ``name`` with the arguments ``passed``.
+    """Return the lines of CUDA C++ that launch the kernel ``name`` with the argument expressions ``passed`` and return
+    a status.
 
-    If ``extents`` names a pointer to host memory, the size that the kernel counts on the GPU is copied there.
+    ``extents`` may name a pointer to host memory. The size of a result that the kernel counts on the GPU is then copied
+    there.
     """
     if not extents:
         launch = f"{name}_body<<<1, 1, 0, (cudaStream_t)ctx->stream>>>({', '.join(passed)});"
@@ -285,8 +289,8 @@ def _launch(name: str, passed: list[str], extents: list[str]) -> str:
 
 
 def template_unable(case: Declared) -> str:
-    """Return the reason why no C++ or Triton template is written for the op declaration ``case``, or an empty text if
-    one is.
+    """Return the reason why no C++ or Triton template can be written for the op declaration ``case``. Return an empty
+    string if one can be written.
     """
     if len(case.outs) != 1 or case.outs[0] not in TEMPLATE_OUTS or case.state != "pure":
         return f"a template is written for one result of {', '.join(TEMPLATE_OUTS)}"
@@ -296,17 +300,18 @@ def template_unable(case: Declared) -> str:
 
 
 class _Places:
-    """The indices of the element of ``x`` from which one element of the result of a template is computed. A template
-    here has one result.
+    """The names of indices in the source code of a template, which computes each element of its only result from an
+    element of ``x``.
 
-    ``outs`` are the names of the result's indices, and ``at`` those of the indices into ``x``. ``before`` are lines
-    that compute the latter. In a reduction, the index ``c`` is that of a loop.
+    ``outs`` are the names of the indices into the result, and ``at`` those of the indices into ``x``. ``before`` are
+    lines of source code that compute the indices into ``x``. If the result sums rows, the last index into ``x`` is
+    ``c``, the variable of a loop.
     """
 
     def __init__(self, case: Declared, *, typed: str, size: str) -> None:
-        """Compute the names of the indices of the result of the op declaration ``case``, and those of the element of
-        ``x`` that it needs. ``typed`` begins the declaration of a variable, and ``size`` is a format for the size of a
-        dim of ``x``.
+        """Choose names for the indices into the result of the op declaration ``case``, and for those into ``x``.
+        ``typed`` is the string in front of the declaration of a variable, and ``size`` is a format string for the size
+        of a dim of ``x``.
         """
         rank, (out,) = rank_of(case), case.outs
         reduced = out in ("rows", "count")
@@ -325,10 +330,11 @@ class _Places:
 
 
 def _template_value(case: Declared, load: str, end: str) -> list[str]:
-    """Return the lines of a template that compute ``v``, the value of one element, from the terms of the op declaration
-    ``case``. A term is a factor or summand of the value.
+    """Return the lines of a template that compute ``v``, the value for one element of ``x``, from the terms of the op
+    declaration ``case``. A term, such as ``second``, is a factor or summand of the value.
 
-    ``load`` is a format for reading an element of a tensor, and ``end`` is the end of a statement.
+    ``load`` is a format string for the expression that reads an element of a tensor, and ``end`` is the string that
+    ends a statement.
     """
     t = case.terms
     rank = rank_of(case)
@@ -358,8 +364,8 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
 
 
 def template_text(case: Declared) -> str:
-    """Return the source of the C++ template of the op declaration ``case``, which computes tiles of the last two dims
-    of the result. A template is a kernel that Inductor compiles and fuses.
+    """Return the source code of the C++ template of the op declaration ``case``, which computes tiles of the last two
+    dims of the result. A template is a kernel with placeholders that Inductor compiles and fuses.
     """
     places = _Places(case, typed="const int64_t ", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
@@ -413,8 +419,8 @@ extern "C"
 
 
 def triton_template_text(case: Declared) -> str:
-    """Return the source of the Triton template of the op declaration ``case``, in which each lane computes one element
-    of the result. A template is a kernel that Inductor compiles and fuses.
+    """Return the source code of the Triton template of the op declaration ``case``, in which each lane computes one
+    element of the result. A template is a kernel with placeholders that Inductor compiles and fuses.
     """
     places = _Places(case, typed="", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
@@ -422,7 +428,9 @@ def triton_template_text(case: Declared) -> str:
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
 
     def load(name: str, indices: list[str]) -> str:
-        """Return the Triton expression that loads the element at ``indices`` of the tensor ``name``."""
+        """Return the Triton expression that loads the element of the tensor ``name`` at the index expressions
+        ``indices``.
+        """
         steps = " + ".join(f'({i}) * {{{{stride("{name}", {d})}}}}' for d, i in enumerate(indices))
         return f"tl.load({name} + {steps or '0'}, mask=mask, other=0)"
 
@@ -459,19 +467,19 @@ def triton_template_text(case: Declared) -> str:
 
 
 def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
-    """Return the lines of Triton that compute ``v``, the value of one element, from the terms of the op declaration
-    ``case``. A term is a factor or summand of the value.
+    """Return the lines of Triton that compute ``v``, the value for one element of ``x``, from the terms of the op
+    declaration ``case``. A term, such as ``second``, is a factor or summand of the value.
 
-    ``at`` are the indices of the element, and ``load(name, indices)`` returns the expression that loads an element of a
-    tensor.
+    ``at`` are the names of the indices of the element. ``load(name, indices)`` returns the expression that loads an
+    element of a tensor.
     """
     lines = _template_value(case, "<{}|{}>", "")
     for d in range(len(at)):
         lines = [line.replace(f"@{d}", at[d]) for line in lines]
 
     def written(found: re.Match[str]) -> str:
-        """Return the source of the load for the mark ``found``, such as ``<y|i0, i1>``, which names a tensor and its
-        indices.
+        """Return the Triton expression that replaces the match ``found``. The match is a placeholder such as ``<y|i0,
+        i1>`` with the name of a tensor and its indices.
         """
         return str(load(found[1], [i.strip().strip('"') for i in found[2].split(",")]))
 
@@ -479,8 +487,8 @@ def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
 
 
 def triton_template_grid(case: Declared) -> str:
-    """Return the source of the grid function of the Triton template of the op declaration ``case``. The grid has one
-    program for each block of the result.
+    """Return the Python source code of the grid function of the Triton template of the op declaration ``case``, a
+    lambda. The grid has at least one program for each ``BLOCK`` elements of the result.
     """
     dims = [d for d in dims_of(case) if not d.startswith("*")]
     counts = [f"sizes[{d!r}]" for d in (dims[:-1] if case.outs[0] in ("rows", "count") else dims)]
@@ -490,7 +498,9 @@ def triton_template_grid(case: Declared) -> str:
 
 
 def triton_unable(case: Declared) -> str:
-    """Return the reason why no Triton kernel is written for the op declaration ``case``, or an empty text if one is."""
+    """Return the reason why no Triton kernel can be written for the op declaration ``case``. Return an empty string if
+    one can be written.
+    """
     if set(case.outs) - set(TRITON_OUTS) or case.state in ("mutated_list", "view"):
         return f"a Triton kernel is written for {', '.join(TRITON_OUTS)}"
     if more := set(case.terms) - set(TRITON_TERMS):

@@ -19,12 +19,11 @@ Function = Callable[..., Any]
 class Observed:
     """The outcome of one call of a function.
 
-    ``outs`` are its results. ``grads`` are the gradients, with None for an argument without one. ``written`` are the
-    values after the call of the arguments that the function writes to. ``aliases`` has for each result the position of
+    ``outs`` are its results. ``grads`` are the gradients, with None for a tensor without one. ``written`` are the
+    values, after the call, of the arguments to which the function writes. ``aliases`` has for each result the index of
     the tensor argument that shares its memory, or -1. ``requires`` has for each result whether it requires a gradient.
-
-    ``form`` describes the tuples and lists around the results. It is empty if they were not recorded. ``summed`` is the
-    size of the terms of a sum over all of ``x`` in float64, or 0 without such a sum.
+    ``form`` describes the tuples and lists around the results, and is empty if they were not recorded. ``summed`` is
+    the size of the terms of a sum over all of ``x`` in float64, or 0 without such a sum.
     """
 
     outs: list[Any] = field(default_factory=list)
@@ -37,9 +36,9 @@ class Observed:
 
 
 def flat(result: Any) -> list[Any]:
-    """Return ``result``, the results of a call, as one list in order.
+    """Return ``result``, the return value of a call, as a list of single results in order.
 
-    Members of nested lists and tuples are results of their own, as are numbers and None.
+    Elements of nested lists and tuples are results of their own. Tensors, numbers and None are results.
     """
     if isinstance(result, (list, tuple)):
         return [v for part in result for v in flat(part)]
@@ -47,14 +46,18 @@ def flat(result: Any) -> list[Any]:
 
 
 def form_of(result: Any) -> str:
-    """Return the nesting of ``result`` as a text, such as ``(.,[..],)`` for a tuple of a tensor and a list of two."""
+    """Return the nesting of ``result`` as a string. It is ``(.,[..],)`` for a tuple of a tensor and a list of two
+    tensors.
+    """
     if isinstance(result, tuple):
         return f"({','.join(map(form_of, result))},)"
     return f"[{''.join(map(form_of, result))}]" if isinstance(result, list) else "."
 
 
 def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return a random incoming gradient for each of ``outs``. They are the same for the same ``seed`` and shapes."""
+    """Return a list with a random incoming gradient for each of ``outs``, in its shape, dtype and device. Calls with
+    equal ``seed`` and shapes return equal numbers.
+    """
     rng = torch.Generator().manual_seed(seed)
     return [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.dtype).to(o.device) for o in outs]
 
@@ -62,11 +65,11 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` on ``values`` without copying them, and return the results, writes and aliases.
+    """Call ``fn`` with the tensors in ``values`` themselves, not copies. Return its results, the values of arguments
+    that it writes to, and which results share memory with arguments.
 
-    ``given`` has the arguments that are passed by position and by name. If ``differentiate`` is true, the outcome
-    includes gradients. If ``twice`` is true as well, it also includes the gradients of the sum of squares of these
-    gradients.
+    ``given`` says which of ``values`` are passed by keyword. If ``differentiate`` is true, the outcome includes
+    gradients. If ``twice`` is true as well, it also includes the gradients of the sum of squares of these gradients.
     """
     positional, named = given.split(values)
     result = fn(*positional, **named)
@@ -87,8 +90,8 @@ def observe(
 
 
 def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
-    """Return the position of the first of ``tensors``, the arguments of a call, that shares memory with the result
-    ``value``. Return -1 if none does.
+    """Return the index of the first of ``tensors``, the arguments of a call, that shares memory with the result
+    ``value``. Return -1 if there is none.
     """
     if not isinstance(value, Tensor) or not value.numel():
         return -1
@@ -98,11 +101,11 @@ def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
 
 
 def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list[Tensor | None]:
-    """Return the gradients of the results ``outs`` for each tensor in ``values`` that requires one, with None where
-    there is no gradient.
+    """Return a list with the gradient of the results ``outs`` for each tensor in ``values`` that requires one. An
+    element is None if there is no gradient.
 
-    The incoming gradients are drawn from ``seed``. If ``twice`` is true, the second gradients follow the first in the
-    list. Otherwise it has the first ones only.
+    The incoming gradients are drawn from ``seed``. If ``twice`` is true, the gradients of the sum of squares of these
+    gradients follow in the list.
     """
     leaves = list({id(t): t for t in flat_tensors(values) if t.requires_grad}.values())
     found = [o for o in outs if isinstance(o, Tensor) and o.requires_grad]
@@ -122,11 +125,12 @@ def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list
 def difference(
     got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
 ) -> str:
-    """Return how ``got``, the outcome of a call, differs from that of the reference, as a text.
+    """Return a description of how ``got``, the outcome of a call, differs from that of the reference. It is empty if
+    nothing differs.
 
-    The text is empty if nothing differs. ``own`` is the outcome of the reference in the same dtype, and ``wide`` that
-    in float64. ``terms`` is the number of terms of a sum, which widens the tolerance. Strides are compared only if
-    ``strides`` is true. If ``requires`` is true, results must require a gradient exactly if those of the reference do.
+    ``own`` is the outcome of the reference in the dtype of ``got``, and ``wide`` that in float64. ``terms`` is the
+    number of terms of a sum, which widens the tolerance. Strides are compared only if ``strides`` is true. If
+    ``requires`` is true, results must require a gradient exactly if those of the reference do.
     """
     if got.form and own.form and got.form != own.form:
         return f"results in the form {got.form}, expected {own.form}"
@@ -147,9 +151,10 @@ def difference(
 
 
 def _unlike(got: Any, own: Any, strides: bool) -> str:
-    """Return how the result ``got`` differs from ``own`` in type, shape, dtype or device.
+    """Return a description of how the result ``got`` differs from the result ``own`` of the reference in type, shape,
+    dtype or device. It is empty if nothing differs.
 
-    Strides are compared only if ``strides`` is true. The text is empty if nothing differs.
+    Strides are compared only if ``strides`` is true. Results other than tensors are compared by value.
     """
     if not isinstance(own, Tensor) or not isinstance(got, Tensor):
         return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"
@@ -170,10 +175,11 @@ def long_strides(t: Tensor) -> list[int]:
 
 
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
-    """Return how the numbers of ``got`` differ from those of the reference, as a text that is empty if they do not.
+    """Return a description of how the numbers of the tensors ``got`` differ from those of the reference. It is empty if
+    they agree within the tolerance.
 
-    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. The tolerance grows with ``terms``,
-    the number of terms of a sum, and with ``size``, the size of these terms.
+    ``own`` is the reference in the dtype of ``got``, and ``wide`` the reference in float64. The tolerance grows with
+    ``terms``, the number of terms of a sum, and with ``size``, the size of these terms.
     """
     # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
@@ -188,11 +194,11 @@ def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: 
 def _gradient_difference(
     got: Sequence[Tensor | None], own: Sequence[Tensor | None], wide: Sequence[Tensor | None], terms: int
 ) -> str:
-    """Return how the gradients ``got`` differ from those of the reference in number or values, as a text that is empty
-    if they do not. A missing gradient counts as zero.
+    """Return a description of how the gradients ``got`` differ from those of the reference in number or values. It is
+    empty if they agree. A missing gradient counts as zero.
 
-    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. ``terms`` is the number of terms of a
-    sum, which widens the tolerance.
+    ``own`` has the gradients of the reference in the dtype of ``got``, and ``wide`` those in float64. ``terms`` is the
+    number of terms of a sum, which widens the tolerance.
     """
     if len(got) != len(own):
         return f"{len(got)} gradients, expected {len(own)}"

@@ -33,10 +33,12 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """Call the ops of the declarations ``cases`` from one compiled library on ``device``.
+    """Compile the ops of the declarations ``cases`` into one library for ``device``, and call each op from it in a
+    process that has torch but not shiplap.
 
-    The calls are made in a process that has torch but not shiplap. Yield the seed, the outcome and its detail for each.
-    ``made`` has the declared ops by seed. Files are written to ``folder``.
+    Yield the seed of the declaration, the outcome and its detail for each op. If the library cannot be made, each op
+    has the outcome ``refused`` or ``raised``. If the process crashes, yield only the last op that it called. ``made``
+    has the declared ops by seed. Files are written to ``folder``.
     """
     from shiplap.kernels.native.deploy import deploy
 
@@ -71,10 +73,11 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome ``met`` or ``differs`` of a call from a package, and its difference from the reference.
+    """Compare a call of an op from a compiled library with the reference. Return the pair ``("met", "")`` if they
+    agree, and otherwise ``differs`` and a description of the difference.
 
-    ``result`` is what the call returned, and ``positional`` and ``named`` are its arguments after it. The difference is
-    a text, which is empty if there is none.
+    ``result`` is what the call returned. ``positional`` and ``named`` are its arguments with their values after the
+    call.
     """
     own, wide = call.expected()
     by_name = {

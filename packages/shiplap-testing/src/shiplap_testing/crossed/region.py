@@ -13,10 +13,11 @@ from shiplap_testing.crossed.observe import Function
 
 
 def nested(calls: Calls) -> str:
-    """Return how two calls of the op of ``calls`` in a nested region differ from its reference.
+    """Return a description of how a call of the op of ``calls`` in a nested compile region differs from its reference.
+    It is empty if they do not differ.
 
-    Torch compiles such a region once. The text is empty if they do not differ. Raise ``NotMetError`` if torch cannot
-    compile such a region of the reference either.
+    Torch compiles such a region once for all its calls. Raise ``NotMetError`` if torch cannot compile such a region of
+    the reference either.
     """
     if calls.case.state in ("returned", "view"):
         raise NotMetError("torch has no region that returns an argument, or a view of one")
@@ -43,17 +44,17 @@ def nested(calls: Calls) -> str:
 
 
 def _nested(calls: Calls, fn: Function) -> str:
-    """Call ``fn`` in a nested compile region, a part of a graph that torch compiles once for all its calls. Return how
-    the last call differs from the reference, as a text that is empty if it does not.
+    """Call ``fn`` in a nested compile region, a part of a graph that torch compiles once for all its calls. Return a
+    description of how the last call differs from the reference, which is empty if it does not.
 
-    The region is called twice, or once if ``fn`` writes to an argument.
+    The region is called twice, or once if the op writes to an argument.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(function_of(fn))
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the region around ``fn`` (argument of ``_nested``) twice, or once if it writes to an argument, and
-        return the result of the last call.
+        """Call the region around ``fn`` (argument of ``_nested``) twice, or once if the op writes to an argument.
+        Return the result of the last call.
         """
         # A second call must reuse the compiled region. A second write would change the argument twice.
         result = region(*args, **kwargs)
@@ -63,8 +64,8 @@ def _nested(calls: Calls, fn: Function) -> str:
 
 
 def region_may_write() -> bool:
-    """Return whether the installed torch compiles a nested region that calls an op of torch's own library which writes
-    to an argument.
+    """Return whether the installed torch can compile a nested region that calls an op that writes to an argument. The
+    op is defined by ``torch.library``, without shiplap.
     """
     if not hasattr(torch.ops.crossed_plain, "write"):
         torch.library.define("crossed_plain::write", "(Tensor(a!) x) -> ()")
@@ -87,9 +88,10 @@ def _write(x: Tensor) -> None:
 
 
 def region_may_count() -> bool:
-    """Return whether torch compiles a nested region with an op whose result has a size that depends on data.
+    """Return whether the installed torch can compile a nested region with an op whose result has a size that depends on
+    data.
 
-    The op is one of torch's own library, and has a gradient.
+    The op is defined by ``torch.library``, without shiplap, and has a gradient.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))
@@ -103,27 +105,27 @@ def region_may_count() -> bool:
 
 @functools.cache
 def _select_positive() -> Any:
-    """Return a custom op of torch's library, with a gradient, that selects the positive elements of a vector."""
+    """Return an op, defined by ``torch.library`` with a gradient, that selects the positive elements of a vector."""
 
     @torch.library.custom_op("crossed_plain::select", mutates_args=())
     def select(x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positive elements of the vector ``x`` and their positions, ``int64``."""
+        """Return the positive elements of the vector ``x``, and their indices in int64."""
         at = (x > 0).nonzero()[:, 0]
         return x[at], at
 
     @select.register_fake
     def _(x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return empty results of the op on fake tensors, whose number of elements is a new symbol."""
+        """Return two uninitialised results of the op for fake tensors. Their number of elements is a new symbol."""
         count = torch.library.get_ctx().new_dynamic_size()
         return x.new_empty(count), x.new_empty(count, dtype=torch.int64)
 
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
-        """Return the gradient of the vector. It is ``grad`` at the selected positions and zero elsewhere."""
+        """Return the gradient of ``select`` for its vector: ``grad`` at the selected indices and zero elsewhere."""
         x, at = ctx.saved_tensors
         return torch.zeros_like(x).index_put((at,), grad)
 
     def save(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save the vector and the positions for the backward, and mark the positions as not differentiable."""
+        """Save the vector and the selected indices for the backward, and mark the indices as not differentiable."""
         ctx.save_for_backward(inputs[0], output[1])
         ctx.mark_non_differentiable(output[1])
 

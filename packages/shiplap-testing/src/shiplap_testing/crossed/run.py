@@ -27,8 +27,9 @@ _numbers = itertools.count()  # of children, which take the GPUs in turns
 
 
 class Limits(NamedTuple):
-    """The limits of a run. ``silence`` is the number of seconds without output after which a process counts as hung.
-    ``end`` is the time at which the run ends. ``gpus`` is the number of GPUs that its processes share.
+    """The limits of a run. ``silence`` is the number of seconds without a line of results after which a process counts
+    as hung. ``end`` is the time, on the monotonic clock, at which the run stops. ``gpus`` is the number of GPUs that
+    its processes share.
     """
 
     silence: float = LIMIT
@@ -40,10 +41,10 @@ USUAL = Limits()
 
 
 def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
-    """Return the environment variables of a child process.
+    """Return the environment variables for a child process, which are those of this process and further ones.
 
-    They place all caches below ``folder``. Triton's interpreter is used unless ``device`` is ``cuda``. On ``cuda``, the
-    children take the ``gpus`` GPUs in turn.
+    The further variables put all caches below ``folder``. Unless ``device`` is ``cuda``, they switch on Triton's
+    interpreter. On ``cuda``, each child gets the next of ``gpus`` GPUs in turn.
     """
     cache = folder / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
@@ -65,11 +66,11 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
 
 
 def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
-    """Run the op declarations ``cases`` in a child process on ``device``, and pass each record to ``tell``.
+    """Run the op declarations ``cases`` in a child process on ``device``, and call ``tell`` with each record.
 
-    A record is a dict with the seed, how the op was called (such as ``vmap``) and the outcome. ``limits`` has the times
-    after which a silent process is stopped and the run ends. After a crash or a hang, another child runs the
-    declarations that are left.
+    A record is a dict with the seed, how the op was called (such as under ``vmap``) and the outcome. ``limits`` says
+    when a silent process is killed and when the run stops. After a crash or a hang, another child runs the declarations
+    that are left.
     """
     skip: list[tuple[int, str]] = []
     left = list(cases)
@@ -110,11 +111,11 @@ def _child(
     limits: Limits,
     tell: Callable[[Record], None],
 ) -> tuple[list[Record], tuple[int, str], str]:
-    """Run the op declarations ``cases`` in one child process, except for the pairs of seed and way in ``skip``. Each
-    record is passed to ``tell``.
+    """Run the op declarations ``cases`` in one child process on ``device``, except for the pairs of seed and way of
+    calling in ``skip``. Call ``tell`` with each record.
 
-    Return the records, the seed and way that was begun last, and how the process ended. The latter is ``done``,
-    ``stopped``, ``hung``, or the exit status with the end of the log.
+    Return the records, the pair of seed and way that was begun last, and how the process ended. The end is ``done``,
+    ``stopped``, ``hung``, or the exit status with the end of the log. If the run was stopped, no records are returned.
     """
     results = folder / "results"
     results.touch()
@@ -178,12 +179,11 @@ def run(
     limits: Limits = USUAL,
     batch: int = BATCH,
 ) -> Iterator[Record]:
-    """Run those of the op declarations ``cases`` that have no result in the file ``path`` yet, and yield each new
-    record.
+    """Run those op declarations of ``cases`` that have no result in the file ``path`` yet. Append each new record to
+    the file, and yield it.
 
-    A record is a dict with the seed, how the op was called (such as ``vmap``) and the outcome. ``jobs`` threads run
-    batches of ``batch`` declarations in child processes on ``device``, within ``limits``. The records are also appended
-    to the file.
+    A record is a dict with the seed, how the op was called (such as under ``vmap``) and the outcome. ``jobs`` threads
+    run batches of ``batch`` declarations in child processes on ``device``, within ``limits``.
     """
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
     left = [c for c in cases if c.seed not in done]
@@ -195,8 +195,8 @@ def run(
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(jobs) as pool:
 
         def tell(record: Record) -> None:
-            """Append ``record``, the outcome of one call, to the file of results and to the records that ``run``
-            yields.
+            """Append ``record``, the outcome of one call, to the file of results and to the list ``fresh``, from which
+            ``run`` yields.
             """
             with lock:
                 file.write(json.dumps(record) + "\n")
@@ -226,8 +226,8 @@ def run(
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in the file ``path``. Lines that were cut off are left out. The list is empty if there is no
-    file.
+    """Return the records in the file ``path`` as a list. Lines that were cut off are left out. The list is empty if the
+    file does not exist.
     """
     found: list[Record] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():

@@ -11,10 +11,10 @@ TRIES = 60
 
 
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
-    """Return whether the op declaration ``case`` has a failure like ``failure``.
+    """Run the op declaration ``case`` in a child process on ``device``, and return whether it fails like ``failure``.
 
-    The op must be called in the same way (such as ``vmap``), with the same outcome. The case runs in a child process on
-    ``device`` for at most ``limit`` seconds.
+    It fails alike if the op, called as in ``failure`` (such as under ``vmap``), has the outcome of ``failure``. The
+    process counts as hung after ``limit`` seconds without a result.
     """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))
@@ -22,8 +22,8 @@ def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120
 
 
 def _alike(record: Record, failure: Record) -> bool:
-    """Return whether ``record``, the outcome of one call, has the outcome of ``failure`` and was called in the same way
-    (such as ``vmap``). Raised exceptions must have the same type as well.
+    """Return whether ``record``, the outcome of one call, is a failure like ``failure``. Both must have one outcome and
+    one way of calling the op (such as ``vmap``). If the outcome is an exception, it must also have one type.
     """
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:
         return False
@@ -33,8 +33,9 @@ def _alike(record: Record, failure: Record) -> bool:
 
 
 def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TRIES) -> Declared:
-    """Return the op declaration ``case`` without features that a failure like ``failure`` does not need. At most
-    ``tries`` smaller declarations are run on ``device``.
+    """Return a smaller op declaration than ``case`` that still fails like ``failure``, with features dropped one after
+    another. At most ``tries`` smaller declarations are run on ``device``. If all of them pass, return ``case`` with
+    only the failing way of calling.
     """
     way = failure["way"]
     least = replace(case, ways=(way,) if way in case.ways else ())
@@ -56,8 +57,8 @@ def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TR
 
 
 def script(case: Declared, failure: Record, device: str = "cpu") -> str:
-    """Return the source of a program that shows ``failure``. It has the source of the op declaration ``case`` in
-    comments, and calls the op in its own process on ``device``.
+    """Return the source code of a Python program that shows ``failure``. It has the module of the op declaration
+    ``case`` in comments, and calls the op on ``device``.
     """
     from shiplap_testing.crossed.source import module_text
 

@@ -15,7 +15,7 @@ NAMESPACE = "crossed"
 
 
 class Shade(enum.Enum):
-    """The values that the argument ``shade`` can have."""
+    """The values that the argument ``shade`` of a crossed declaration can have."""
 
     DARK = 1
     LIGHT = 3
@@ -62,28 +62,30 @@ def dims_of(case: Declared) -> list[str]:
 
 
 def _broadcast(case: Declared) -> list[str]:
-    """Return the names of the dims of the argument ``b`` of the op declaration ``case``. One of them is marked ``#``,
-    since it may have size 1.
+    """Return the names of the dims of the argument ``b`` of the op declaration ``case``. One of them has ``#`` in
+    front, since that dim may have size 1.
     """
     dims, at = dims_of(case), 1 if case.variadic else 0
     return [*dims[:at], f"#{dims[at]}", *dims[at + 1 :]]
 
 
 def has(case: Declared, term: str) -> bool:
-    """Return whether the op declaration ``case`` has the term ``term``, which is a factor or summand of its value."""
+    """Return whether the op declaration ``case`` has the term ``term``, such as ``second``. A term is a factor or
+    summand of the op's value.
+    """
     return term in case.terms
 
 
 def tensor(case: Declared, dims: list[str]) -> str:
-    """Return the annotation of a tensor with the dims ``dims`` and the dtype class of the op declaration ``case``, as
-    source text.
+    """Return the annotation, as a string of source code, of a tensor with the dims ``dims`` and the dtypes of the op
+    declaration ``case``.
     """
     return f'{case.annotation}[Tensor, "{" ".join(dims)}"]'
 
 
 def parameters(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and default of every parameter of the op declaration ``case``, in order. The default
-    is empty if there is none. A parameter named ``*`` stands before keyword-only ones.
+    """Return the name, annotation and default of each parameter of the op declaration ``case``, as strings in declared
+    order. The default is empty if there is none. An element named ``*`` precedes keyword-only parameters.
     """
     dims = dims_of(case)
     full = tensor(case, dims)
@@ -114,8 +116,8 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] = ()) -> str:
-    """Return the parameters of the op declaration ``case`` as source text, followed by the keyword-only names ``more``.
-    If ``annotated`` is true, they have annotations and defaults. Otherwise they are names only.
+    """Return the parameters of the op declaration ``case`` as a string of source code, followed by the keyword-only
+    names ``more``. If ``annotated`` is true, they have annotations and defaults. Otherwise they are names only.
     """
     shown = []
     given = parameters(case)
@@ -130,8 +132,8 @@ def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] =
 
 
 def value_lines(case: Declared) -> list[str]:
-    """Return the lines of Python that compute ``v``, the values of all elements, from the terms of the op declaration
-    ``case``. If ``v`` is squared, ``u`` is its value before that.
+    """Return the lines of Python that compute ``v``, the tensor of values, from the terms of the op declaration
+    ``case``. If the term ``text`` may square ``v``, the lines also set ``u`` to ``v`` before the square.
     """
     t = case.terms
     lines = ["v = x * 2"]
@@ -170,8 +172,8 @@ RESULT = {
 
 
 def results(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and Python expression of each new result of the op declaration ``case``, in order. A
-    result that is an argument or a view of one is left out.
+    """Return the name, annotation and Python expression of each new result of the op declaration ``case``, as strings
+    in order. A result that is an argument or a view of one is left out.
     """
     dims = dims_of(case)
     made = []
@@ -198,14 +200,14 @@ def results(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def _turn(case: Declared) -> str:
-    """Return the source of the method call that reverses the dims of a tensor of the op declaration ``case``. If the
-    declaration is variadic, the call swaps the last two dims instead.
+    """Return the source code of the method call that reverses the dims of a tensor of the op declaration ``case``. If
+    the declaration is variadic, the call swaps the last two dims instead.
     """
     return "transpose(-1, -2)" if case.variadic else f"permute({', '.join(map(str, range(case.rank)[::-1]))})"
 
 
 def kept_line(case: Declared) -> list[str]:
-    """Return a list with the line of Python that finds ``at``, the positions of the elements to be kept. The list is
+    """Return a list with the line of Python that sets ``at`` to the indices of the elements to be kept. The list is
     empty if no result of the op declaration ``case`` has a size that depends on data.
     """
     if not case.dynamic:
@@ -216,7 +218,9 @@ def kept_line(case: Declared) -> list[str]:
 
 
 def mutation_lines(case: Declared) -> list[str]:
-    """Return the lines of Python that add ``v`` to the arguments to which the op declaration ``case`` writes."""
+    """Return the lines of Python that add ``v`` in place to the arguments to which the op of ``case`` writes. The list
+    is empty if it writes to none.
+    """
     return {
         "mutated": ["acc.add_(v)"],
         "returned": ["acc.add_(v)"],
@@ -226,11 +230,11 @@ def mutation_lines(case: Declared) -> list[str]:
 
 
 def returned_line(case: Declared, *, kernel: bool = False) -> str:
-    """Return the return statement of the op declaration ``case``.
+    """Return the return statement of the function of the op declaration ``case`` as source code.
 
-    The first result is a view or the argument that the op writes to, if the declaration returns one. New results
-    follow. If ``kernel`` is true, it is the statement of a kernel, which does not return the argument that it writes
-    to. Otherwise it is that of the reference.
+    The first result is a view, or the argument to which the op writes, if the declaration returns one. New results
+    follow. If ``kernel`` is true, the function is a kernel, which does not return the argument to which it writes.
+    Otherwise it is the reference.
     """
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:
@@ -243,15 +247,15 @@ def returned_line(case: Declared, *, kernel: bool = False) -> str:
 
 
 def _turned(case: Declared) -> str:
-    """Return the annotation of a tensor of the op declaration ``case`` with the dims of ``x`` reversed. If the
-    declaration is variadic, the last two dims are swapped instead.
+    """Return the annotation, as a string of source code, of a tensor of the op declaration ``case`` with the dims of
+    ``x`` reversed. If the declaration is variadic, only the last two dims are swapped.
     """
     dims = dims_of(case)
     return tensor(case, [*dims[:-2], *dims[:-3:-1]] if case.variadic else dims[::-1])
 
 
 def return_annotation(case: Declared) -> str:
-    """Return the annotation of the results of the op declaration ``case`` as source text."""
+    """Return the return annotation of the op declaration ``case`` as a string of source code."""
     kinds = [a for _, a, _ in results(case)]
     if case.state == "returned":
         kinds = [tensor(case, dims_of(case)), *kinds]
@@ -263,8 +267,8 @@ def return_annotation(case: Declared) -> str:
 
 
 def keywords(case: Declared) -> str:
-    """Return the keywords that the op declaration ``case`` passes to ``@sl.op`` as source text, each with a comma in
-    front.
+    """Return the keyword arguments that the op declaration ``case`` passes to ``@sl.op``, as a string of source code.
+    Each of them has a comma in front.
     """
     dims, parts = dims_of(case), []
     if case.state in ("mutated", "returned", "mutated_optional"):
@@ -288,7 +292,7 @@ def keywords(case: Declared) -> str:
 
 
 def reference(case: Declared) -> str:
-    """Return the source of the function that declares the op of ``case`` and computes its reference."""
+    """Return the source code of the decorated function that declares the op of ``case`` and is its reference."""
     name = op_name(case)
     lines = [f'@sl.op("{NAMESPACE}::{name}"{keywords(case)})']
     lines += [f"def {name}({signature(case)}) -> {return_annotation(case)}:"]
@@ -302,8 +306,8 @@ def op_name(case: Declared) -> str:
 
 
 def backward(case: Declared) -> str:
-    """Return the source of the gradient of the op declaration ``case``, in formulas that can be differentiated again.
-    The text is empty if the declaration has no gradient.
+    """Return the source code of the gradient of the op declaration ``case``. Its operations can be differentiated
+    again. Return an empty string if the declaration has no gradient.
     """
     if not (case.gradient and any(o in FLOATING for o in case.outs)) or case.mutates or case.state == "view":
         return ""
@@ -326,9 +330,9 @@ def backward(case: Declared) -> str:
 
 
 def _gathered(case: Declared) -> list[str]:
-    """Return the lines of Python that compute ``g`` from the gradients of the results.
+    """Return the lines of Python that compute ``g`` from the gradients of the results of the op declaration ``case``.
 
-    ``g`` is the gradient of the value of each element. ``case`` is the op declaration.
+    ``g`` is the gradient of ``v``, the tensor of values from which the results are made.
     """
     half = "x.shape[-1]" if case.variadic else "x.shape[0]"
     halves = (f"[..., :{half}]", f"[..., {half}:]") if case.variadic else (f"[:{half}]", f"[{half}:]")
@@ -347,9 +351,10 @@ def _gathered(case: Declared) -> list[str]:
 
 
 def _chained(case: Declared) -> list[str]:
-    """Return the lines of Python that compute the gradients of the arguments of the op declaration ``case``.
+    """Return the lines of Python that compute the gradients of the arguments of the op declaration ``case`` and return
+    them as a dict.
 
-    They start from ``g``, the gradient of the value of each element. Only the gradients that are needed are computed.
+    They start from ``g``, the gradient of ``v``, the tensor of values. Only the gradients that are needed are computed.
     """
     t = case.terms
     for_saved = {"second": "y", "index": "idx", "broadcast": "b", "tensors": "ts", "optional": "o"}
@@ -380,11 +385,11 @@ def _chained(case: Declared) -> list[str]:
 
 
 def samples(case: Declared) -> str:
-    """Return the source of a function that builds sample arguments of the op of ``case``, or an empty text if the op
-    needs none.
+    """Return the source code of a function that builds sample arguments of the op of ``case``. Return an empty string
+    if the op needs none.
 
-    Only a template of an op with an index argument needs it, since shiplap tries a template on samples before it uses
-    it.
+    Only a template of an op with an index argument needs it. Shiplap tries a template on samples before it uses the
+    template.
     """
     if "index" not in case.terms or case.kernel != "template":
         return ""
@@ -415,10 +420,10 @@ def flat_{name}(t):
 
 
 def python_kernel(case: Declared, device: str) -> str:
-    """Return the source of the Python kernel of the op declaration ``case`` for ``device``.
+    """Return the source code of the Python kernel of the op declaration ``case`` for ``device``.
 
-    ``case.kernel`` selects its kind. A kernel returns results, or it fills given tensors with them, or it reads its
-    arguments by address without regard to strides.
+    ``case.kernel`` selects one of three kinds. ``python`` returns its results. ``python_out`` writes them to given
+    tensors. ``python_flat`` does so too, and reads its arguments as if they were contiguous.
     """
     name = op_name(case)
     out_style = case.kernel in ("python_out", "python_flat") and not case.traced and not case.dynamic and case.outs
@@ -455,9 +460,10 @@ from shiplap_testing.crossed.source import Shade
 
 
 def module_text(case: Declared, device: str = "cpu") -> str:
-    """Return the source of the module of the op declaration ``case``, with its op, gradient, samples and Python kernel.
+    """Return the source code of the Python module of the op declaration ``case``, with its op, gradient, samples and
+    Python kernel for ``device``.
 
-    The kernel is for ``device``. Native kernels are added later, since they need a header of the op.
+    Native kernels are added later, since they need a header of the op.
     """
     parts = [HEAD, reference(case), backward(case), samples(case)]
     if case.kernel in ("python", "python_out", "python_flat"):

@@ -18,9 +18,10 @@ ENOUGH = 20
 
 @dataclass
 class Table:
-    """The outcomes of a run. ``met`` counts for each pair of features the calls without a difference, and ``refused``
-    the reasons for which shiplap refused calls. ``failures`` are the records of wrong calls. ``outcomes`` counts the
-    outcomes of all calls, and ``ways`` counts them for each way of calling an op, such as ``vmap``.
+    """The outcomes of a run. ``met`` counts for each pair of features the calls that agreed with the reference.
+    ``refused`` counts for each pair the reasons for which shiplap refused calls. ``failures`` are the records of wrong
+    calls. ``outcomes`` counts the outcomes of all calls, and ``ways`` counts them for each way of calling an op, such
+    as ``vmap``.
     """
 
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -31,22 +32,23 @@ class Table:
 
     @property
     def impossible(self) -> dict[tuple[str, str], str]:
-        """The pairs of features of this run that no declaration can have together, each with the reason. A feature is a
-        text such as ``rank:2``.
+        """The pairs of features of this run of which no declaration can have both, mapped to the reason. A feature is a
+        string such as ``rank:2``.
         """
         features = sorted({f for pair in (*self.met, *self.refused) for f in pair})
         return {pair: why for pair in combinations(features, 2) if (why := why_impossible(*pair))}
 
     @property
     def scarce(self) -> list[tuple[str, str]]:
-        """The pairs of features for which fewer than ``ENOUGH`` calls had no difference, sorted. A feature is a text
-        such as ``rank:2``. Pairs that shiplap refused are included.
+        """The pairs of features for which fewer than ``ENOUGH`` calls agreed with the reference, as a sorted list. A
+        feature is a string such as ``rank:2``. Pairs for which shiplap refused calls are included.
         """
         return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as plain data for JSON. It has counts of outcomes, in all and for each way of calling an op
-        (such as ``vmap``). It also has the failures, and how often each pair of features passed or was refused.
+        """Return the table as a dict for JSON. It has counts of outcomes, in all and for each way of calling an op
+        (such as ``vmap``). It also has the failures, impossible pairs of features with the reason, and how often calls
+        with each pair passed or were refused.
         """
         return {
             "outcomes": dict(self.outcomes),
@@ -61,11 +63,11 @@ class Table:
 
 
 def missing_pairs(met: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Return how often each pair of features should still be declared, by pair.
+    """Return a mapping from pairs of features to the number of further declarations that should have them.
 
     A pair needs ``ENOUGH`` compared calls. It gets two declarations for each call that it lacks, and 2 more, since not
-    every call is compared. ``met`` has the number of compared calls by a name such as ``rank:2 x way:out``. Pairs
-    without any such call are left out.
+    every call is compared. ``met`` has the number of compared calls of a pair by a string such as ``rank:2 x way:out``.
+    Pairs without any compared call, and pairs with enough, are left out.
     """
     pairs_met = {tuple(name.split(" x ")): count for name, count in met.items()}
     return {(a, b): 2 * (ENOUGH - n) + 2 for (a, b), n in pairs_met.items() if 0 < n < ENOUGH}
@@ -99,8 +101,9 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
 
 
 def _served(case: Declared, served: Sequence[str]) -> Declared:
-    """Return the op declaration ``case`` with only those of its features ``kernel`` and ``binding`` whose names are in
-    ``served``. The others become ``none`` and ``python``, so that the table does not count what no call tested.
+    """Return a copy of the op declaration ``case`` whose kernel is ``none`` and whose binding is ``python`` if
+    ``served`` lacks ``kernel``. If it lacks only ``binding``, only the binding becomes ``python``. The table then does
+    not count what no call tested.
     """
     if "kernel" not in served:
         return replace(case, kernel="none", binding="python")
@@ -108,8 +111,8 @@ def _served(case: Declared, served: Sequence[str]) -> Declared:
 
 
 def reason_of(detail: str) -> str:
-    """Return the id and the reason of a refusal or failure from its text ``detail``. Names of ops and numbers are
-    replaced by marks, so that similar reasons are equal.
+    """Return the first 160 characters of ``detail``, the description of a refusal or failure, in a form that is equal
+    for similar reasons. Names of ops are replaced by ``<op>`` and numbers by ``#``. Ids of errors stay.
     """
     text = re.sub(r"crossed::d\d+|\bd\d{2,}\b", "<op>", detail)
     return re.sub(r"SL\d{3}|\d+", lambda found: found[0] if found[0].startswith("SL") else "#", text)[:160]
@@ -118,8 +121,8 @@ def reason_of(detail: str) -> str:
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
     """Return ``table``, the results of a run of the op declarations ``cases``, as Markdown.
 
-    It has totals, a row for each way of calling an op (such as ``vmap``), pairs of features that were refused or rarely
-    passed, impossible pairs, and failures.
+    It has totals and a row for each way of calling an op (such as ``vmap``). Pairs of features that were refused or
+    rarely passed follow, and then impossible pairs and failures.
     """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]

@@ -8,8 +8,9 @@ from shiplap_testing.crossed.source import dims_of, op_name, results
 
 
 def _triton_outs(case: Declared) -> list[str]:
-    """Return the names of the output tensors of the Triton kernel of the op declaration ``case``, as the declaration
-    names its results.
+    """Return the names of the output parameters of the Triton kernel of the op declaration ``case``. The only output is
+    named ``out``. Several outputs have the names of the results, or ``out0``, ``out1`` and so on if the op returns an
+    argument as well.
     """
     names = [n for n, _, _ in results(case)]
     if len(names) == 1:
@@ -18,8 +19,8 @@ def _triton_outs(case: Declared) -> list[str]:
 
 
 def _triton_element(case: Declared) -> list[str]:
-    """Return the lines of Triton that compute ``v``, the value of the element ``at`` of contiguous tensors, from the
-    terms of the op declaration ``case``. A term is a factor or summand of the value.
+    """Return the lines of Triton that compute ``v``, the value for element ``at`` of contiguous tensors, from the terms
+    of the op declaration ``case``. A term, such as ``second``, is a factor or summand of the value.
     """
     t = case.terms
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
@@ -40,10 +41,11 @@ def _triton_element(case: Declared) -> list[str]:
 
 
 def _triton_stores(case: Declared) -> list[str]:
-    """Return the lines of Triton that store ``v`` in those results of ``case`` that have such an element.
+    """Return the lines of Triton that store ``v``, the value for element ``at``, in the results of the op declaration
+    ``case``.
 
-    ``v`` is the value of one element. It is also added to the argument that the op writes to, if there is one. ``case``
-    is the op declaration.
+    Results with one element for each row are left out, since :func:`_triton_rows` computes them. The lines also add
+    ``v`` to the argument to which the op writes, if there is one.
     """
     rank = rank_of(case)
     lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []
@@ -80,8 +82,9 @@ def _triton_stores(case: Declared) -> list[str]:
 
 
 def _rounded(case: Declared) -> str:
-    """Return the source that converts a sum of the op declaration ``case`` before it is stored. It converts to float32
-    for bfloat16, since the interpreter stores no float64 as bfloat16. It is empty for other dtypes.
+    """Return the source code that converts a sum before it is stored as a result of the op declaration ``case``. For
+    bfloat16 it converts to float32, since the interpreter stores no float64 as bfloat16. For other dtypes it is an
+    empty string.
     """
     return ".to(tl.float32)" if case.dtype == "bfloat16" else ""
 
@@ -107,9 +110,10 @@ def _triton_rows(case: Declared) -> list[str]:
 
 
 def triton_text(case: Declared, device: str) -> str:
-    """Return the source of the Triton kernel of the op declaration ``case`` and of its binding for ``device``.
+    """Return the source code of the Triton kernel of the op declaration ``case`` and of its binding for ``device``.
 
-    Each program of the kernel computes a block of elements. If elements are summed, one program computes all.
+    Each program of the kernel computes a block of elements. If a result is a sum or count, one program computes all
+    elements.
     """
     t, name, outs = case.terms, op_name(case), _triton_outs(case)
     tensors = [n for term, n in (("second", "y"), ("index", "idx"), ("broadcast", "b"), ("optional", "o")) if term in t]

@@ -23,14 +23,14 @@ from shiplap_testing.private import compiled_autograd, fake_mode
 
 def eager(calls: Calls) -> str:
     """Call the op of ``calls`` eagerly two times, since the second call runs less code. Return how it differs from its
-    reference, or an empty text.
+    reference, or an empty string if it does not.
     """
     return calls.compare(calls.op) or calls.compare(calls.op)  # the second call takes the short way
 
 
 def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
-    """Compile a call of the op of ``calls`` by ``backend``, and return how it differs from its reference, or an empty
-    text. ``dynamic`` is passed to ``torch.compile``. Unless it is None, a call at other sizes is compared too.
+    """Compile a call of the op of ``calls`` with ``backend``. Return how it differs from its reference, or an empty
+    string. ``dynamic`` is passed to ``torch.compile``. Unless it is None, a call at other sizes is compared as well.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend=backend, fullgraph=True, dynamic=dynamic)
@@ -44,15 +44,14 @@ def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
 
 
 def aot_eager(calls: Calls) -> str:
-    """Return how the op of ``calls``, compiled by ``aot_eager``, differs from its reference, or an empty text."""
+    """Return how the op of ``calls``, compiled by ``aot_eager``, differs from its reference, or an empty string."""
     return _compiled(calls, "aot_eager", None)
 
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
-    """Return how a call of the op of ``calls`` that is compiled by Inductor differs from its reference, or an empty
-    text. ``dynamic`` is passed to ``torch.compile``, where None means that it decides by itself. Raise ``NotMetError``
-    if torch fails for the reference with an exception of the same type. Torch 2.11 does so for tensors without rows on
-    a GPU.
+    """Return how a call of the op of ``calls``, compiled by Inductor, differs from its reference, or an empty string.
+    ``dynamic`` is passed to ``torch.compile``. Raise ``NotMetError`` if torch fails for the reference with an exception
+    of the same type, such as torch 2.11 for tensors without rows on a GPU.
     """
     try:
         return _compiled(calls, "inductor", dynamic)
@@ -69,16 +68,14 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
 
 def inductor_dynamic(calls: Calls) -> str:
     """Return how calls of the op of ``calls`` at two sizes, compiled by Inductor with dynamic shapes, differ from its
-    reference, or an empty text.
+    reference, or an empty string.
     """
     return inductor(calls, True)
 
 
 def dynamic(calls: Calls) -> str:
-    """Return how calls of the op of ``calls`` at changing sizes differ from its reference, or an empty text.
-
-    The op is called at the first sizes, at other sizes and at the first sizes again. Torch compiles the second call for
-    any size.
+    """Return how calls of the op of ``calls`` at changing sizes differ from its reference, or an empty string. Torch
+    compiles the first call for its sizes, and the second, at other sizes, for any size. The third has the first sizes.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend="aot_eager", fullgraph=True)
@@ -90,17 +87,19 @@ def dynamic(calls: Calls) -> str:
 
 
 class OfTensors(torch.nn.Module):
-    """A module that calls an op with its inputs as the tensor arguments and with constants as all others."""
+    """A module that calls an op. Its inputs are the tensor arguments of the op, and other arguments are constants."""
 
     def __init__(self, op: Any, given: Arguments) -> None:
-        """Create a module that calls ``op`` with the arguments of ``given`` other than tensors as constants."""
+        """Create a module that calls ``op``. The arguments in ``given`` that are not tensors are its constants."""
         super().__init__()
         self.op, self.given = op, given
         self.rest = [None if flat_tensors(v) else v for v in given.values]
         self.at = [i for i, v in enumerate(given.values) if flat_tensors(v)]
 
     def forward(self, *tensors: Any) -> Any:
-        """Return the result of the op for its tensor arguments ``tensors``, in order, and the constants."""
+        """Return the result of the op for ``tensors``, its tensor arguments in declared order, and the module's
+        constants.
+        """
         values = list(self.rest)
         for i, value in zip(self.at, tensors, strict=True):
             values[i] = value
@@ -110,7 +109,7 @@ class OfTensors(torch.nn.Module):
 
 def _exported(calls: Calls, dims: bool) -> str:
     """Export a module that calls the op of ``calls``, with dynamic dims if ``dims`` is true, and with fixed sizes
-    otherwise. Return how the exported program differs from the reference, or an empty text.
+    otherwise. Return how the exported program differs from the reference, or an empty string.
     """
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()
@@ -119,14 +118,16 @@ def _exported(calls: Calls, dims: bool) -> str:
     auto = torch.export.Dim.AUTO
 
     def shape(v: Any) -> Any:
-        """Return the dynamic shape of ``v``, a tensor or a list of tensors, with all dims automatic."""
+        """Return the dynamic shape of ``v`` for ``torch.export``, with all dims ``AUTO``. It is a dict for a tensor,
+        and a list of dicts for a list of tensors.
+        """
         return [shape(e) for e in v] if isinstance(v, list) else dict.fromkeys(range(v.dim()), auto)
 
     shapes = (tuple(map(shape, tensors)),) if dims else None
     module = torch.export.export(model, tensors, dynamic_shapes=shapes).module()
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of the exported program, which takes only the tensors among the arguments."""
+        """Return the result of the exported program, which gets only the tensors among the arguments."""
         named = dict(zip([n for n in calls.given.names if n not in calls.given.keywords], args, strict=True)) | kwargs
         return module(*(v for v in (named[n] for n in calls.given.names) if flat_tensors(v)))
 
@@ -134,20 +135,19 @@ def _exported(calls: Calls, dims: bool) -> str:
 
 
 def export(calls: Calls) -> str:
-    """Return how the op of ``calls``, exported with fixed sizes, differs from its reference, or an empty text."""
+    """Return how the op of ``calls``, exported with fixed sizes, differs from its reference, or an empty string."""
     return _exported(calls, False)
 
 
 def export_dynamic(calls: Calls) -> str:
-    """Return how the op of ``calls``, exported with dynamic sizes, differs from its reference, or an empty text."""
+    """Return how the op of ``calls``, exported with dynamic sizes, differs from its reference, or an empty string."""
     return _exported(calls, True)
 
 
 def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
-    """Return copies of the arguments of ``calls``, and the ``in_dims`` for ``torch.vmap``.
-
-    Two samples of each floating-point tensor are stacked along a new first dim, and its entry in ``in_dims`` is 0. All
-    other arguments have None there.
+    """Return a list of arguments for ``torch.vmap`` and the list of their ``in_dims``, made from copies of the
+    arguments of ``calls``. Each floating-point tensor, also in a list, is stacked with a second sample along a new
+    first dim, and has 0 in ``in_dims``. All other arguments have None there.
     """
     values = calls.given.fresh()
     dims: list[Any] = []
@@ -169,7 +169,7 @@ def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
 
 def vmap(calls: Calls) -> str:
     """Return how the op of ``calls`` under ``torch.func.vmap`` over two samples differs from its reference on each
-    sample, or an empty text.
+    sample, or an empty string.
     """
     stacked, dims = _stacked(calls)
     # The op may write to its arguments, from which the reference must not read.
@@ -178,7 +178,7 @@ def vmap(calls: Calls) -> str:
     written = [i for i, name in enumerate(calls.given.names) if name.startswith("acc")]
 
     def called(fn: Function) -> Function:
-        """Return a function that calls ``fn`` with all arguments in declared order."""
+        """Return a function that calls ``fn`` with arguments in declared order, and some of them by keyword."""
 
         def run(*values: Any) -> Any:
             """Return the result of ``fn`` (argument of ``called``) for the arguments ``values``."""
@@ -190,8 +190,8 @@ def vmap(calls: Calls) -> str:
     tensors = [i for i, d in enumerate(dims) if d is not None]
 
     def mapped(*some: Any) -> Any:
-        """Return the result of the op of ``calls`` (argument of ``vmap``) for ``some``, the mapped arguments of one
-        sample.
+        """Return the result of the op of ``calls`` (argument of ``vmap``) for ``some``, those arguments of one sample
+        over which vmap maps.
         """
         values = list(stacked)
         for i, v in zip(tensors, some, strict=True):
@@ -199,8 +199,8 @@ def vmap(calls: Calls) -> str:
         return called(calls.op)(*values)
 
     def mapped_results(*some: Any) -> Any:
-        """Return the tensors among the results of the op of ``calls`` (argument of ``vmap``) for ``some``, the mapped
-        arguments of one sample. ``torch.func.vmap`` maps nothing but tensors.
+        """Return a tuple of the tensors among the results of the op of ``calls`` (argument of ``vmap``), since vmap
+        returns only tensors. ``some`` are those arguments of one sample over which vmap maps.
         """
         results = flat(mapped(*some))
         return tuple(r for r in results if isinstance(r, Tensor))
@@ -214,7 +214,7 @@ def vmap(calls: Calls) -> str:
     for number in range(2):
 
         def pick(v: Any, number: int = number) -> Any:
-            """Return the sample ``number`` of the argument ``v``, a stacked tensor or a list of them."""
+            """Return sample ``number`` of the argument ``v``, a stacked tensor or a list of stacked tensors."""
             return [t[number] for t in v] if isinstance(v, list) else v[number]
 
         values = [pick(v) if i in tensors else v for i, v in enumerate(before)]
@@ -228,9 +228,8 @@ def vmap(calls: Calls) -> str:
 
 
 def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]) -> Observed:
-    """Return the results and writes of the reference ``fn`` for copies of ``values``, the arguments of one sample.
-
-    ``written`` are the positions of the arguments that it writes to.
+    """Return the results of the reference ``fn`` for copies of ``values``, the arguments of one sample, and the values
+    of those that it writes to. ``written`` has the indices of the latter.
     """
     values = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in values]
     values = [v.clone() if isinstance(v, Tensor) else v for v in values]
@@ -239,7 +238,7 @@ def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]
 
 
 def _wide(value: Any) -> Any:
-    """Return ``value``, a tensor, a list or any other value, with floating-point tensors converted to float64."""
+    """Return ``value``, a tensor, a list or any other value, with its floating-point tensors converted to float64."""
     if isinstance(value, list):
         return [_wide(v) for v in value]
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -247,18 +246,21 @@ def _wide(value: Any) -> Any:
 
 def func_grad(calls: Calls) -> str:
     """Return how the gradients of the op of ``calls`` by ``torch.func.grad`` differ from those of its reference, or an
-    empty text. Raise ``NotMetError`` if there is no gradient.
+    empty string. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
 
     def gradients(fn: Function, values: list[Any]) -> list[Any]:
-        """Return the gradients of ``fn`` by ``torch.func.grad`` for the floating-point tensors among ``values``."""
+        """Return a list of the gradients of ``fn``, by ``torch.func.grad``, for the floating-point tensors in
+        ``values``.
+        """
         at = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
 
         def total(*some: Tensor) -> Tensor:
-            """Return the sum of all results of ``fn`` (argument of ``gradients``), weighted by random directions.
-            ``some`` are the tensors in place of its floating-point arguments.
+            """Return the sum of all floating-point results of ``fn`` (argument of ``gradients``), weighted by random
+            numbers. ``some`` are passed in place of its floating-point tensors. Raise ``NotMetError`` if there is no
+            such result.
             """
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
@@ -279,18 +281,18 @@ def func_grad(calls: Calls) -> str:
 
 def jvp(calls: Calls) -> str:
     """Return how the results and forward-mode derivatives of the op of ``calls`` by ``torch.func.jvp`` differ from
-    those of its reference, or an empty text.
+    those of its reference, or an empty string.
     """
 
     def tangents(fn: Function, values: list[Any]) -> list[Any]:
-        """Return the results of ``fn`` at ``values``, then their derivatives along random directions, in one list."""
+        """Return a list of the results of ``fn`` for ``values`` and then their derivatives along random directions."""
         at = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
         rng = torch.Generator().manual_seed(calls.case.seed)
         along = [torch.randn(values[i].shape, generator=rng, dtype=torch.float64).to(values[i]) for i in at]
 
         def called(*some: Tensor) -> Any:
-            """Return the tensors among the results of ``fn`` (argument of ``tangents``). ``some`` are the tensors in
-            place of its floating-point arguments.
+            """Return the tensors among the results of ``fn`` (argument of ``tangents``) as a tuple. ``some`` are passed
+            in place of its floating-point tensors. Raise ``NotMetError`` if no result is a tensor.
             """
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
@@ -316,8 +318,9 @@ def jvp(calls: Calls) -> str:
 
 
 def autocast(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` under autocast to bfloat16 differs from its reference, or an empty text.
-    The arguments of the reference are converted as the autocast rule of the op declares.
+    """Return how a call of the op of ``calls`` under autocast to bfloat16 differs from its reference, or an empty
+    string. The arguments of the reference are converted as the autocast rule of the op declares. Raise ``NotMetError``
+    if the op writes to an argument that is converted.
     """
     rule, case = calls.case.rule, calls.case
     to = {"autocast": torch.bfloat16, "float32": torch.float32}.get(rule or "")
@@ -338,8 +341,8 @@ def autocast(calls: Calls) -> str:
 
 
 def _cast(value: Any, to: torch.dtype | None) -> Any:
-    """Return ``value`` with its floating-point tensors converted to the dtype ``to``. It is a tensor, a list or any
-    other value. If ``to`` is None, return it as it is.
+    """Return ``value`` with its floating-point tensors converted to the dtype ``to``. ``value`` is a tensor, a list, or
+    anything else, which is returned unchanged. If ``to`` is None, nothing is converted.
     """
     if isinstance(value, list):
         return [_cast(v, to) for v in value]
@@ -347,8 +350,8 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Return how the op of ``calls``, called in inference mode and then outside, differs from its reference, or an
-    empty text.
+    """Call the op of ``calls`` in inference mode and then outside of it. Return how a call differs from the reference,
+    or an empty string.
     """
     with torch.inference_mode():
         values = calls.given.fresh()
@@ -359,7 +362,7 @@ def inference(calls: Calls) -> str:
 
 def no_grad(calls: Calls) -> str:
     """Return how a call of the op of ``calls`` under ``torch.no_grad``, with arguments that require gradients, differs
-    from its reference, or an empty text.
+    from its reference, or an empty string.
     """
     with torch.no_grad():
         own, wide = calls.expected(differentiate=False)
@@ -369,10 +372,7 @@ def no_grad(calls: Calls) -> str:
 
 def fake(calls: Calls) -> str:
     """Return how the op of ``calls`` on fake tensors differs from the op on real tensors in shape, dtype, device or
-    strides, as a text.
-
-    If it does not, return how the op on real tensors differs from its reference. The text is empty if it does not
-    either.
+    strides. If it does not, return how the op on real tensors differs from its reference, or an empty string.
     """
     real = calls.op(*calls.given.split(values := calls.given.fresh())[0], **calls.given.split(values)[1])
     copies = calls.given.fresh()
@@ -407,23 +407,23 @@ def _faked(mode: Any, value: Any) -> Any:
 
 def checkpoint(calls: Calls) -> str:
     """Return how a call of the op of ``calls`` under activation checkpointing differs from its reference, or an empty
-    text. The forward runs again in the backward. Raise ``NotMetError`` if the op has no gradient.
+    string. The forward runs again in the backward. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     from torch.utils.checkpoint import checkpoint as recompute
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of the op of ``calls`` (argument of ``checkpoint``) under a checkpoint."""
+        """Return the result of the op of ``calls`` (argument of ``checkpoint``), called under a checkpoint."""
         return recompute(function_of(calls.op), *args, use_reentrant=False, **kwargs)
 
     return calls.compare(called)
 
 
 def threads(calls: Calls) -> str:
-    """Return how calls of the op of ``calls`` in four threads at once, three in each, differ from its reference, or an
-    empty text. An exception in a thread is raised again. Raise ``NotMetError`` for Triton's interpreter, which supports
-    only one thread.
+    """Call the op of ``calls`` in four threads at once, three times in each. Return how a call differs from the
+    reference, or an empty string. An exception in a thread is raised again. Raise ``NotMetError`` for Triton's
+    interpreter, which supports only one thread.
     """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")
@@ -432,8 +432,8 @@ def threads(calls: Calls) -> str:
     begin = threading.Barrier(4)
 
     def work() -> None:
-        """Call the op of ``calls`` (argument of ``threads``) three times. Append each difference from its reference and
-        any exception to a list that the four threads share.
+        """Call the op of ``calls`` (argument of ``threads``) three times. Append each difference from its reference, or
+        an exception, to the list ``problems``, which the four threads share.
         """
         try:
             # All threads begin at the same time.
@@ -458,8 +458,8 @@ def threads(calls: Calls) -> str:
 
 
 def with_compiled_autograd(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` whose backward is compiled as one graph differs from its reference, or
-    an empty text. Raise ``NotMetError`` if the op has no gradient.
+    """Return how a call of the op of ``calls``, with its backward compiled as one graph, differs from its reference, or
+    an empty string. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -470,7 +470,7 @@ def with_compiled_autograd(calls: Calls) -> str:
 
 def double_backward(calls: Calls) -> str:
     """Return how the first and second gradients of the op of ``calls`` differ from those of its reference, or an empty
-    text. Raise ``NotMetError`` if the op has no gradient.
+    string. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -478,15 +478,15 @@ def double_backward(calls: Calls) -> str:
 
 
 def with_deepcopy(calls: Calls) -> str:
-    """Return how a call of a deep copy of a module with the op of ``calls`` differs from the op's reference, or an
-    empty text.
+    """Return how a call of the op of ``calls``, made by a deep copy of a module, differs from its reference, or an
+    empty string.
     """
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
 def out(calls: Calls) -> str:
-    """Return how the out-variant of the op of ``calls`` differs from its reference, or an empty text. The given outputs
-    are filled with 77 first. Raise ``NotMetError`` if the op has no out-variant.
+    """Return how the out-variant of the op of ``calls`` differs from its reference, or an empty string. The outputs are
+    filled with 77 before the call. Raise ``NotMetError`` if the op has no out-variant.
     """
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
@@ -499,7 +499,9 @@ def out(calls: Calls) -> str:
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the given outputs, filled by ``op.out``. Raise ``AssertionError`` if it returns others."""
+        """Return the tensors ``outs`` (variable of ``out``) after ``op.out`` has filled them. Raise ``AssertionError``
+        if ``op.out`` returns other tensors.
+        """
         made = calls.op.out(*args, out=outs[0] if len(outs) == 1 else outs, **kwargs)
         if [t.data_ptr() for t in flat(made) if t.numel()] != [t.data_ptr() for t in outs if t.numel()]:
             raise AssertionError("op.out returned other tensors than it was given")
@@ -513,9 +515,8 @@ def out(calls: Calls) -> str:
 
 
 def cuda_graph(calls: Calls) -> str:
-    """Return how a replayed CUDA graph of a call of the op of ``calls`` differs from its reference, or an empty text.
-
-    Raise ``NotMetError`` without a GPU.
+    """Capture a call of the op of ``calls`` as a CUDA graph, and replay the graph. Return how the result differs from
+    the reference, or an empty string. Raise ``NotMetError`` without a GPU.
     """
     if calls.device != "cuda":
         raise NotMetError("no GPU")
@@ -573,10 +574,9 @@ WAYS: dict[str, Callable[[Calls], str]] = {
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
     """Call ``op`` of the op declaration ``case`` on ``device`` in the way ``way``, such as ``vmap``. Return the outcome
-    and its detail as texts.
-
-    The outcome is ``met`` if nothing differs and ``differs`` otherwise. It is ``refused`` for one of shiplap's errors
-    that a user may cause, ``inapplicable`` for ``NotMetError``, and ``raised`` for any other exception.
+    and its detail as a pair of strings. The outcome is ``met`` if nothing differs from the reference and ``differs``
+    otherwise. It is ``refused`` for one of shiplap's errors that a user may cause, ``inapplicable`` for
+    ``NotMetError``, and ``raised`` for any other exception.
     """
     # The numbers that a way draws must not depend on the ways before it.
     torch.manual_seed(case.seed)
@@ -594,6 +594,6 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
 
 
 def _innermost_frames(e: BaseException) -> str:
-    """Return the two innermost frames of the traceback of ``e``, each as file and line, in one text."""
+    """Return the files and lines of the two innermost frames of the traceback of ``e``, joined as one string."""
     frames = traceback.extract_tb(e.__traceback__)[-2:]
     return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))

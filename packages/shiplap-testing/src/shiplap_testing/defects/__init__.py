@@ -44,8 +44,8 @@ _FILES = (
 
 
 def defects() -> dict[str, Defect]:
-    """Import the files of planted defects, and return all defects by name. No op is declared until ``make_bad`` or
-    ``make_good`` of a defect is called.
+    """Import the modules that plant defects, and return a mapping from the name of each defect to the defect. No op is
+    declared until ``make_bad`` or ``make_good`` of a defect is called.
     """
     for file in _FILES:
         # Importing a file registers its defects.

@@ -17,20 +17,22 @@ aliasing = partial(add, "aliasing")
 
 
 def _result_shares_memory(op, *args):
-    """Return whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
+    """Return whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``. If so,
+    they share memory.
+    """
     before = [a.clone() for a in args if isinstance(a, Tensor)]
     op(*args).add_(1)
     return not close([a for a in args if isinstance(a, Tensor)], before)
 
 
 def _adopted_operator(schema, fn, declare):
-    """Return a function that registers ``fn`` under ``schema`` in a given namespace, as another library would. It
-    returns the op that ``declare(ns, name)`` makes of this operator.
+    """Return a function of a namespace ``ns``. It registers ``fn`` there as the operator with the torch schema
+    ``schema``, as another library would. It returns the op that ``declare(ns, name)`` makes of the operator ``name``.
     """
 
     def make(ns):
-        """Register ``fn`` under ``schema`` (both arguments of ``_adopted_operator``) in the namespace ``ns``. Return
-        the op that ``declare`` makes of it.
+        """Register ``fn`` in the namespace ``ns`` as the operator with the torch schema ``schema``. Return the op that
+        ``declare`` makes of it. All three are arguments of ``_adopted_operator``.
         """
         foreign(ns, schema, fn)
         return declare(ns, schema.partition("(")[0])
@@ -104,20 +106,21 @@ def _counted(ns, name):
 
 
 def _ring(length):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that doubles integers. If
-    ``length`` is 0, there is no defect. Otherwise there is one on purpose: the operator returns one of ``length``
-    buffers of each shape in turn.
+    """Return a function that registers an operator that doubles integers in a given namespace, and returns the op that
+    ``sl.adopt`` makes of it. If ``length`` is 0, there is no defect. Otherwise there is a defect on purpose: for each
+    shape, the operator returns one of ``length`` buffers in turn.
     """
 
     def make(ns):
-        """Register the operator ``doubled`` in the namespace ``ns`` with an implementation and a fake, and return the
-        op that ``sl.adopt`` makes of it.
+        """Register the operator ``doubled`` in the namespace ``ns`` with an implementation and one for fake tensors.
+        Return the op that ``sl.adopt`` makes of it.
         """
         buffers, turn = {}, itertools.count()
 
         def fn(x):
-            """Return ``2 * x``. If ``length`` (argument of ``_ring``) is 0, there is no defect. Otherwise there is one
-            on purpose: the result is a buffer, which a later call with the same shape overwrites.
+            """Return ``2 * x``. If ``length`` (argument of ``_ring``) is 0, there is no defect. Otherwise there is a
+            defect on purpose: the result is one of ``length`` buffers for each shape, and a later call with the shape
+            overwrites it.
             """
             if not length:
                 return x * 2
@@ -132,13 +135,13 @@ def _ring(length):
 
 
 def _keeps_results(calls):
-    """Return a function that takes an op and returns whether the results of ``calls`` calls still hold ``2 * x`` after
-    the last of the calls.
+    """Return a function that calls an op (``doubled``) ``calls`` times with different numbers. It returns whether each
+    result ``2 * x`` is unchanged after the last call.
     """
 
     def keeps(op):
-        """Return whether each of ``calls`` results (argument of ``_keeps_results``) of ``op`` still holds ``2 * x``
-        after the last call.
+        """Call ``op`` (``doubled``) ``calls`` times (argument of ``_keeps_results``) with different numbers. Return
+        whether each result ``2 * x`` is unchanged after the last call.
         """
         results = [op.overload(torch.full((3,), i)) for i in range(calls)]
         return [int(r[0]) for r in results] == [2 * i for i in range(calls)]
@@ -165,21 +168,22 @@ aliasing(
 
 def _caching(cache):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel returns ``2 * x``. If ``cache``
-    is false, there is no defect. If it is true, there is one on purpose: the result is the same buffer in each call.
+    is false, there is no defect. If it is true, there is a defect on purpose: each call with the same shape and dtype
+    returns the same buffer.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It returns ``2 * x``. If ``cache`` (argument of
-        ``_caching``) is false, there is no defect. If it is true, there is one on purpose: the result is the same
-        buffer in each call.
+        ``_caching``) is false, there is no defect. If it is true, there is a defect on purpose: each call with the same
+        shape and dtype returns the same buffer.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x):
             """Return ``2 * x``. If ``cache`` (argument of ``_caching``) is false, there is no defect. If it is true,
-            there is one on purpose: the result is a buffer kept for its shape and dtype. The next such call overwrites
-            it.
+            there is a defect on purpose: the result is a buffer kept for its shape and dtype. The next call with this
+            shape and dtype overwrites it.
             """
             if not cache:
                 return x * 2
@@ -191,9 +195,7 @@ def _caching(cache):
 
 
 def _first_result_stays(op):
-    """Return whether the result of a first call of ``op`` (``doubled``) still holds 2 after a second call with
-    zeros.
-    """
+    """Call ``op`` (``doubled``) with ones and then with zeros. Return whether the first result still holds 2."""
     first = op(torch.ones(2, 3))
     op(torch.zeros(2, 3))
     return close(first, torch.full((2, 3), 2.0))
@@ -209,8 +211,8 @@ aliasing(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
-    each row.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference subtracts the mean of each row of
+    ``x`` from that row and returns the result.
     """
 
     @sl.op(f"{ns}::centred", requires="c >= 1")
@@ -222,8 +224,8 @@ def centred(ns):
 
 
 def _in_place(x, *, out):
-    """Write ``x`` less the mean of each row to ``out``. This function has a defect on purpose: the argument ``x`` is
-    centred in place.
+    """Subtract the mean of each row of ``x`` from that row and write the result to ``out``. This kernel of ``centred``
+    has a defect on purpose: it also overwrites its argument ``x`` with the result.
     """
     x.sub_(x.mean(1, keepdim=True))
     out.copy_(x)
@@ -239,8 +241,8 @@ aliasing(
 
 
 def _restored(x, y, *, out):
-    """Write ``x + y`` to ``out``. This function has a defect on purpose: the argument ``x`` is changed in place and
-    changed back, which loses the digits of small numbers.
+    """Write ``x + y`` to ``out``. This kernel of ``added`` has a defect on purpose: it adds ``y`` to ``x`` in place and
+    subtracts it again. The digits of small numbers in ``x`` are lost.
     """
     x.add_(y)
     out.copy_(x)
@@ -274,8 +276,8 @@ def folded(ns):
 
 
 def _negating(x, y, *, out):
-    """Write ``x - y`` to ``out``. This function has a defect on purpose: ``y`` is negated in place during the addition.
-    If ``x`` and ``y`` are one tensor, the result is ``-2 * x``.
+    """Write ``x - y`` to ``out``. This kernel of ``folded`` has a defect on purpose: ``y`` is negated in place during
+    the addition. If ``x`` and ``y`` are one tensor, the result is therefore ``-2 * x`` and not zero.
     """
     y.data.neg_()  # `data` is not counted as a write, as in foreign code
     torch.add(x, y, out=out)
@@ -283,7 +285,7 @@ def _negating(x, y, *, out):
 
 
 def _subtract_self(op):
-    """Return whether ``op(x, x)`` is zero, for an op that subtracts its second argument from the first."""
+    """Return whether ``op(x, x)`` is zero. ``op`` is ``folded``, which subtracts its second argument from the first."""
     x = randn(2, 3)
     return close(op(x, x), torch.zeros(2, 3))
 
@@ -313,15 +315,16 @@ def gram(ns):
 
 
 def _symmetric(exact):
-    """Return a function that registers a kernel of the op ``gram``. The kernel returns ``a @ a.T`` if it takes ``a``
-    and ``b`` for one tensor. If ``exact`` is true, there is no defect. If it is false, there is one on purpose: it
-    compares addresses and shapes, but not strides.
+    """Return a function that registers a kernel of the op ``gram``, which computes ``a @ b.T``. If the kernel takes
+    ``a`` and ``b`` for one tensor, it computes ``a @ a.T`` instead. If ``exact`` is true, there is no defect. If it is
+    false, there is a defect on purpose: addresses and shapes are compared, but not strides. The kernel then takes a
+    square matrix and its transpose for one tensor.
     """
 
     def fill(a, b, *, out):
         """Write ``a @ b.T`` to ``out``, computed as ``a @ a.T`` if ``a`` and ``b`` are taken for one tensor. If
-        ``exact`` (argument of ``_symmetric``) is true, there is no defect. If it is false, there is one on purpose: a
-        matrix and its transpose are taken for one.
+        ``exact`` (argument of ``_symmetric``) is true, there is no defect. If it is false, there is a defect on
+        purpose: a square matrix and its transpose are taken for one tensor.
         """
         # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
@@ -334,8 +337,8 @@ def _symmetric(exact):
 
 
 def _with_its_transpose(op):
-    """Return whether ``op(x, x.T)`` is ``x @ x``, for an op that multiplies its first argument by the transpose of the
-    second.
+    """Return whether ``op(x, x.T)`` is ``x @ x`` for a square matrix ``x``. ``op`` is ``gram``, which multiplies its
+    first argument by the transpose of the second.
     """
     x = randn(3, 3)
     return close(op(x, x.T), x @ x)
@@ -367,13 +370,13 @@ def twice(ns, name):
 
 
 def _two_outputs(copy):
-    """Return an implementation with two outputs, both ``x + 1``. If ``copy`` is true, there is no defect. If it is
-    false, there is one on purpose: the second output is a view of the first.
+    """Return an implementation of the operator ``twice``, which returns ``x + 1`` as two tensors. If ``copy`` is true,
+    there is no defect. If it is false, there is a defect on purpose: the second output is a view of the first.
     """
 
     def fn(x):
-        """Return ``x + 1`` two times. If ``copy`` (argument of ``_two_outputs``) is true, there is no defect. If it is
-        false, there is one on purpose: both outputs lie in the same memory.
+        """Return two outputs, both ``x + 1``. If ``copy`` (argument of ``_two_outputs``) is true, there is no defect.
+        If it is false, there is a defect on purpose: both outputs lie in the same memory.
         """
         y = x + 1
         # A view is another tensor object with the same memory, so a comparison of objects does not show it.
@@ -383,7 +386,7 @@ def _two_outputs(copy):
 
 
 def _outputs_disjoint(op):
-    """Return whether zeroing the first output of ``op`` leaves the second output as it was."""
+    """Return whether the second output of ``op`` (``twice``) stays unchanged if the first is set to zero in place."""
     first, second = op.overload(torch.arange(4))
     first.zero_()
     return int(second[3]) == 4

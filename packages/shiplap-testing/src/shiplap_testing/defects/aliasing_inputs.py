@@ -16,14 +16,14 @@ aliasing = partial(add, "aliasing")
 
 def _memo(key):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
-    ``key`` is a function, there is a defect on purpose: the last result is written again while ``key(x)`` is that of
-    the last call. Otherwise there is none.
+    ``key`` is None, there is no defect. If it is a function of a tensor, there is a defect on purpose: while ``key(x)``
+    stays equal, the result of the earlier call is written again. The elements of ``x`` may have changed since.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``key`` (argument of
-        ``_memo``) is a function, there is a defect on purpose: the last result is written again while ``key(x)`` is
-        that of the last call. Otherwise there is none.
+        ``_memo``) is None, there is no defect. If it is a function, there is a defect on purpose: while ``key(x)``
+        stays equal, the result of the earlier call is written again.
         """
         seen = {}
 
@@ -31,9 +31,9 @@ def _memo(key):
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``.
 
-            If ``key`` (argument of ``_memo``) is None, there is no defect. If it is a function, there is one on
-            purpose: the last result is written again while ``key(x)`` stays equal. The elements of ``x`` may have
-            changed.
+            If ``key`` (argument of ``_memo``) is None, there is no defect. If it is a function, there is a defect on
+            purpose: while ``key(x)`` stays equal, the result of the earlier call is written again. The elements of
+            ``x`` may have changed since.
             """
             if key is None:
                 torch.mul(x, 2, out=out)
@@ -46,8 +46,8 @@ def _memo(key):
 
 
 def _after_a_change(op):
-    """Return whether ``op`` (``doubled``) returns the new result after its argument was changed in place between two
-    calls.
+    """Change the argument of ``op`` (``doubled``) in place between two calls. Return whether the second result is that
+    of the new numbers.
     """
     x = torch.ones(2, 3)
     op(x)
@@ -66,8 +66,8 @@ aliasing(
 
 
 def taken(ns):
-    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x`` at
-    ``index``, taken modulo the number of rows.
+    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns row ``index[i] % n`` of
+    ``x`` as row ``i``, where ``n`` is the number of rows of ``x``.
     """
 
     @sl.op(f"{ns}::taken", requires="n >= 1")
@@ -82,24 +82,24 @@ def taken(ns):
 
 def _plan(by_shape):
     """Return a function that registers a CPU kernel with the op ``taken``. The kernel writes the rows of ``x`` at
-    ``index`` to ``out``. If ``by_shape`` is false, there is no defect. If it is true, there is one on purpose: the
-    index of the first call is used for all later ones with the same shapes.
+    ``index`` to ``out``. If ``by_shape`` is false, there is no defect. If it is true, there is a defect on purpose:
+    later calls with the same shapes use the index of the first call.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``.
 
         It writes the rows of ``x`` at ``index`` to ``out``. If ``by_shape`` (argument of ``_plan``) is false, there is
-        no defect. If it is true, there is one on purpose: later calls with the same shapes use the index of the first
-        call.
+        no defect. If it is true, there is a defect on purpose: later calls with the same shapes use the index of the
+        first call.
         """
         plans = {}
 
         @op.kernel("cpu")
         def forward(x, index, *, out):
-            """Write the rows of ``x`` at ``index`` modulo the number of rows to ``out``. If ``by_shape`` (argument of
-            ``_plan``) is false, there is no defect. If it is true, there is one on purpose: the index of an earlier
-            call with the same shapes is used.
+            """Write the rows of ``x`` at ``index`` to ``out``. Indices are taken modulo the number of rows. If
+            ``by_shape`` (argument of ``_plan``) is false, there is no defect. If it is true, there is a defect on
+            purpose: the index of the first call with the same shapes is used.
             """
             plan = index % x.shape[0]
             if by_shape:
@@ -110,8 +110,8 @@ def _plan(by_shape):
 
 
 def _another_index(op):
-    """Return whether a second call of ``op`` (``taken``) with another index of the same length returns the rows at the
-    new index.
+    """Call ``op`` (``taken``) twice with different indices of the same length. Return whether the second result has the
+    rows at the second index.
     """
     x = randn(4, 2)
     op(x, torch.tensor([0, 1, 2]))
@@ -128,8 +128,8 @@ aliasing(
 
 
 def _clearing(table, x):
-    """Add ``x`` to ``table`` in place. This function has a defect on purpose: ``x`` is set to zero afterwards, which
-    the declaration does not allow.
+    """Add ``x`` to ``table`` in place. This kernel of ``update`` has a defect on purpose: ``x`` is set to zero
+    afterwards, although the declaration names only ``table`` as written to.
     """
     table.add_(x)
     x.zero_()
@@ -160,8 +160,8 @@ def total(ns):
 
 
 def _running(x, more, *, out):
-    """Write the sum of ``x`` and the tensors of ``more`` to ``out``. This function has a defect on purpose: the sum is
-    computed in the argument ``x``.
+    """Write the sum of ``x`` and the tensors of ``more`` to ``out``. This kernel of ``total`` has a defect on purpose:
+    it overwrites its argument ``x`` with the sum.
     """
     for term in more:
         x += term
@@ -169,8 +169,8 @@ def _running(x, more, *, out):
 
 
 def _adding(x, more, *, out):
-    """Write the sum of ``x`` and the tensors of ``more`` to ``out``, without a change of ``x``. This is the sound
-    counterpart of the defective ``_running``.
+    """Write the sum of ``x`` and the tensors of ``more`` to ``out``, and leave ``x`` unchanged. This kernel of
+    ``total`` is the sound counterpart of the defective ``_running``.
     """
     out.copy_(x)
     for term in more:
@@ -187,8 +187,8 @@ aliasing(
 
 
 def ranks(ns):
-    """Declare the op ``ranks`` in the namespace ``ns`` and return it. Its reference returns the keys in ascending
-    order.
+    """Declare the op ``ranks`` in the namespace ``ns`` and return it. Its reference returns the elements of ``keys`` in
+    ascending order.
     """
 
     @sl.op(f"{ns}::ranks")

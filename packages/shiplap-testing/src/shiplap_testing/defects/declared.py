@@ -134,8 +134,8 @@ def column_sum(ns):
 
 
 def rms_norm(ns: str) -> sl.Op:
-    """Declare the op ``rms_norm`` in the namespace ``ns`` and return it. Its reference returns each row of ``x``
-    divided by the root of its mean square plus ``eps``, in the dtype of ``x``.
+    """Declare the op ``rms_norm`` in the namespace ``ns`` and return it. Its reference divides each row of ``x`` by the
+    square root of the sum of its mean square and ``eps``. The result has the dtype of ``x``.
     """
 
     @sl.op(f"{ns}::rms_norm", requires="c >= 1")
@@ -165,8 +165,8 @@ def ordered(ns: str) -> sl.Op:
 def attention(ns: str) -> sl.Op:
     """Declare the op ``attention`` in the namespace ``ns`` and return it.
 
-    Its reference returns the attention of the queries ``q`` over the keys ``k`` and values ``v``. Scores are scaled by
-    the root of the head dim.
+    Its reference returns the attention of the queries ``q`` over the keys ``k`` and values ``v``. Scores are divided by
+    the square root of the head dim.
     """
 
     @sl.op(f"{ns}::attention", requires=("n >= 1", "d >= 1"))
@@ -180,8 +180,8 @@ def attention(ns: str) -> sl.Op:
 
 
 def gather(ns: str) -> sl.Op:
-    """Declare the op ``gather`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x`` at
-    ``index``, with zeros where the index is -1.
+    """Declare the op ``gather`` in the namespace ``ns`` and return it. Its reference returns row ``index[i]`` of ``x``
+    as row ``i``, and zeros if ``index[i]`` is -1.
     """
 
     @sl.op(f"{ns}::gather")
@@ -193,8 +193,8 @@ def gather(ns: str) -> sl.Op:
 
     @gather.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``gather``: random rows, and indices from -1 to that of the last row. An index of
-        -1 stands for a row of zeros.
+        """Return sample arguments of ``gather``, a random matrix and a random index tensor. Indices go from -1, which
+        stands for a row of zeros, to that of the last row.
         """
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(-1, sizes["n"], (sizes["m"],), generator=rng).to(device)

@@ -43,14 +43,15 @@ _libraries: list[torch.library.Library] = []
 
 @dataclass(frozen=True)
 class Defect:
-    """A defect of kernels, with an op that has it and a sound op of the same kind.
+    """A defect planted on purpose, with one function that declares an op with it and one that declares the same op
+    without it.
 
     Attributes:
         name: The name of the defect.
         cause: The kind of the defect, which is one of ``CAUSES``.
         make_bad: A function that declares the op with the defect in a new namespace and returns it.
-        make_good: A function that does the same for the sound op, which differs in nothing else.
-        why: A text about the defect and the inputs on which it shows.
+        make_good: A function that declares the same op without the defect in a new namespace and returns it.
+        why: A description of the defect and of the inputs on which it shows.
         right: A function that returns whether an op is right on an input that shows the defect.
         needs: A set with ``compiler`` for kernels in C, and ``triton`` for kernels that Triton must interpret in a
             process with ``TRITON_INTERPRET=1``.
@@ -118,8 +119,8 @@ def _fresh() -> str:
 
 
 def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
-    """Return a function that declares an op with ``declare`` in a given namespace and calls each of ``parts`` with it.
-    The parts add kernels and gradients to the op.
+    """Return a function that declares an op with ``declare`` in a given namespace, calls each of ``parts`` with the op,
+    and returns it. The parts add kernels and gradients to the op.
     """
 
     def make(namespace: str) -> sl.Op:
@@ -133,8 +134,8 @@ def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
 
 
 def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
-    """Return a function that registers ``fn`` with a given op as a CPU kernel for tensors of any strides.
-    ``declaration`` is passed to ``op.kernel``.
+    """Return a function that registers ``fn`` as a CPU kernel of the op that is passed to it. The keyword arguments
+    ``declaration`` are passed to ``op.kernel``. Unless they set ``strided``, the kernel gets tensors of any strides.
     """
     return lambda op: op.kernel("cpu", fn, **{"strided": True, **declaration})
 
@@ -151,8 +152,9 @@ def backward(
 
 
 def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
-    """Return a function that compiles ``body`` in C and registers it with a given op as a CPU kernel. The function in
-    ``body`` has the name of the op. ``strided`` names the arguments that may have any strides.
+    """Return a function that compiles the C source code ``body`` and registers its function as a CPU kernel of the op
+    that is passed to it. The C function must have the name of the op. ``strided`` names the arguments that may have any
+    strides.
     """
 
     def bind(op: sl.Op) -> None:
@@ -183,11 +185,11 @@ def _folder() -> Path:
 def foreign(
     namespace: str, schema: str, fn: Callable[..., Any], key: str = "CompositeImplicitAutograd"
 ) -> torch.library.Library:
-    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn``, as other libraries do. Return the
-    library object, which this module also keeps alive.
+    """Define an operator with the torch schema ``schema`` and the implementation ``fn`` in ``namespace``, as another
+    library would. Return the library object, which this module also keeps alive.
 
-    With the default ``key``, torch differentiates and traces the operations of ``fn``. An operator with another ``key``
-    needs a fake.
+    With the default ``key``, torch differentiates and traces the operations of ``fn``. For another ``key`` the caller
+    must also register an implementation for fake tensors.
     """
     library = torch.library.Library(namespace, "FRAGMENT")
     # Torch removes the operators of a library object to which nothing refers any more.

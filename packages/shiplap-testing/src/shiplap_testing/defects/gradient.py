@@ -16,13 +16,13 @@ gradient = partial(add, "gradient")
 
 
 def _second(make):
-    """Return a function that takes an op and returns whether the second derivative of the op at ``make()`` is that of
-    its reference.
+    """Return a function that takes an op and returns whether the second derivative of the op at the tensor ``make()``
+    is that of its reference.
     """
 
     def second(fn, x):
-        """Return the gradient at ``x`` of the sum of squares of the gradient of ``fn(x).sum()``, or zeros if the first
-        gradient cannot be differentiated.
+        """Return the gradient at ``x`` of the sum of squares of the gradient of ``fn(x).sum()``. Return zeros if the
+        gradient of ``fn(x).sum()`` cannot be differentiated.
         """
         x.requires_grad_()
         (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
@@ -48,13 +48,15 @@ gradient(
 
 
 def _with_helper(factor):
-    """Return a function that declares the op ``cube`` in a given namespace, with a gradient computed by a second op,
-    ``slope``. If ``factor`` is 6, there is no defect. Otherwise there is one on purpose: the gradient of ``slope`` has
-    a wrong factor.
+    """Return a function that declares the op ``cube`` in a given namespace, whose gradient is computed by a second op,
+    ``slope``. If ``factor`` is 6, there is no defect. Otherwise there is a defect on purpose: the gradient of ``slope``
+    for ``x`` has the factor ``factor`` in place of 6.
     """
 
     def make(ns):
-        """Declare the ops ``slope`` and ``cube`` in the namespace ``ns`` with their gradients, and return ``cube``."""
+        """Declare the op ``slope`` and the op ``cube``, whose gradient calls ``slope``, in the namespace ``ns``. The
+        gradient of ``slope`` depends on ``factor`` (argument of ``_with_helper``). Return ``cube``.
+        """
 
         @sl.op(f"{ns}::slope")
         def slope(x: M, grad: M) -> M:
@@ -63,8 +65,9 @@ def _with_helper(factor):
 
         @slope.backward
         def _(grad, saved, needs):
-            """Return the gradients of ``slope`` for ``x`` and ``grad``. If ``factor`` (argument of ``_with_helper``) is
-            6, there is no defect. Otherwise there is one on purpose: the gradient for ``x`` is too small.
+            """Return the gradients of ``slope`` for ``x`` and ``grad``, as a dict by argument name. If ``factor``
+            (argument of ``_with_helper``) is 6, there is no defect. Otherwise there is a defect on purpose: the
+            gradient for ``x`` has the factor ``factor`` in place of 6.
             """
             return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * grad * saved.x}
 
@@ -98,8 +101,8 @@ def length(ns):
 
 
 def _safe_length(grad, saved, needs):
-    """Return the gradient of the length of each row, which is zero for a row of zeros. This is the sound counterpart of
-    a gradient that is NaN for such a row.
+    """Return the gradient of the Euclidean length of each row for ``x``, as a dict by argument name. It is zero for a
+    row of zeros, for which the defective gradient of the op ``length`` is NaN.
     """
     return {"x": (grad / saved.out.masked_fill(saved.out == 0, 1))[:, None] * saved.x}
 
@@ -114,14 +117,15 @@ gradient(
 
 
 def _ties(even):
-    """Return a function that registers a gradient of the op ``row_max``. If ``even`` is true, there is no defect. If it
-    is false, there is one on purpose: each of several equal maxima gets the whole gradient and not a share.
+    """Return a function that registers a gradient of the op ``row_max``. If ``even`` is true, equal maxima of a row
+    share its gradient, and there is no defect. If it is false, there is a defect on purpose: each of several equal
+    maxima gets the whole gradient.
     """
 
     def ties(grad, saved, needs):
-        """Return the gradient of the maximum of each row, at the elements that are equal to it. If ``even`` (argument
-        of ``_ties``) is true, there is no defect. If it is false, there is one on purpose: equal elements do not share
-        it.
+        """Return the gradient of the maximum of each row for ``x``, as a dict by argument name. If ``even`` (argument
+        of ``_ties``) is true, equal maxima share the gradient of their row, and there is no defect. If it is false,
+        there is a defect on purpose: each of them gets the whole gradient.
         """
         hit = (saved.x == saved.out[:, None]).to(grad.dtype)
         return {"x": hit * (grad / hit.sum(1) if even else grad)[:, None]}
@@ -159,8 +163,8 @@ def biased(ns):
 
 
 def _loop_sum(grad, saved, needs):
-    """Return the gradients of ``x + bias``. This function has a defect on purpose: in narrow dtypes, the sum for
-    ``bias`` is rounded after every four rows.
+    """Return the gradients of ``x + bias``, as a dict by argument name. This gradient of ``biased`` has a defect on
+    purpose: in narrow dtypes, the sum over rows for ``bias`` is rounded after every four rows.
     """
     # A sum over no rows has the shape and dtype of the bias, also for an empty batch.
     total = torch.zeros_like(grad[:1].sum(0))
@@ -179,8 +183,8 @@ gradient(
 
 
 def wells(ns):
-    """Declare the op ``wells`` in the namespace ``ns`` and return it. Its reference returns the logarithm of ``1 + x *
-    x``, computed in a wide dtype.
+    """Declare the op ``wells`` in the namespace ``ns`` and return it. Its reference returns the natural logarithm of
+    ``1 + x * x``, computed in float32, or in float64 for float64.
     """
 
     @sl.op(f"{ns}::wells")
@@ -221,8 +225,9 @@ def triple(ns):
 
 
 def _shared(grad, saved, needs):
-    """Return the gradients of ``a * b * c`` that ``needs`` names. This function has a defect on purpose: the gradient
-    for ``b`` lacks the factor ``c`` if ``a`` needs no gradient.
+    """Return the gradients of ``a * b * c`` for those arguments that ``needs`` marks as true, as a dict by argument
+    name. This gradient of ``triple`` has a defect on purpose: the gradient for ``b`` lacks the factor ``c`` if ``a``
+    needs no gradient.
     """
     gradients = {}
     if needs.a:
@@ -236,21 +241,21 @@ def _shared(grad, saved, needs):
 
 
 def _each(grad, saved, needs):
-    """Return the gradients of ``a * b * c``, each computed on its own. This is the sound counterpart of the defective
-    ``_shared``.
+    """Return the gradients of ``a * b * c`` as a dict by argument name, each computed on its own. Those for ``a`` and
+    ``c`` are None if they are not needed. This is the sound counterpart of the defective ``_shared``.
     """
     a, b, c = saved.a, saved.b, saved.c
     return {"a": grad * b * c if needs.a else None, "b": grad * a * c, "c": grad * a * b if needs.c else None}
 
 
 def _only(*wanted):
-    """Return a function that takes an op and returns whether its gradients are those of the reference. Only the
-    arguments at the positions ``wanted`` require gradients.
+    """Return a function that takes an op and returns whether its gradients are those of its reference. The arguments
+    are random matrices, and only those at the positions ``wanted`` require gradients.
     """
 
     def some(fn, count):
-        """Return the gradients of the sum of squared results of ``fn`` on ``count`` random matrices, for the arguments
-        at the positions ``wanted`` (argument of ``_only``).
+        """Return the gradients of the sum of squares of all results of ``fn`` on ``count`` random matrices. They are a
+        tuple with an element for each argument whose position is in ``wanted`` (argument of ``_only``).
         """
         # Only the wanted arguments require gradients, so that ``needs`` is false for the others.
         args = [randn(3, 2, seed=i).requires_grad_(i in wanted) for i in range(count)]
@@ -285,8 +290,9 @@ def weighted(ns):
 
 
 def _by_position(grad, saved, needs):
-    """Return the gradients of ``2 * a + 3 * b + 5 * c``. This function has a defect on purpose: the arguments that need
-    gradients get the factors 2, 3 and 5 in turn, even if others need none.
+    """Return the gradients of ``2 * a + 3 * b + 5 * c``, as a dict by argument name. This gradient of ``weighted`` has
+    a defect on purpose: the factors 2, 3 and 5 go in turn to the arguments that need gradients. If ``a`` needs none,
+    ``b`` gets the factor of ``a``.
     """
     names = [name for name in ("a", "b", "c") if getattr(needs, name)]
     return dict(zip(names, (2 * grad, 3 * grad, 5 * grad), strict=False))
@@ -302,8 +308,9 @@ gradient(
 
 
 def _square(grad, saved, needs):
-    """Return the gradients of ``x * y``. This function has a defect on purpose: if ``x`` and ``y`` share their memory,
-    each gradient is that of the whole square. Their sum is then twice the right one.
+    """Return the gradients of ``x * y``, as a dict by argument name. This gradient of ``product`` has a defect on
+    purpose: if ``x`` and ``y`` share their memory, the gradient for each is that of ``x * x``. The sum of both is then
+    twice the right one.
     """
     if saved.x.data_ptr() == saved.y.data_ptr():
         return {"x": 2 * grad * saved.x, "y": 2 * grad * saved.x}
@@ -311,7 +318,7 @@ def _square(grad, saved, needs):
 
 
 def _twice(op):
-    """Return whether the gradient of ``op(x, x)`` is ``2 * x``, for an op that returns the product of its arguments."""
+    """Return whether the gradient of ``op(x, x)`` is ``2 * x``. ``op`` is ``product``, which returns ``x * y``."""
     x = randn(3, 2).requires_grad_()
     return close(torch.autograd.grad(op(x, x).sum(), x)[0], 2 * x.detach())
 
@@ -326,12 +333,16 @@ gradient(
 
 
 def _overwriting(grad, saved, needs):
-    """Return the gradient ``2 * grad``. This function has a defect on purpose: it overwrites the incoming ``grad``."""
+    """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. This gradient of ``doubled`` has a defect
+    on purpose: it overwrites the incoming ``grad``.
+    """
     return {"x": grad.mul_(2)}
 
 
 def _grad_untouched(op):
-    """Return whether the gradient of ``op`` (``doubled``) is right and leaves the incoming gradient unchanged."""
+    """Return whether the gradient of ``op`` (``doubled``) is right and its computation leaves the incoming gradient
+    unchanged.
+    """
     x, grad = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     return close(torch.autograd.grad(op(x), x, grad)[0], torch.full((3, 2), 2.0)) and close(grad, torch.ones(3, 2))
 
@@ -346,8 +357,8 @@ gradient(
 
 
 def _packed(grad, saved, needs):
-    """Return the gradient ``2 * grad``. This function has a defect on purpose: for a ``grad`` that is not contiguous,
-    its memory is read without regard to its strides.
+    """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. This gradient of ``doubled`` has a defect
+    on purpose: a ``grad`` that is not contiguous is read as if it were, without regard to its strides.
     """
     read = grad.as_strided(grad.shape, (grad.shape[1], 1), grad.storage_offset())
     return {"x": 2 * read}
@@ -371,8 +382,8 @@ gradient(
 
 
 def _one_row(grad, saved, needs):
-    """Return the gradient ``2 * grad``. This function has a defect on purpose: if ``grad`` has a stride of zero, its
-    first element is taken for all elements.
+    """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. This gradient of ``doubled`` has a defect
+    on purpose: if ``grad`` has a stride of zero, its first element is taken for all elements.
     """
     if grad.dim() and 0 in grad.stride() and grad.numel():
         return {"x": (2 * grad[0, 0]).expand(grad.shape)}
@@ -404,8 +415,8 @@ gradient(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
-    each column.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference subtracts the mean of each column
+    of ``x`` from that column and returns the result.
     """
 
     @sl.op(f"{ns}::centred", requires="c >= 1")

@@ -13,20 +13,22 @@ gradient = partial(add, "gradient")
 
 
 def _masking(remember):
-    """Return a function that registers a CPU kernel and a gradient with the op ``relu``. The kernel passes the mask of
-    positive elements to ``write``, and the gradient gets it from ``read``. Both functions come from ``remember()``.
+    """Return a function that registers a CPU kernel and a gradient with the op ``relu``. ``remember()`` returns two
+    functions, ``write`` and ``read``. The kernel passes the mask of positive elements to ``write(mask)``, and the
+    gradient gets a mask from ``read(x)``.
     """
 
     def bind(op):
-        """Register a kernel and a gradient with ``op`` (``relu``). The kernel passes a mask to ``write``, and the
-        gradient gets it from ``read``. Both functions come from ``remember()`` (argument of ``_masking``).
+        """Register a CPU kernel and a gradient with ``op`` (``relu``). The kernel passes the mask of positive elements
+        to ``write``, and the gradient gets a mask from ``read``. Both functions come from ``remember()`` (argument of
+        ``_masking``).
         """
         write, read = remember()
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write relu of ``x`` to ``out``, and pass the mask of the elements that are positive or NaN to ``write``.
-            That function is one of the two that ``remember()`` (argument of ``_masking``) returns.
+            ``write`` is the first of the two functions that ``remember()`` (argument of ``_masking``) returns.
             """
             torch.clamp_min(x, 0, out=out)
             # In this form NaN counts as positive, as in the gradient of torch's relu.
@@ -34,8 +36,9 @@ def _masking(remember):
 
         @op.backward
         def _(grad, saved, needs):
-            """Return the gradient of relu, which is ``grad`` where the mask is set and zero elsewhere. The mask comes
-            from ``read``, one of the two functions that ``remember()`` (argument of ``_masking``) returns.
+            """Return the gradient of relu for ``x``, as a dict by argument name. It is ``grad`` where the mask is set
+            and zero elsewhere. The mask comes from ``read``, the second of the two functions that ``remember()``
+            (argument of ``_masking``) returns.
             """
             return {"x": torch.where(read(saved.x), grad, 0)}
 
@@ -43,23 +46,25 @@ def _masking(remember):
 
 
 def _saved():
-    """Return a sound pair of functions ``write`` and ``read``.
+    """Return a sound pair of functions, ``write(mask)`` and ``read(x)``, for the gradient of relu.
 
-    ``write`` ignores the mask, and ``read`` computes it from the saved ``x``.
+    ``write`` ignores the mask, and ``read`` computes the mask of positive or NaN elements from the saved ``x``.
     """
     return lambda mask: None, lambda x: ~(x <= 0)
 
 
 def _last_mask():
-    """Return a pair of functions (write, read) that keep one mask. This function has a defect on purpose: ``read``
-    returns the mask of the last forward, which may belong to another call.
+    """Return a pair of functions, ``write(mask)`` and ``read(x)``, that keep one mask. The pair has a defect on
+    purpose: ``read`` returns the mask of the last forward of relu, which may belong to another call.
     """
     state = {}
     return lambda mask: state.__setitem__("mask", mask), lambda x: state["mask"]
 
 
 def _two_calls(op):
-    """Return whether the gradients of two calls of ``op`` (``relu``), taken together after both calls, are right."""
+    """Call ``op`` (``relu``) on two tensors, then take both gradients together. Return whether they are right. If the
+    backward raises ``RuntimeError``, the result is False.
+    """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     try:
         gradients = torch.autograd.grad(op(a).sum() + op(b).sum(), (a, b))
@@ -78,16 +83,17 @@ gradient(
 
 
 def _stack():
-    """Return a pair of functions (write, read) that push a mask on a stack and pop the last one. This function has a
-    defect on purpose: a gradient gets the mask of another call if forwards and backwards do not come in pairs.
+    """Return a pair of functions, ``write(mask)`` and ``read(x)``. The first pushes a mask on a stack, and the second
+    pops the last mask. The pair has a defect on purpose: a gradient gets the mask of another call if forwards and
+    backwards of relu do not come in pairs.
     """
     masks = []
     return masks.append, lambda x: masks.pop()
 
 
 def _forward_without_backward(op):
-    """Return whether the gradient of a call of ``op`` (``relu``) is right after another call, whose gradient is never
-    taken.
+    """Call ``op`` (``relu``) on two tensors. Return whether the gradient of the first call is right if that of the
+    second call is never computed.
     """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     first = op(a)
@@ -105,34 +111,36 @@ gradient(
 
 
 def _thread_local():
-    """Return a pair of functions (write, read) that keep the last mask of each thread. This function has a defect on
-    purpose: a backward gets a wrong mask in a thread that has called the op since with the same shape.
+    """Return a pair of functions, ``write(mask)`` and ``read(x)``, that keep the last mask of each thread. The pair has
+    a defect on purpose: the gradient gets the mask of a later call of relu in its thread, if that call had a tensor of
+    this shape.
     """
     local = threading.local()
 
     def read(x):
-        """Return the last mask of this thread, or the mask computed from ``x`` if this thread has none of its shape."""
+        """Return the last mask that ``write`` stored in this thread. If there is none, or its shape differs from that
+        of ``x``, return the mask of positive or NaN elements of ``x``.
+        """
         mask = getattr(local, "mask", None)
         return ~(x <= 0) if mask is None or mask.shape != x.shape else mask
 
     def write(mask):
-        """Store ``mask`` as the last one of this thread."""
+        """Store ``mask`` as the last mask of this thread."""
         local.mask = mask
 
     return write, read
 
 
 def _backward_elsewhere(op):
-    """Return whether the gradient of a call of ``op`` (``relu``) is right if another thread computes it.
-
-    The other thread has called the op itself before.
+    """Call ``op`` (``relu``) in this thread and on other numbers in a second thread. Return whether the gradient of the
+    first call is right if the second thread computes it.
     """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     loss = op(a).sum()
 
     def elsewhere():
-        """Call ``op`` (argument of ``_backward_elsewhere``) on other numbers, then return the gradient of the call of
-        the first thread.
+        """Call ``op`` on ``b``, then return the gradient of ``loss`` for ``a``. All four are variables of
+        ``_backward_elsewhere``.
         """
         op(b)
         return torch.autograd.grad(loss, a)[0]
@@ -152,15 +160,17 @@ gradient(
 def _stashed(detached):
     """Return a function that registers a CPU kernel and a gradient with the op ``product``.
 
-    If ``detached`` is false, there is no defect. If it is true, there is one on purpose: autograd does not save the
-    inputs. The kernel stores them under the address of the output instead.
+    If ``detached`` is false, autograd saves the inputs, and there is no defect. If it is true, there is a defect on
+    purpose: the kernel stores the inputs under the address of the output, without autograd. Later changes of an input
+    in place then give a wrong gradient.
     """
 
     def bind(op):
         """Register the kernel ``forward`` and the gradient ``_`` with ``op`` (``product``).
 
-        If ``detached`` (argument of ``_stashed``) is false, there is no defect. If it is true, there is one on purpose:
-        autograd does not save the inputs. The kernel stores them under the address of the output instead.
+        If ``detached`` (argument of ``_stashed``) is false, autograd saves the inputs, and there is no defect. If it is
+        true, there is a defect on purpose: the kernel stores the inputs under the address of the output, without
+        autograd.
         """
         stash = {}
 
@@ -175,10 +185,11 @@ def _stashed(detached):
 
         @op.backward(saves=["out"] if detached else ["x", "y"])
         def _(grad, saved, needs):
-            """Return the gradients of ``x * y``.
+            """Return the gradients of ``x * y``, as a dict by argument name.
 
-            If ``detached`` (argument of ``_stashed``) is false, there is no defect. If it is true, there is one on
-            purpose: autograd does not save ``x`` and ``y``. Later changes in place thus go unnoticed.
+            If ``detached`` (argument of ``_stashed``) is false, there is no defect. If it is true, there is a defect on
+            purpose: ``x`` and ``y`` are those that the kernel stored without autograd. Later changes of them in place
+            thus go unnoticed.
             """
             x, y = stash[saved.out.data_ptr()] if detached else (saved.x, saved.y)
             return {"x": grad * y, "y": grad * x}
@@ -187,8 +198,8 @@ def _stashed(detached):
 
 
 def _changed_in_between(op):
-    """Return whether the gradient of ``op`` (``product``), taken after ``y`` was changed in place, is that of the
-    values at the time of the call. Torch's error about the change also counts as right.
+    """Call ``op`` (``product``), change ``y`` in place and take the gradient for ``x``. Return whether this gradient is
+    the ``y`` at the time of the call. Also return True if torch raises its error about a change in place.
     """
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     out = op(x, y)
@@ -210,22 +221,23 @@ gradient(
 
 
 def _accumulating(keep):
-    """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
-    ``keep`` is false, there is no defect. If it is true, there is one on purpose: earlier gradients of the same shape
-    and dtype are added.
+    """Return a function that registers a gradient with the op ``doubled``. The gradient is ``2 * grad``. If ``keep`` is
+    false, there is no defect. If it is true, there is a defect on purpose: the gradients of earlier backwards with the
+    same shape and dtype are added.
     """
 
     def bind(op):
-        """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``keep`` (argument of ``_accumulating``)
-        is false, there is no defect. If it is true, there is one on purpose: earlier gradients of the same shape and
-        dtype are added.
+        """Register the gradient ``_`` with ``op`` (``doubled``). It is ``2 * grad``. If ``keep`` (argument of
+        ``_accumulating``) is false, there is no defect. If it is true, there is a defect on purpose: the gradients of
+        earlier backwards with the same shape and dtype are added.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient ``2 * grad``. If ``keep`` (argument of ``_accumulating``) is false, there is no
-            defect. If it is true, there is one on purpose: earlier gradients of the same shape and dtype are added.
+            """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. If ``keep`` (argument of
+            ``_accumulating``) is false, there is no defect. If it is true, there is a defect on purpose: the gradients
+            of earlier backwards with the same shape and dtype are added.
             """
             if not keep:
                 return {"x": 2 * grad}
@@ -237,7 +249,7 @@ def _accumulating(keep):
 
 
 def _called_twice(op):
-    """Return whether two backwards of one call of ``op`` (``doubled``) return the same gradient."""
+    """Call ``op`` (``doubled``) once and compute its gradient twice. Return whether both gradients are equal."""
     x = randn(3, 2).requires_grad_()
     out = op(x).sum()
     first = torch.autograd.grad(out, x, retain_graph=True)[0]
@@ -254,22 +266,23 @@ gradient(
 
 
 def _shared_gradient(copy):
-    """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
-    ``copy`` is true, there is no defect. If it is false, there is one on purpose: all gradients of one shape and dtype
-    are returned in the same buffer.
+    """Return a function that registers a gradient with the op ``doubled``. The gradient is ``2 * grad``. If ``copy`` is
+    true, there is no defect. If it is false, there is a defect on purpose: all gradients of one shape and dtype are
+    returned in one buffer.
     """
 
     def bind(op):
-        """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``copy`` (argument of
-        ``_shared_gradient``) is true, there is no defect. If it is false, there is one on purpose: all gradients of one
-        shape and dtype are returned in the same buffer.
+        """Register the gradient ``_`` with ``op`` (``doubled``). It is ``2 * grad``. If ``copy`` (argument of
+        ``_shared_gradient``) is true, there is no defect. If it is false, there is a defect on purpose: all gradients
+        of one shape and dtype are returned in one buffer.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient ``2 * grad``. If ``copy`` (argument of ``_shared_gradient``) is true, there is no
-            defect. If it is false, there is one on purpose: the result is a buffer that the next backward overwrites.
+            """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. If ``copy`` (argument of
+            ``_shared_gradient``) is true, there is no defect. If it is false, there is a defect on purpose: the result
+            is a buffer that the next backward with this shape and dtype overwrites.
             """
             if copy:
                 return {"x": grad * 2}
@@ -280,7 +293,7 @@ def _shared_gradient(copy):
 
 
 def _first_kept(op):
-    """Return whether the gradient of a first call of ``op`` (``doubled``) still holds 2 after the backward of a second
+    """Return whether the gradient of a first call of ``op`` (``doubled``) is unchanged after the backward of a second
     call.
     """
     x = randn(3, 2).requires_grad_()
@@ -302,22 +315,22 @@ gradient(
 
 
 def _rescaling(in_place):
-    """Return a function that registers a gradient with the op ``product``. The gradient uses the saved ``y`` times 1.5.
-    If ``in_place`` is false, there is no defect. If it is true, there is one on purpose: it multiplies ``y`` in place,
-    and thereby changes the caller's tensor.
+    """Return a function that registers a gradient with the op ``product``. The gradient for ``x`` multiplies the saved
+    ``y`` by 1.5 and divides the result by 1.5. If ``in_place`` is false, there is no defect. If it is true, there is a
+    defect on purpose: ``y`` is multiplied in place, which changes the caller's tensor.
     """
 
     def bind(op):
-        """Register the gradient ``_`` with ``op``. It uses the saved ``y`` times 1.5. If ``in_place`` (argument of
-        ``_rescaling``) is false, there is no defect. If it is true, there is one on purpose: it multiplies ``y`` in
-        place, and thereby changes the caller's tensor.
+        """Register the gradient ``_`` with ``op`` (``product``). For ``x`` it multiplies the saved ``y`` by 1.5 and
+        divides the result by 1.5. If ``in_place`` (argument of ``_rescaling``) is false, there is no defect. If it is
+        true, there is a defect on purpose: ``y`` is multiplied in place, which changes the caller's tensor.
         """
 
         @op.backward
         def _(grad, saved, needs):
-            """Return the gradients of ``x * y``. If ``in_place`` (argument of ``_rescaling``) is false, there is no
-            defect. If it is true, there is one on purpose: the saved ``y``, which is the caller's tensor, is multiplied
-            by 1.5.
+            """Return the gradients of ``x * y``, as a dict by argument name. If ``in_place`` (argument of
+            ``_rescaling``) is false, there is no defect. If it is true, there is a defect on purpose: the saved ``y``,
+            which is the caller's tensor, is multiplied by 1.5 in place.
             """
             y = saved.y.mul_(1.5) if in_place and needs.x else saved.y * 1.5 if needs.x else saved.y
             return {"x": grad * y / 1.5, "y": grad * saved.x}
@@ -326,7 +339,9 @@ def _rescaling(in_place):
 
 
 def _inputs_untouched(op):
-    """Return whether the backward of ``op`` (``product``) leaves its second argument unchanged."""
+    """Return whether a call of ``op`` (``product``) and its backward for ``x`` leave the second argument ``y``
+    unchanged.
+    """
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     torch.autograd.grad(op(x, y).sum(), x)
     return close(y, torch.ones(3, 2))

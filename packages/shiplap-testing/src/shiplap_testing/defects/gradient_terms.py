@@ -38,8 +38,8 @@ gradient(
 
 
 def joined(ns):
-    """Declare the op ``joined`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the tensors of
-    ``more``, with the factors 2, 3, 4 and so on.
+    """Declare the op ``joined`` in the namespace ``ns`` and return it. Its reference returns the sum of ``x`` and the
+    tensors of ``more``. The tensors of ``more`` have the factors 2, 3, 4 and so on.
     """
 
     @sl.op(f"{ns}::joined")
@@ -55,14 +55,14 @@ def joined(ns):
 def _list_gradient(step):
     """Return a function that registers a gradient of the op ``joined``.
 
-    The gradients for the list ``more`` are returned in steps of ``step``. If ``step`` is 1, there is no defect. If it
-    is -1, there is one on purpose: their order is reversed.
+    If ``step`` is 1, the gradients for the list ``more`` are in its order, and there is no defect. If it is -1, there
+    is a defect on purpose: their order is reversed.
     """
 
     def gradients(grad, saved, needs):
-        """Return the gradients of ``joined`` for ``x`` and for the list ``more``. If ``step`` (argument of
-        ``_list_gradient``) is -1, there is a defect on purpose: those of the list are in reverse order. Otherwise there
-        is none.
+        """Return the gradients of ``joined`` for ``x`` and for the list ``more``, as a dict by argument name. If
+        ``step`` (argument of ``_list_gradient``) is 1, there is no defect. If it is -1, there is a defect on purpose:
+        the gradients of the list are in reverse order.
         """
         # Each tensor of the list has another factor, so that an exchange shows.
         return {"x": grad, "more": [(i + 2) * grad for i in range(len(saved.more))][::step]}
@@ -80,14 +80,15 @@ gradient(
 
 
 def _entropy(logs):
-    """Return a function that registers a gradient of the op ``entropy``. The gradient gets the logarithms of the
-    softmax of each row from ``logs(x)``. If these may be minus infinity, there is a defect on purpose: the gradient is
-    NaN. Otherwise there is none.
+    """Return a function that registers a gradient of the op ``entropy``. ``logs(x)`` returns the logarithm of the
+    softmax of each row. If it is exact for small probabilities, there is no defect. If it is minus infinity for them,
+    there is a defect on purpose: the gradient is NaN.
     """
 
     def entropies(grad, saved, needs):
-        """Return the gradient of the entropy of each row. This function has a defect on purpose: it is NaN where
-        ``logs`` (argument of ``_entropy``) returns minus infinity, which is multiplied by zero.
+        """Return the gradient of the entropy of the softmax of each row for ``x``, as a dict by argument name. If
+        ``logs`` (argument of ``_entropy``) returns minus infinity, there is a defect on purpose: infinity is multiplied
+        by zero, and the gradient is NaN. Otherwise there is no defect.
         """
         p, logp = torch.softmax(saved.x, 1), logs(saved.x)
         return {"x": -grad[:, None] * p * (logp - (p * logp).sum(1, keepdim=True))}
@@ -127,7 +128,9 @@ gradient(
 
 
 def linear(ns):
-    """Declare the op ``linear`` in the namespace ``ns`` and return it. Its reference returns ``x @ w.T``."""
+    """Declare the op ``linear`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``x @
+    w.T``.
+    """
 
     @sl.op(f"{ns}::linear")
     def linear(x: Float[Tensor, "n k"], w: Float[Tensor, "m k"]) -> Float[Tensor, "n m"]:
@@ -139,12 +142,13 @@ def linear(ns):
 
 def _weight_gradient(rows):
     """Return a function that registers a gradient of the op ``linear``. If ``rows`` is None, there is no defect.
-    Otherwise there is one on purpose: the gradient for ``w`` covers only the first ``rows`` rows of ``x``.
+    Otherwise there is a defect on purpose: the gradient for ``w`` covers only the first ``rows`` rows of ``x``.
     """
 
     def gradients(grad, saved, needs):
-        """Return the gradients of ``x @ w.T``. This function has a defect on purpose: the gradient for ``w`` leaves out
-        the rows of ``x`` after the first ``rows`` (argument of ``_weight_gradient``).
+        """Return the gradients of ``x @ w.T``, as a dict by argument name. If ``rows`` (argument of
+        ``_weight_gradient``) is None, there is no defect. Otherwise there is a defect on purpose: the gradient for
+        ``w`` leaves out all but the first ``rows`` rows of ``x``.
         """
         return {"x": grad @ saved.w, "w": grad[:rows].T @ saved.x[:rows]}
 

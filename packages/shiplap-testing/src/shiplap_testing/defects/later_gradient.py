@@ -18,8 +18,8 @@ aliasing = partial(add, "aliasing", later=True)
 
 
 def embedded(ns):
-    """Declare the op ``embedded`` in the namespace ``ns`` and return it. Its reference returns the rows of ``table`` at
-    ``index``, taken modulo the number of rows.
+    """Declare the op ``embedded`` in the namespace ``ns`` and return it. Its reference returns row ``index[i] % n`` of
+    ``table`` as row ``i``, where ``n`` is the number of rows of ``table``.
     """
 
     @sl.op(f"{ns}::embedded", requires="n >= 1")
@@ -33,15 +33,16 @@ def embedded(ns):
 
 
 def _embedding_gradient(accumulate):
-    """Return a function that registers a gradient of the op ``embedded``. If ``accumulate`` is true, there is no
-    defect. If it is false, there is one on purpose: only one of the gradients of a row that is used several times is
-    kept.
+    """Return a function that registers a gradient of the op ``embedded``. If ``accumulate`` is true, the gradients of a
+    row that is used several times are added, and there is no defect. If it is false, there is a defect on purpose: only
+    one of these gradients is kept.
     """
 
     def put(grad, saved, needs):
-        """Return the gradient for ``table``, which is ``grad`` put at the rows that ``index`` selects. If
-        ``accumulate`` (argument of ``_embedding_gradient``) is true, there is no defect. If it is false, there is one
-        on purpose: repeated rows are overwritten, not added.
+        """Return the gradient for ``table``, as a dict by argument name. It is zero but for the rows that ``index``
+        selects, which get the rows of ``grad``. If ``accumulate`` (argument of ``_embedding_gradient``) is true,
+        gradients of a repeated row are added, and there is no defect. If it is false, there is a defect on purpose: one
+        overwrites the other.
         """
         place = saved.index % saved.table.shape[0]
         return {"table": torch.zeros_like(saved.table).index_put((place,), grad, accumulate=accumulate)}
@@ -59,14 +60,15 @@ gradient(
 
 
 def _sharing(even):
-    """Return a function that registers a gradient of the op ``smaller``, the minimum of ``x`` and ``y``. If ``even`` is
-    true, there is no defect. If it is false, there is one on purpose: ``x`` gets the whole gradient where both are
-    equal.
+    """Return a function that registers a gradient of the op ``smaller``, the minimum of ``x`` and ``y``. Where both are
+    equal and ``even`` is true, each gets half of the gradient, and there is no defect. If ``even`` is false, there is a
+    defect on purpose: ``x`` gets the whole gradient there.
     """
 
     def shared(grad, saved, needs):
-        """Return the gradients of the minimum of ``x`` and ``y``. If ``even`` (argument of ``_sharing``) is true, there
-        is no defect. If it is false, there is one on purpose: ``x`` gets all of the gradient where both are equal.
+        """Return the gradients of the minimum of ``x`` and ``y``, as a dict by argument name. Where both are equal and
+        ``even`` (argument of ``_sharing``) is true, each gets half, and there is no defect. If ``even`` is false, there
+        is a defect on purpose: ``x`` gets the whole gradient there.
         """
         first = (saved.x < saved.y).to(grad.dtype)
         first = first + 0.5 * (saved.x == saved.y) if even else first + (saved.x == saved.y)
@@ -86,14 +88,15 @@ gradient(
 
 def _clamp_gradient(ends):
     """Return a function that registers a gradient of the op ``cut``, which clamps ``x`` to the interval from -6 to 6.
-    If ``ends`` is true, there is no defect. If it is false, there is one on purpose: the gradient is zero at the ends
-    of the interval.
+    If ``ends`` is true, the gradient passes at the ends of the interval, and there is no defect. If it is false, there
+    is a defect on purpose: the gradient is zero there.
     """
 
     def cut_gradient(grad, saved, needs):
-        """Return ``grad`` where ``x`` lies in the interval from -6 to 6, and zero elsewhere. If ``ends`` (argument of
-        ``_clamp_gradient``) is true, there is no defect. If it is false, there is one on purpose: the ends of the
-        interval count as outside.
+        """Return the gradient of ``cut`` for ``x``, as a dict by argument name. It is ``grad`` where ``x`` lies in the
+        interval from -6 to 6, and zero elsewhere. If ``ends`` (argument of ``_clamp_gradient``) is true, the interval
+        contains its ends, and there is no defect. If it is false, there is a defect on purpose: the ends count as
+        outside.
         """
         # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
@@ -112,17 +115,17 @@ gradient(
 
 
 def _chunks(rest):
-    """Return a function that registers a gradient of the op ``matmul``.
+    """Return a function that registers a gradient of the op ``mm``, the matrix product ``a @ b``.
 
-    The gradient for ``b`` is summed in chunks of 64 rows if there are at least 128. If ``rest`` is true, there is no
-    defect. If it is false, there is one on purpose: the rows after the last whole chunk are left out.
+    From 128 rows of ``a`` on, the gradient for ``b`` is summed in chunks of 64 rows. If ``rest`` is true, there is no
+    defect. If it is false, there is a defect on purpose: the rows after the last whole chunk are left out.
     """
 
     def product_gradient(grad, saved, needs):
-        """Return the gradients of ``a @ b``.
+        """Return the gradients of ``a @ b``, as a dict by argument name.
 
-        If ``rest`` (argument of ``_chunks``) is true, there is no defect. If it is false, there is one on purpose in
-        the gradient for ``b``. From 128 rows of ``a`` on, it sums only whole chunks of 64 rows.
+        If ``rest`` (argument of ``_chunks``) is true, there is no defect. If it is false, there is a defect on purpose:
+        from 128 rows of ``a`` on, the gradient for ``b`` sums only whole chunks of 64 rows.
         """
         k = len(saved.a)
         # Small inputs are right: the chunked path is for large ones.
@@ -143,12 +146,14 @@ gradient(
 
 def _squeezed(squeeze):
     """Return a function that registers a gradient of the op ``softmax``. If ``squeeze`` is false, there is no defect.
-    If it is true, there is one on purpose: the gradient of a batch of one row has no first dim.
+    If it is true, there is a defect on purpose: for a matrix of one row, the gradient is a vector without the first
+    dim.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. If ``squeeze`` (argument of ``_squeezed``) is false, there is
-        no defect. If it is true, there is one on purpose: the gradient of a batch of one row has only one dim.
+        """Return the gradient of the softmax of each row for ``x``, as a dict by argument name. If ``squeeze``
+        (argument of ``_squeezed``) is false, there is no defect. If it is true, there is a defect on purpose: for a
+        matrix of one row, the gradient is a vector without the first dim.
         """
         y = saved.out
         dot = (grad * y).sum(1)
@@ -172,15 +177,15 @@ gradient(
 
 
 def _softmax_gradient(wrong):
-    """Return a function that registers a gradient of the op ``softmax``, which autograd differentiates again. If
-    ``wrong`` is false, there is no defect. If it is true, there is one on purpose: its inner sum is detached, so that
-    the second derivative lacks a term.
+    """Return a function that registers a gradient of the op ``softmax``, which autograd differentiates again for second
+    derivatives. If ``wrong`` is false, there is no defect. If it is true, there is a defect on purpose: a sum in the
+    gradient is detached, and the second derivative lacks a term.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. If ``wrong`` (argument of ``_softmax_gradient``) is false,
-        there is no defect. If it is true, there is one on purpose: its inner sum is detached. Only second derivatives
-        show it.
+        """Return the gradient of the softmax of each row for ``x``, as a dict by argument name. If ``wrong`` (argument
+        of ``_softmax_gradient``) is false, there is no defect. If it is true, there is a defect on purpose: the sum of
+        ``grad * out`` over a row is detached. Only second derivatives are wrong then.
         """
         y = saved.out
         inner = (grad * y).sum(1, keepdim=True)
@@ -190,11 +195,11 @@ def _softmax_gradient(wrong):
 
 
 def _second_derivative_agrees(op):
-    """Return whether the second derivative of ``op`` at a random matrix is that of its reference."""
+    """Return whether the second derivative of ``op`` (``softmax``) at a random matrix is that of its reference."""
 
     def second(fn):
-        """Return the gradient of the sum of squares of the gradient of ``fn(x).square().sum()`` at a random matrix
-        ``x``.
+        """Return the gradient of the sum of squares of the gradient of ``fn(x).square().sum()``, for a fixed random
+        matrix ``x``.
         """
         x = randn(3, 4).double().requires_grad_()
         (first,) = torch.autograd.grad(fn(x).square().sum(), x, create_graph=True)
@@ -229,13 +234,13 @@ def rooted(ns):
 
 def _root_gradient(guarded):
     """Return a function that registers a gradient of the op ``rooted``. If ``guarded`` is true, there is no defect. If
-    it is false, there is one on purpose: it is NaN where ``x`` is not positive.
+    it is false, there is a defect on purpose: the gradient is NaN where ``x`` is not positive.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the square root, which is zero where ``x`` is not positive. If ``guarded`` (argument
-        of ``_root_gradient``) is true, there is no defect. If it is false, there is one on purpose: it is NaN there,
-        since zero is divided by zero.
+        """Return the gradient of ``rooted`` for ``x``, as a dict by argument name. It is zero where ``x`` is not
+        positive, if ``guarded`` (argument of ``_root_gradient``) is true. If ``guarded`` is false, there is a defect on
+        purpose: the gradient is NaN there, since zero is divided by zero.
         """
         # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
@@ -255,17 +260,17 @@ gradient(
 
 def _product_gradient(copy):
     """Return a function that registers a CPU kernel and a gradient with the op ``product``. If ``copy`` is true, there
-    is no defect. If it is false, there is one on purpose: the gradient for ``x`` is computed in the memory of the
-    incoming gradient.
+    is no defect. If it is false, there is a defect on purpose: the gradient for ``x`` overwrites the incoming gradient.
     """
 
     def fill(x, y, *, out):
-        """Write ``x * y`` to ``out``."""
+        """Write ``x * y`` to ``out``. This kernel of ``product`` has no defect."""
         torch.mul(x, y, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradients of ``x * y``. If ``copy`` (argument of ``_product_gradient``) is true, there is no
-        defect. If it is false, there is one on purpose: the incoming ``grad`` is multiplied by ``y`` in place.
+        """Return the gradients of ``x * y``, as a dict by argument name. If ``copy`` (argument of
+        ``_product_gradient``) is true, there is no defect. If it is false, there is a defect on purpose: the incoming
+        ``grad`` is multiplied by ``y`` in place.
         """
         # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
@@ -292,13 +297,15 @@ gradient(
 
 
 def _only_ones(scaled_by):
-    """Return a function that registers a gradient of the op ``doubled``. If ``scaled_by`` is true, there is no defect.
-    If it is false, there is one on purpose: each row of the incoming gradient is replaced by its mean.
+    """Return a function that registers a gradient of the op ``doubled``. If ``scaled_by`` is true, the gradient is
+    right. If it is false, there is a defect on purpose: each element of the incoming gradient is replaced by the mean
+    of its row.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient ``2 * grad``. If ``scaled_by`` (argument of ``_only_ones``) is true, there is no defect.
-        If it is false, there is one on purpose: each element is replaced by the mean of its row.
+        """Return the gradient ``2 * grad`` for ``x``, as a dict by argument name. If ``scaled_by`` (argument of
+        ``_only_ones``) is true, the gradient is right. If it is false, there is a defect on purpose: each element of
+        ``grad`` is replaced by the mean of its row.
         """
         rows = grad.sum(1, keepdim=True) / max(grad.shape[1], 1) if not scaled_by else grad
         return {"x": (2 * rows).expand(grad.shape)}
@@ -329,13 +336,14 @@ def biased(ns):
 
 
 def _bias(at_start):
-    """Return a function that registers a kernel of the op ``biased``. If ``at_start`` is false, there is no defect. If
-    it is true, there is one on purpose: ``bias`` is read from the start of its storage, not from its offset.
+    """Return a function that registers a kernel of the op ``biased``, which adds ``bias`` to each row. If ``at_start``
+    is false, there is no defect. If it is true, there is a defect on purpose: ``bias`` is read from the start of its
+    storage, whatever its storage offset.
     """
 
     def fill(x, bias):
         """Return ``x + bias``. If ``at_start`` (argument of ``_bias``) is false, there is no defect. If it is true,
-        there is one on purpose: the storage offset of ``bias`` is taken to be zero.
+        there is a defect on purpose: the storage offset of ``bias`` is taken to be zero.
         """
         return x + torch.as_strided(bias, bias.shape, bias.stride(), 0 if at_start else bias.storage_offset())
 
@@ -352,14 +360,14 @@ layout(
 
 
 def _first_contiguous(both):
-    """Return a function that registers a kernel of the op ``matmul`` with a fast path for contiguous arguments. If
-    ``both`` is true, there is no defect. If it is false, there is one on purpose: the path is taken if ``a`` alone is
-    contiguous, and that it reads ``b`` as contiguous.
+    """Return a function that registers a kernel of the op ``mm`` with a fast path for contiguous arguments. The fast
+    path reads ``b`` as if it were contiguous. If ``both`` is true, there is no defect. If it is false, there is a
+    defect on purpose: the fast path is taken if ``a`` alone is contiguous.
     """
 
     def fill(a, b):
         """Return ``a @ b``. If ``both`` (argument of ``_first_contiguous``) is true, there is no defect. If it is
-        false, there is one on purpose: ``b`` is read as contiguous whenever ``a`` is contiguous.
+        false, there is a defect on purpose: if ``a`` is contiguous, ``b`` is read as if it were, too.
         """
         if a.is_contiguous() and (not both or b.is_contiguous()):
             b = torch.as_strided(b, b.shape, (b.shape[1], 1), b.storage_offset())
@@ -393,14 +401,15 @@ def pooled(ns):
 
 
 def _pooled(right):
-    """Return a function that registers a kernel of the op ``pooled`` with a path for channels-last images. If ``right``
-    is true, there is no defect. If it is false, there is one on purpose: this path reads the images as if they followed
-    each other without gaps.
+    """Return a function that registers a kernel of the op ``pooled`` with a path for images in channels-last layout. If
+    ``right`` is true, there is no defect. If it is false, there is a defect on purpose: this path reads the images as
+    if they followed each other in memory without gaps.
     """
 
     def fill(x):
-        """Return the mean over height and width. If ``right`` (argument of ``_pooled``) is true, there is no defect. If
-        it is false, there is one on purpose: slices of channels-last images are read with the strides of whole images.
+        """Return the mean over height and width of each channel of each image. If ``right`` (argument of ``_pooled``)
+        is true, there is no defect. If it is false, there is a defect on purpose: slices of images in channels-last
+        layout are read as if there were no gaps between the images.
         """
         n, c, h, w = x.shape
         if x.stride(1) == 1 and c > 1 and x.numel():
@@ -429,16 +438,17 @@ layout(
 
 
 def _same_memory(right):
-    """Return a function that registers a kernel of the op ``added``. The kernel returns ``2 * x`` if both arguments
-    begin at one address. If ``right`` is true, there is no defect. If it is false, there is one on purpose: it does not
-    compare their strides.
+    """Return a function that registers a kernel of the op ``added``, which computes ``x + y``. The kernel returns ``2 *
+    x`` if both arguments begin at one address. If ``right`` is true, their strides must also be equal, and there is no
+    defect. If it is false, there is a defect on purpose: strides are not compared.
     """
 
     def fill(x, y):
         """Return ``x + y``.
 
-        If ``right`` (argument of ``_same_memory``) is true, there is no defect. If it is false, there is one on
-        purpose: ``2 * x`` is returned if ``y`` begins at the address of ``x``. For example, ``y`` may be its transpose.
+        If ``right`` (argument of ``_same_memory``) is true, there is no defect. If it is false, there is a defect on
+        purpose: the result is ``2 * x`` if ``y`` begins at the address of ``x``. The strides of ``y``, such as a
+        transpose of ``x``, may differ.
         """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 
@@ -456,17 +466,18 @@ aliasing(
 
 def _cubed(right):
     """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. If ``right`` is true, there
-    is no defect. If it is false, there is one on purpose: the gradient is detached from ``x`` under ``create_graph``.
+    is no defect. If it is false, there is a defect on purpose: under ``create_graph``, the gradient is detached from
+    ``x``, and the second derivative is missing.
     """
 
     def fill(x, *, out):
-        """Write ``x * x * x`` to ``out``."""
+        """Write ``x * x * x`` to ``out``. This kernel of ``cubed`` has no defect."""
         torch.mul(x * x, x, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradient ``3 * x * x * grad``. If ``right`` (argument of ``_cubed``) is true, there is no defect.
-        If it is false, there is one on purpose: ``x`` is detached while a graph is recorded, so that the second
-        derivative is missing.
+        """Return the gradient ``3 * x * x * grad`` for ``x``, as a dict by argument name. If ``right`` (argument of
+        ``_cubed``) is true, there is no defect. If it is false, there is a defect on purpose: ``x`` is detached while a
+        graph is recorded, and the second derivative is missing.
         """
         # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:
@@ -477,7 +488,7 @@ def _cubed(right):
 
 
 def _under_create_graph(op):
-    """Return whether the second derivative of ``op`` (``cubed``) is ``6 * x``."""
+    """Return whether the second derivative of ``op`` (``cubed``), computed with ``create_graph``, is ``6 * x``."""
     x = (uniform(2, 3) + 1).double().requires_grad_()
     (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
     return first.requires_grad and close(torch.autograd.grad(first.sum(), x)[0], 6 * x.detach())

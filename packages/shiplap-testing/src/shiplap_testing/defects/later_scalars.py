@@ -61,13 +61,14 @@ def reduced(ns):
 
 def _reduced(rooted):
     """Return a function that registers a kernel of the op ``reduced``. If ``rooted`` is true, there is no defect. If it
-    is false, there is one on purpose: the norm is returned as the sum of squares, without the root.
+    is false, there is a defect on purpose: for ``how="norm"``, the kernel returns the sum of squares without its square
+    root.
     """
 
     def fill(x, how):
-        """Return, for each row of ``x``, the mean or the norm if ``how`` is ``mean`` or ``norm``, and the sum
-        otherwise. If ``rooted`` (argument of ``_reduced``) is true, there is no defect. If it is false, there is one on
-        purpose: the norm lacks its square root.
+        """Return, for each row of ``x``, the mean if ``how`` is ``mean``, the Euclidean norm if it is ``norm``, and the
+        sum otherwise. If ``rooted`` (argument of ``_reduced``) is true, there is no defect. If it is false, there is a
+        defect on purpose: the norm lacks its square root.
         """
         y = wide(x)
         if how == "mean":
@@ -111,8 +112,8 @@ scalars(
 
 
 def dilated(ns):
-    """Declare the op ``dilated`` in the namespace ``ns`` and return it. Its reference returns each element of ``x``
-    less the element ``step`` places before it. That element counts as zero where there is none.
+    """Declare the op ``dilated`` in the namespace ``ns`` and return it. Its reference returns ``x[i] - x[i - step]``
+    for each index ``i`` of the vector ``x``. ``x[i - step]`` counts as zero if ``i`` is less than ``step``.
     """
 
     @sl.op(f"{ns}::dilated", requires=("step >= 1", "step <= 8"))
@@ -136,8 +137,8 @@ scalars(
 
 
 def combined(ns):
-    """Declare the op ``combined`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the tensors
-    of ``parts``. The tensor at index ``i`` has the factor ``weights ** i``.
+    """Declare the op ``combined`` in the namespace ``ns`` and return it. Its reference returns the sum of ``x`` and the
+    tensors of ``parts``. The tensor at index ``i`` of ``parts`` has the factor ``weights ** i``.
     """
 
     @sl.op(f"{ns}::combined")

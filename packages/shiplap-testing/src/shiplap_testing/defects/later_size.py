@@ -17,16 +17,16 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
-    """Return a function that registers a kernel of the op ``softmax``. The kernel reads each chunk of 128 columns once.
-    If ``rescaled`` is true, there is no defect. If it is false, there is one on purpose: the sum of earlier chunks is
-    not rescaled when a later one has a larger maximum.
+    """Return a function that registers a kernel of the op ``softmax``. The kernel keeps a running sum of exponentials
+    over chunks of 128 columns. If ``rescaled`` is true, there is no defect. If it is false, there is a defect on
+    purpose: the sum is not rescaled when a later chunk has a larger maximum.
     """
 
     def online(x):
-        """Return the softmax of each row, computed by chunks of 128 columns.
+        """Return the softmax of each row of ``x``, with a running sum of exponentials over chunks of 128 columns.
 
-        If ``rescaled`` (argument of ``_online``) is true, there is no defect. If it is false, there is one on purpose:
-        the sum of earlier chunks is not rescaled when a later one has a larger maximum.
+        If ``rescaled`` (argument of ``_online``) is true, there is no defect. If it is false, there is a defect on
+        purpose: the sum is not rescaled when a later chunk has a larger maximum.
         """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
@@ -66,8 +66,8 @@ def mm32(ns):
 
 def _stepped(rest):
     """Return a function that registers a kernel of the op ``mm32`` in C. From a ``k`` of 48 on, the kernel sums over
-    ``k`` in steps of 16. ``rest`` is the condition in C of the loop over the remaining elements. If it is ``0``, there
-    is a defect on purpose: they are left out. Otherwise there is none.
+    ``k`` in steps of 16. ``rest`` is the condition, in C, of the loop over the elements after the last whole step. If
+    it is ``p < k``, there is no defect. If it is ``0``, there is a defect on purpose: these elements are left out.
     """
     return c_kernel(f"""
 int mm32(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {{
@@ -108,9 +108,9 @@ def sum32(ns):
 
 
 def _static(limit):
-    """Return a function that registers a kernel of the op ``sum32`` in C. The kernel copies a row to a buffer in parts
-    of 1024 numbers. ``limit`` is a C expression for the column at which it stops. If that is at most 1024, there is a
-    defect on purpose: later columns are left out. Otherwise there is none.
+    """Return a function that registers a kernel of the op ``sum32`` in C. The kernel copies each row to a buffer, 1024
+    numbers at a time, and sums the buffer. ``limit`` is a C expression for the number of columns to sum. If it is
+    ``c``, there is no defect. If it is at most 1024, there is a defect on purpose: later columns are left out.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -152,8 +152,8 @@ def doubled32(ns):
 
 def _counter(kind):
     """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel counts rows in the C type
-    ``kind``. If that is ``unsigned char``, there is a defect on purpose: the count wraps at row 256. Otherwise there is
-    none.
+    ``kind``. If it is ``int64_t``, there is no defect. If it is ``unsigned char``, there is a defect on purpose: the
+    count wraps, and row 256 is computed from row 0.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -175,8 +175,8 @@ size(
 
 
 def heads(ns):
-    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns ``x`` times the scale of
-    its head, which is the second dim of ``x``.
+    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns ``x`` with head ``h``, the
+    slice at index ``h`` of the second dim, multiplied by ``scale[h]``.
     """
 
     @sl.op(f"{ns}::heads")
@@ -190,13 +190,15 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a function that registers a kernel of the op ``heads``. If ``all_heads`` is true, there is no defect. If
-    it is false, there is one on purpose: from the seventeenth head on, the scales of the first sixteen are repeated.
+    """Return a function that registers a kernel of the op ``heads``, which multiplies each head of ``x`` by its scale.
+    If ``all_heads`` is true, there is no defect. If it is false, there is a defect on purpose: from the seventeenth
+    head on, the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
-        """Write ``x`` times the scale of its head to ``out``. If ``all_heads`` (argument of ``_sixteen``) is true,
-        there is no defect. If it is false, there is one on purpose: head 16 gets the scale of head 0, and so on.
+        """Write ``x`` with each head multiplied by its ``scale`` to ``out``. If ``all_heads`` (argument of
+        ``_sixteen``) is true, there is no defect. If it is false, there is a defect on purpose: head ``16 + i`` gets
+        the scale of head ``i``.
         """
         torch.mul(x, scale[:, None], out=out)
         if not all_heads:
@@ -217,13 +219,14 @@ size(
 def _aligned_only(right):
     """Return a function that registers a second kernel of the op ``rms_norm``.
 
-    The kernel is for rows of at least 320 columns, if their number is a multiple of 16. If ``right`` is true, there is
-    no defect. If it is false, there is one on purpose: the last 16 columns are not summed.
+    This kernel is used for rows of at least 320 columns whose number is a multiple of 16. If ``right`` is true, there
+    is no defect. If it is false, there is a defect on purpose: the mean square lacks the last 16 columns.
     """
 
     def wide_rows(x, eps, *, out):
-        """Write the RMS norm of each row to ``out``. If ``right`` (argument of ``_aligned_only``) is true, there is no
-        defect. If it is false, there is one on purpose: the mean square lacks the last 16 columns.
+        """Write the RMS norm of each row of ``x`` to ``out``, with ``eps`` added to the mean square. If ``right``
+        (argument of ``_aligned_only``) is true, there is no defect. If it is false, there is a defect on purpose: the
+        mean square lacks the last 16 columns.
         """
         y = wide(x)
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
@@ -234,7 +237,9 @@ def _aligned_only(right):
 
 
 def _rms(x, eps, *, out):
-    """Write the RMS norm of each row, with ``eps`` added to the mean square, to ``out``."""
+    """Write the RMS norm of each row of ``x`` to ``out``, with ``eps`` added to the mean square. This is a sound kernel
+    of the op ``rms_norm``.
+    """
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().mean(1, keepdim=True) + eps))
 
@@ -273,16 +278,16 @@ size(
 
 
 def _flash(rescaled):
-    """Return a function that registers a kernel of the op ``attention``. The kernel reads each block of 64 keys once.
-    If ``rescaled`` is true, there is no defect. If it is false, there is one on purpose: earlier sums are not rescaled
-    when a later block has a larger score.
+    """Return a function that registers a kernel of the op ``attention``. The kernel reads each block of 64 keys once
+    and keeps a running sum of weighted values. If ``rescaled`` is true, there is no defect. If it is false, there is a
+    defect on purpose: that sum is not rescaled when a later block has a larger score.
     """
 
     def flash(q, k, v, *, out):
         """Write the attention of ``q`` over ``k`` and ``v`` to ``out``, computed by blocks of 64 keys.
 
-        If ``rescaled`` (argument of ``_flash``) is true, there is no defect. If it is false, there is one on purpose:
-        earlier sums are not rescaled when a later block has a larger score.
+        If ``rescaled`` (argument of ``_flash``) is true, there is no defect. If it is false, there is a defect on
+        purpose: the running sum of weighted values is not rescaled when a later block has a larger score.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
         # Infinities and NaN are left to torch, so that the defect shows in the size alone.
@@ -313,15 +318,15 @@ size(
 
 
 def _prefetched(last):
-    """Return a function that registers a kernel of the op ``gather``. The kernel reads parts of 96 indices. If ``last``
-    is true, there is no defect. If it is false, there is one on purpose: a last part of fewer indices reads those of
-    the part before.
+    """Return a function that registers a kernel of the op ``gather``. The kernel reads 96 indices at a time. If
+    ``last`` is true, there is no defect. If it is false, there is a defect on purpose: if fewer than 96 indices are
+    left at the end, as many from the start of the 96 before are used instead.
     """
 
     def fill(x, index, *, out):
         """Write the rows of ``x`` at ``index`` to ``out``, with zeros for -1. If ``last`` (argument of ``_prefetched``)
-        is true, there is no defect. If it is false, there is one on purpose: a short last part repeats rows of the part
-        before.
+        is true, there is no defect. If it is false, there is a defect on purpose: if fewer than 96 indices are left at
+        the end, as many from the start of the 96 before are used instead.
         """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
@@ -343,14 +348,15 @@ size(
 
 
 def _mean_of_shares(own):
-    """Return a function that registers a kernel of the op ``column_mean``. The kernel splits the rows among the threads
-    of torch. If ``own`` is true, there is no defect. If it is false, there is one on purpose: it returns the mean of
-    the means of shares of different sizes.
+    """Return a function that registers a kernel of the op ``column_mean``. If ``own`` is true, there is no defect. If
+    it is false, there is a defect on purpose: the result is the mean of the means of several shares of rows, one for
+    each thread of torch. It is wrong if the shares have different numbers of rows.
     """
 
     def fill(x):
-        """Return the mean of each column. If ``own`` (argument of ``_mean_of_shares``) is true, there is no defect. If
-        it is false, there is one on purpose: each share of rows has the same weight, whatever its size.
+        """Return the mean of each column of ``x``. If ``own`` (argument of ``_mean_of_shares``) is true, there is no
+        defect. If it is false, there is a defect on purpose: the result is the mean of the means of several shares of
+        rows. It is wrong if the shares have different numbers of rows.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -376,8 +382,8 @@ def column_mean(ns):
 
 
 def _with_three_threads(op):
-    """Return whether ``op`` agrees with its reference on 7 rows while torch has three threads. The number of threads is
-    restored afterwards.
+    """Return whether ``op`` (``column_mean``) agrees with its reference on 7 rows while torch has three threads. The
+    number of threads is restored afterwards.
     """
     before = torch.get_num_threads()
     # Seven rows cannot be shared equally among three threads.
@@ -398,8 +404,8 @@ size(
 
 
 def segments(ns):
-    """Declare the op ``segments`` in the namespace ``ns`` and return it. For each pair of neighbours in ``ends``, its
-    reference returns the sum of the rows of ``x`` from the first end up to the second.
+    """Declare the op ``segments`` in the namespace ``ns`` and return it. Its reference returns a matrix of sums, whose
+    row ``i`` is the sum of the rows of ``x`` from ``ends[i]`` to ``ends[i + 1] - 1``.
     """
 
     @sl.op(f"{ns}::segments", dims={"s": "p - 1"}, requires="p >= 2")
@@ -413,7 +419,9 @@ def segments(ns):
 
     @segments.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``segments``, which are random rows and ascending ends of segments."""
+        """Return sample arguments of ``segments``, which are a random matrix and a random ascending vector of ends of
+        segments.
+        """
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(0, sizes["n"] + 1, (sizes["p"],), generator=rng).sort().values.to(device)
 
@@ -422,12 +430,13 @@ def segments(ns):
 
 def _reduced(guarded):
     """Return a function that registers a kernel of the op ``segments``. If ``guarded`` is true, there is no defect. If
-    it is false, there is one on purpose: an empty segment gets one row instead of zeros.
+    it is false, there is a defect on purpose: the sum of an empty segment is the row at its start instead of zeros.
     """
 
     def fill(x, ends, *, out):
-        """Write the sum of each segment to ``out``. If ``guarded`` (argument of ``_reduced``) is true, there is no
-        defect. If it is false, there is one on purpose: the sum of an empty segment is the row at its start.
+        """Write the sum of the rows of each segment of ``x`` to ``out``. If ``guarded`` (argument of ``_reduced``) is
+        true, there is no defect. If it is false, there is a defect on purpose: the sum of an empty segment is the row
+        at its start.
         """
         cut = ends.clamp(0, x.shape[0]).tolist()
         for i, (a, b) in enumerate(pairwise(cut)):
@@ -446,18 +455,19 @@ size(
 
 
 def _in_halves(odd):
-    """Return a function that registers a kernel of the op ``doubled``. The kernel computes two halves of the rows.
+    """Return a function that registers a kernel of the op ``doubled``. The kernel computes the first and the second
+    half of the rows one after the other.
 
-    If ``odd`` is true, there is no defect. If it is false, there is one on purpose: the last row is twice the row
-    before it. It shows from 200 rows on, if the number of rows is ``4 * n + 3``.
+    If ``odd`` is true, there is no defect. If it is false, there is a defect on purpose: the last row may be computed
+    from the last but one. This happens for more than 200 rows, if their number is ``4 * n + 3``.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``.
 
-        If ``odd`` (argument of ``_in_halves``) is true, there is no defect. If it is false, there is one on purpose:
-        the last row is twice the last but one of ``x``. It shows from 200 rows on, if the number of rows is ``4 * n +
-        3``.
+        If ``odd`` (argument of ``_in_halves``) is true, there is no defect. If it is false, there is a defect on
+        purpose: the last row may be twice the last but one of ``x``. This happens for more than 200 rows, if their
+        number is ``4 * n + 3``.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
@@ -479,18 +489,18 @@ size(
 
 
 def _two_halves_of_k(both):
-    """Return a function that registers a kernel of the op ``matmul``.
+    """Return a function that registers a kernel of the op ``mm``, the matrix product ``a @ b``. From a ``k`` of 512 on,
+    the kernel adds the products of the first and the second half of ``k``.
 
-    From a ``k`` of 512 on, the kernel splits ``k`` into two parts. If ``both`` is true, there is no defect. If it is
-    false, there is one on purpose: the middle of ``k`` is left out. The length of each part is rounded down to a
-    multiple of 32.
+    If ``both`` is true, the halves cover ``k``, and there is no defect. If it is false, there is a defect on purpose:
+    the length of each half is rounded down to a multiple of 32, and the middle of ``k`` is left out.
     """
 
     def fill(a, b):
         """Return ``a @ b``.
 
-        If ``both`` (argument of ``_two_halves_of_k``) is true, there is no defect. If it is false, there is one on
-        purpose: elements in the middle of ``k`` are not summed. It shows from a ``k`` of 512 on.
+        If ``both`` (argument of ``_two_halves_of_k``) is true, there is no defect. If it is false, there is a defect on
+        purpose: from a ``k`` of 512 on, elements in the middle of ``k`` may not be summed.
         """
         k = a.shape[1]
         if k < 512:

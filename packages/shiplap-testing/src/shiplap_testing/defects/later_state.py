@@ -23,7 +23,7 @@ lists = partial(add, "lists", later=True)
 
 def _doing(what):
     """Return a function that registers a kernel of the op ``doubled``. The kernel calls the function ``what`` without
-    arguments and then writes ``2 * x``.
+    arguments and then writes ``2 * x`` to ``out``.
     """
 
     def fill(x, *, out):
@@ -35,11 +35,15 @@ def _doing(what):
 
 
 def _nothing():
-    """Do nothing. Ops without a defect call this function in place of one that changes the process."""
+    """Do nothing. Kernels of ``doubled`` without a defect call this function where the defective ones change the state
+    of the process.
+    """
 
 
 def _collector_stays(op):
-    """Return whether garbage collection is still enabled after a call of ``op``."""
+    """Return whether garbage collection is still enabled after a call of ``op``. The function enables it before the
+    call and again after the check.
+    """
     gc.enable()
     op(torch.ones(2, 3))
     on = gc.isenabled()
@@ -57,8 +61,8 @@ state(
 
 
 def _in_numpy():
-    """Seed the global random generator of NumPy. A kernel that calls this function has a defect, since it changes the
-    state of the process.
+    """Seed the global random generator of NumPy with 0. A kernel that calls this function has a defect, since it
+    changes the state of the process.
     """
     import numpy
 
@@ -67,7 +71,7 @@ def _in_numpy():
 
 def _numpy_goes_on(op):
     """Return whether a call of ``op`` leaves the global random generator of NumPy unchanged. The state of the generator
-    is restored.
+    is restored afterwards.
     """
     import numpy
 
@@ -92,15 +96,15 @@ state(
 
 
 def _set_variable():
-    """Set an environment variable of the process. A kernel that calls this function has a defect, since it changes the
-    state of the process.
+    """Set the environment variable ``OMP_WAIT_POLICY_OF_DOUBLED``. A kernel that calls this function has a defect,
+    since it changes the state of the process.
     """
     os.environ["OMP_WAIT_POLICY_OF_DOUBLED"] = "active"
 
 
 def _environment_stays(op):
-    """Return whether a call of ``op`` leaves the environment variables unchanged. The variable of ``_set_variable`` is
-    removed.
+    """Return whether a call of ``op`` leaves the environment variables unchanged. The variable that ``_set_variable``
+    sets is removed afterwards.
     """
     before = dict(os.environ)
     op(torch.ones(2, 3))
@@ -145,17 +149,21 @@ state(
 
 
 def _late(waits):
-    """Return a function that registers a kernel of the op ``doubled``. A thread writes the last row. If ``waits`` is
-    true, there is no defect. If it is false, there is one on purpose: the kernel returns before the thread has ended.
+    """Return a function that registers a kernel of the op ``doubled``. A second thread writes the last row of the
+    result. If ``waits`` is true, there is no defect. If it is false, there is a defect on purpose: the kernel returns
+    before that thread has ended.
     """
 
     def fill(x, *, out):
-        """Write ``2 * x`` to ``out``, with the last row in a thread of its own. If ``waits`` (argument of ``_late``) is
-        true, there is no defect. If it is false, there is one on purpose: the last row is zero when the kernel returns.
+        """Write ``2 * x`` to ``out``, with the last row in a second thread. If ``waits`` (argument of ``_late``) is
+        true, there is no defect. If it is false, there is a defect on purpose: the kernel returns before the last row
+        is written.
         """
 
         def rest():
-            """Write the last row of ``2 * x`` to ``out`` (argument of ``fill``) after 20 milliseconds."""
+            """Write the last row of ``2 * x`` to ``out`` after 20 milliseconds. ``x`` and ``out`` are arguments of
+            ``fill``.
+            """
             time.sleep(0.02)
             with torch.no_grad():  # a thread of its own has a mode of its own
                 torch.mul(x[-1:], 2, out=out[-1:])
@@ -181,15 +189,15 @@ state(
 
 
 def _remembering(all_of_it):
-    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. It
-    keeps the last result together with the contents of its input. If ``all_of_it`` is true, there is no defect. If it
-    is false, there is one on purpose: only the first row of an input is compared.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out`` and
+    keeps its last input and result. An equal input gets the kept result. If ``all_of_it`` is true, there is no defect.
+    If it is false, there is a defect on purpose: only the first row, the shape and the dtype of inputs are compared.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps the last result
-        together with the contents of its input. If ``all_of_it`` (argument of ``_remembering``) is true, there is no
-        defect. If it is false, there is one on purpose: only the first row of an input is compared.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps its last input and
+        result. If ``all_of_it`` (argument of ``_remembering``) is true, there is no defect. If it is false, there is a
+        defect on purpose: only the first row, the shape and the dtype of inputs are compared.
         """
         known = {}
 
@@ -197,8 +205,9 @@ def _remembering(all_of_it):
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``.
 
-            If ``all_of_it`` (argument of ``_remembering``) is true, there is no defect. If it is false, there is one on
-            purpose: the last result is written again for an input that differs only after its first row.
+            If ``all_of_it`` (argument of ``_remembering``) is true, there is no defect. If it is false, there is a
+            defect on purpose: the last result is written again if ``x`` has the first row of the last input. Its other
+            rows may differ.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -211,8 +220,8 @@ def _remembering(all_of_it):
 
 
 def _other_second_row(op):
-    """Return whether ``op`` (``doubled``) is right for a second input that differs from the first in its second row
-    only.
+    """Call ``op`` (``doubled``) on two inputs that differ in their second row only. Return whether the second result is
+    right.
     """
     op(torch.ones(2, 3))
     x = torch.ones(2, 3)
@@ -231,14 +240,14 @@ state(
 
 def _largest_scratch(cleared):
     """Return a function that registers a CPU kernel with the op ``row_sum``. The kernel sums each row in a scratch
-    vector as long as the widest row so far. If ``cleared`` is true, there is no defect. If it is false, there is one on
-    purpose: the vector still holds the end of an earlier, wider row.
+    vector as long as the widest row so far. If ``cleared`` is true, there is no defect. If it is false, there is a
+    defect on purpose: the vector still holds the end of an earlier, wider row.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It sums each row in a scratch vector as long as the widest
         row so far. If ``cleared`` (argument of ``_largest_scratch``) is true, there is no defect. If it is false, there
-        is one on purpose: the vector still holds the end of an earlier, wider row.
+        is a defect on purpose: the vector still holds the end of an earlier, wider row.
         """
         # Per thread, so that the scratch is wrong by its size only and not by a race.
         of_thread = threading.local()
@@ -246,8 +255,8 @@ def _largest_scratch(cleared):
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write the sum of each row to ``out``. If ``cleared`` (argument of ``_largest_scratch``) is true, there is
-            no defect. If it is false, there is one on purpose: the end of an earlier, wider row is added to the sum of
-            a narrow row.
+            no defect. If it is false, there is a defect on purpose: the end of an earlier, wider row is added to the
+            sum of a narrow row.
             """
             n, c = x.shape
             scratch = vars(of_thread)
@@ -279,13 +288,14 @@ state(
 
 
 def _rows(fake):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator of integers with the fake
-    ``fake``. The operator returns ``x + 1`` as a contiguous tensor.
+    """Return a function that registers the operator ``rows`` in a given namespace, and returns the op that ``sl.adopt``
+    makes of it. The operator returns ``x + 1`` of integers as a contiguous tensor, and ``fake`` is its implementation
+    for fake tensors. If ``fake`` returns a tensor of the shape of ``x``, there is no defect.
     """
 
     def make(ns):
-        """Register the operator ``rows`` with its fake in the namespace ``ns``, and return the op that ``sl.adopt``
-        makes of it.
+        """Register the operator ``rows`` with the fake implementation ``fake`` (argument of ``_rows``) in the namespace
+        ``ns``, and return the op that ``sl.adopt`` makes of it.
         """
         library = foreign(ns, "rows(Tensor x) -> Tensor", lambda x: x.contiguous() + 1, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::rows", fake, lib=library)
@@ -336,7 +346,9 @@ outputs(
 
 
 def _stays_dynamic(op):
-    """Return whether ``op``, compiled with dynamic shapes, is compiled once for four sizes."""
+    """Return whether ``torch.compile`` with dynamic shapes compiles ``op`` (``rows``) only once for four different
+    numbers of rows.
+    """
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
@@ -375,15 +387,15 @@ def _declared(ns, name):
 
 
 def _list_changed(changes):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that sums ``x`` and the
-    tensors of a list. If ``changes`` is false, there is no defect. If it is true, there is one on purpose: the second
-    tensor of the list is negated in place.
+    """Return a function that registers an operator in a given namespace, and returns the op that ``sl.adopt`` makes of
+    it. The operator returns the sum of ``x`` and the tensors of a list. If ``changes`` is false, there is no defect. If
+    it is true, there is a defect on purpose: the second tensor of the list is negated in place.
     """
 
     def real(x, parts):
         """Return the sum of ``x`` and the tensors of ``parts``. If ``changes`` (argument of ``_list_changed``) is
-        false, there is no defect. If it is true, there is one on purpose: the second of ``parts`` is negated in place.
-        The result is right nevertheless.
+        false, there is no defect. If it is true, there is a defect on purpose: the second tensor of ``parts`` is
+        negated in place. The sum is right nevertheless.
         """
         total = x.clone()
         for i, part in enumerate(parts):
@@ -396,8 +408,8 @@ def _list_changed(changes):
         return total
 
     def make(ns):
-        """Register the operator ``largest`` with its fake in the namespace ``ns``, and return the op that ``sl.adopt``
-        makes of it.
+        """Register the operator ``largest``, which sums ``x`` and the tensors of a list, with its fake implementation
+        in the namespace ``ns``. Return the op that ``sl.adopt`` makes of it.
         """
         library = foreign(ns, "largest(Tensor x, Tensor[] parts) -> Tensor", real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::largest", lambda x, parts: torch.empty_like(x), lib=library)
@@ -407,7 +419,7 @@ def _list_changed(changes):
 
 
 def _list_kept(op):
-    """Return whether a call of ``op`` leaves the tensors of its list unchanged."""
+    """Return whether a call of ``op`` leaves the tensors of its list argument unchanged."""
     parts = [randn(2, 3, seed=i) for i in range(3)]
     before = [p.clone() for p in parts]
     op.overload(randn(2, 3), parts)
@@ -448,7 +460,9 @@ outputs(
 
 
 def _filled_with_seven(op):
-    """Return whether ``op.out`` (``windows``) writes all rows of an output that was filled with 7 before."""
+    """Return whether ``op.out`` (``windows``) writes all rows of the output. The memory of the output is filled with 7
+    before the call.
+    """
     # New memory may happen to be zero, which would hide rows that are not written.
     memory = torch.full((3, 2), 7.0)
     x = uniform(5, 2)

@@ -16,14 +16,16 @@ transforms = partial(add, "transforms", later=True)
 
 
 def _with_rule(right):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of the product ``x * y`` with a
-    forward-mode derivative written by hand. If ``right`` is true, there is no defect. If it is false, there is one on
-    purpose: the tangent is zero where only ``y`` has one.
+    """Return a function that registers the operator ``times`` in a given namespace, and returns the op that
+    ``sl.adopt`` makes of it. The operator returns ``x * y`` and has a forward-mode derivative written by hand. If
+    ``right`` is true, there is no defect. If it is false, there is a defect on purpose: the tangent of the result is
+    zero if only ``y`` has a tangent.
     """
 
     def fn(x, y):
-        """Return ``x * y`` with its tangent if ``x`` or ``y`` has one. If ``right`` (argument of ``_with_rule``) is
-        true, there is no defect. If it is false, there is one on purpose: the tangent is zero if only ``y`` has one.
+        """Return ``x * y``, with a forward-mode tangent if ``x`` or ``y`` has one. If ``right`` (argument of
+        ``_with_rule``) is true, there is no defect. If it is false, there is a defect on purpose: the tangent is zero
+        if only ``y`` has one.
         """
         (a, da), (b, db) = forward_ad.unpack_dual(x), forward_ad.unpack_dual(y)
         out = a * b
@@ -34,7 +36,9 @@ def _with_rule(right):
         return forward_ad.make_dual(out, da * b if db is None else da * b + a * db)
 
     def make(ns):
-        """Register the operator ``times`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
+        """Register the operator ``times``, which computes ``x * y``, in the namespace ``ns``. Return the op that
+        ``sl.adopt`` makes of it.
+        """
         foreign(ns, "times(Tensor x, Tensor y) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::times")
@@ -48,7 +52,9 @@ def _with_rule(right):
 
 
 def _second_tangent(op):
-    """Return whether the forward-mode derivative of ``op`` for ``y`` alone is ``x`` times the tangent."""
+    """Return whether the forward-mode derivative of ``op`` (``times``) in the direction of a tangent of ``y`` is ``x``
+    times the tangent.
+    """
     x, y, t = randn(2, 3).double(), randn(2, 3, seed=1).double(), randn(2, 3, seed=2).double()
     return close(torch.func.jvp(lambda y: op.overload(x, y), (y,), (t,))[1], x * t)
 
@@ -63,15 +69,16 @@ transforms(
 
 
 def _batching(right):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of the operator ``rotated`` with a vmap
-    rule. If ``right`` is true, there is no defect. If it is false, there is one on purpose: the batch of ``y`` is taken
-    to be its first dim.
+    """Return a function that registers the operator ``rotated`` with a vmap rule in a given namespace, and returns the
+    op that ``sl.adopt`` makes of it. If ``right`` is true, there is no defect. If it is false, there is a defect on
+    purpose: the rule takes the first dim of ``y`` for its batch dim.
     """
 
     def rule(info, dims, x, y, overload):
-        """Return the results for all members of the batch and their batch dim 0, as a vmap rule does. If ``right``
-        (argument of ``_batching``) is true, there is no defect. If it is false, there is one on purpose: ``dims[1]``,
-        the batch dim of ``y``, is taken to be zero.
+        """Call ``overload`` for each element of the batch, and return the stacked results and 0, which is their batch
+        dim. ``dims`` has the batch dims of ``x`` and ``y``, or None for an argument without one. If ``right`` (argument
+        of ``_batching``) is true, there is no defect. If it is false, there is a defect on purpose: the batch dim of
+        ``y`` is taken to be 0.
         """
         x = x if dims[0] is None else x.movedim(dims[0], 0)
         y = y if dims[1] is None else y.movedim(dims[1] if right else 0, 0)
@@ -81,8 +88,8 @@ def _batching(right):
         return torch.stack(rows), 0
 
     def make(ns):
-        """Register the operator ``rotated`` with its fake and its vmap rule in the namespace ``ns``, and return the op
-        that ``sl.adopt`` makes of it.
+        """Register the operator ``rotated`` in the namespace ``ns``, with an implementation for fake tensors and the
+        vmap rule ``rule`` (function of ``_batching``). Return the op that ``sl.adopt`` makes of it.
         """
         real = _rotated
         library = foreign(ns, "rotated(Tensor x, Tensor y) -> Tensor", real, "CompositeExplicitAutograd")
@@ -90,8 +97,8 @@ def _batching(right):
 
         @sl.adopt(f"{ns}::rotated")
         def rotated(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-            """Return ``3 * x`` plus ``y`` in reverse order. Results of the adopted operator are compared with this
-            reference.
+            """Return the sum of ``3 * x`` and the vector ``y`` with its elements reversed. Results of the adopted
+            operator are compared with this reference.
             """
             return _rotated(x, y)
 
@@ -104,13 +111,13 @@ def _batching(right):
 
 
 def _rotated(x, y):
-    """Return ``3 * x`` plus ``y`` in reverse order."""
+    """Return the sum of ``3 * x`` and the vector ``y`` with its elements reversed."""
     return x * 3 + y.flip(0)
 
 
 def _last_dim_batched(op):
-    """Return whether ``op`` (``rotated``) is right under vmap, where the batch of ``y`` is its second dim. An exception
-    counts as wrong.
+    """Return whether ``op`` (``rotated``) is right under vmap if the batch dim of ``y`` is its second. If the op raises
+    an exception, the result is False.
     """
     x, y = torch.arange(12).view(3, 4), torch.arange(12).view(4, 3) + 5
     try:

@@ -20,8 +20,8 @@ def cdiv(a, b):
 
 
 def normed(ns):
-    """Declare the op ``normed`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x``, each
-    less its mean and divided by the root of its variance plus 0.001.
+    """Declare the op ``normed`` in the namespace ``ns`` and return it. Its reference returns ``x`` with the mean of
+    each row subtracted. Each row is then divided by the square root of its variance plus 0.001.
     """
 
     @sl.op(f"{ns}::normed", requires=("c >= 1", "c <= 512"))
@@ -37,22 +37,22 @@ def normed(ns):
 
 def _normed(masked) -> Part:
     """Return a function that registers a CPU kernel with the op ``normed``. The kernel launches the Triton kernel
-    ``norm``. If ``masked`` is true, there is no defect. If it is false, there is one on purpose: the variance also
-    counts the elements of the block behind the end of a row.
+    ``norm``. If ``masked`` is true, there is no defect. If it is false, there is a defect on purpose: the variance also
+    counts the padding behind the end of a row.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``norm``. If ``masked``
-        (argument of ``_normed``) is true, there is no defect. If it is false, there is one on purpose: the variance
-        also counts the elements of the block behind the end of a row.
+        """Register the CPU kernel ``forward`` with ``op`` (``normed``). It launches the Triton kernel ``norm``. If
+        ``masked`` (argument of ``_normed``) is true, there is no defect. If it is false, there is a defect on purpose:
+        the variance also counts the padding behind the end of a row.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``norm``, which writes the normalised rows of ``x`` to ``out``. If ``masked``
-            (argument of ``_normed``) is true, there is no defect. If it is false, there is one on purpose: the variance
-            counts the padding of the block.
+            (argument of ``_normed``) is true, there is no defect. If it is false, there is a defect on purpose: the
+            variance also counts the padding behind the end of a row.
             """
             if len(x):
                 block = 16
@@ -89,23 +89,23 @@ def multiplied(ns):
 
 
 def _multiplied(clipped) -> Part:
-    """Return a function that registers a CPU kernel with the op ``multiplied``. The kernel launches the Triton kernel
-    ``grouped``. If ``clipped`` is true, there is no defect. If it is false, there is one on purpose: tiles of the last
-    group are left out.
+    """Return a function that registers a CPU kernel with the op ``multiplied``, the matrix product ``a @ b``. The
+    kernel launches the Triton kernel ``grouped``. If ``clipped`` is true, there is no defect. If it is false, there is
+    a defect on purpose: some tiles of the result are left out if the number of rows of tiles is not a multiple of four.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``grouped``. If ``clipped``
-        (argument of ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: tiles of the
-        last group are left out.
+        """Register the CPU kernel ``forward`` with ``op`` (``multiplied``). It launches the Triton kernel ``grouped``.
+        If ``clipped`` (argument of ``_multiplied``) is true, there is no defect. If it is false, there is a defect on
+        purpose: some tiles of the result are left out.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
             """Launch the Triton kernel ``grouped``, which writes ``a @ b`` to ``out``. If ``clipped`` (argument of
-            ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: tiles of the last
-            group stay zero.
+            ``_multiplied``) is true, there is no defect. If it is false, there is a defect on purpose: some tiles of
+            ``out`` stay zero if the number of rows of tiles is not a multiple of four.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -141,23 +141,23 @@ def shifted(ns):
 
 
 def _shifted(own) -> Part:
-    """Return a function that registers a CPU kernel with the op ``shifted``. The kernel launches the Triton kernel
-    ``shift``. If ``own`` is true, there is no defect. If it is false, there is one on purpose: each tile of columns
-    gets the ``bias`` of the first tile.
+    """Return a function that registers a CPU kernel with the op ``shifted``, which adds ``bias`` to each row of ``x``.
+    The kernel launches the Triton kernel ``shift``. If ``own`` is true, there is no defect. If it is false, there is a
+    defect on purpose: from column 64 on, the ``bias`` of the first 64 columns is added.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``shift``. If ``own``
-        (argument of ``_shifted``) is true, there is no defect. If it is false, there is one on purpose: each tile of
-        columns gets the ``bias`` of the first tile.
+        """Register the CPU kernel ``forward`` with ``op`` (``shifted``). It launches the Triton kernel ``shift``. If
+        ``own`` (argument of ``_shifted``) is true, there is no defect. If it is false, there is a defect on purpose:
+        from column 64 on, the ``bias`` of the first 64 columns is added.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, bias, *, out):
             """Launch the Triton kernel ``shift``, which writes ``x + bias`` to ``out``. If ``own`` (argument of
-            ``_shifted``) is true, there is no defect. If it is false, there is one on purpose: from column 64 on, the
-            ``bias`` of the first 64 columns is added.
+            ``_shifted``) is true, there is no defect. If it is false, there is a defect on purpose: from column 64 on,
+            the ``bias`` of the first 64 columns is added.
             """
             if x.numel():
                 grid = (cdiv(x.shape[0], 16), cdiv(x.shape[1], 64))

@@ -59,8 +59,8 @@ values(
 
 
 def _quantised(ns):
-    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns ``16 * x`` rounded,
-    plus the zero point ``zero``, clamped to the range of int8.
+    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference rounds ``16 * x`` to integers,
+    adds ``zero``, and returns the sum clamped to the range of int8.
     """
 
     @sl.op(f"{ns}::quantised")
@@ -75,12 +75,13 @@ def _quantised(ns):
 
 def _saturated_late(right):
     """Return a function that registers a kernel of the op ``quantised``. If ``right`` is true, there is no defect. If
-    it is false, there is one on purpose: the number is clamped before the zero point is added, so that it wraps.
+    it is false, there is a defect on purpose: numbers are clamped before ``zero`` is added, and the sum wraps around.
     """
 
     def fill(x, zero):
-        """Return ``x`` in int8. If ``right`` (argument of ``_saturated_late``) is true, there is no defect. If it is
-        false, there is one on purpose: a number near the ends of the range wraps around when ``zero`` is added.
+        """Return ``16 * x`` rounded plus ``zero``, clamped to the range of int8. If ``right`` (argument of
+        ``_saturated_late``) is true, there is no defect. If it is false, there is a defect on purpose: a number near
+        the ends of the range wraps around when ``zero`` is added.
         """
         y = torch.nan_to_num(wide(x) * 16).round()
         if right:
@@ -100,8 +101,8 @@ values(
 
 
 def nibbles(ns):
-    """Declare the op ``nibbles`` in the namespace ``ns`` and return it. Its reference returns the high four bits of
-    each byte of ``x`` as a signed number, times ``scale``.
+    """Declare the op ``nibbles`` in the namespace ``ns`` and return it. Its reference takes the high four bits of each
+    byte of ``x`` as a signed number and returns this number times ``scale``, in float32.
     """
 
     @sl.op(f"{ns}::nibbles")
@@ -142,8 +143,8 @@ values(
 
 
 def highest(ns):
-    """Declare the op ``highest`` in the namespace ``ns`` and return it. Its reference returns the position of the
-    maximum of each row, or of the first NaN.
+    """Declare the op ``highest`` in the namespace ``ns`` and return it. Its reference returns the column of the maximum
+    of each row of ``x``. For a row with NaN, it is the column of the first NaN.
     """
 
     @sl.op(f"{ns}::highest", requires="c >= 1")
@@ -179,9 +180,9 @@ def brightest(ns):
 
 
 def _bytes(kind):
-    """Return a function that registers a kernel of the op ``brightest`` in C. The kernel compares elements of the C
-    type ``kind``. If that is ``signed char``, there is a defect on purpose: bytes above 127 count as negative.
-    Otherwise there is none.
+    """Return a function that registers a kernel of the op ``brightest`` in C. The kernel compares bytes as numbers of
+    the C type ``kind``. If it is ``unsigned char``, there is no defect. If it is ``signed char``, there is a defect on
+    purpose: bytes above 127 count as negative.
     """
     return c_kernel(f"""
 int brightest(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -207,7 +208,7 @@ values(
 
 def attended(ns):
     """Declare the op ``attended`` in the namespace ``ns`` and return it. Its reference returns the attention of the
-    queries ``q`` over the keys ``k`` and values ``v``, computed in a wide dtype.
+    queries ``q`` over the keys ``k`` and values ``v``, computed in float32, or in float64 for float64.
     """
 
     @sl.op(f"{ns}::attended", requires=("n >= 1", "d >= 1"))
@@ -222,15 +223,15 @@ def attended(ns):
 
 
 def _scores_in_half(early):
-    """Return a function that registers a kernel of the op ``attended``. If ``early`` is true, there is no defect. If it
-    is false, there is one on purpose: scores are stored in the dtype of ``q`` before they are scaled. They overflow in
-    half precision.
+    """Return a function that registers a kernel of the op ``attended``. If ``early`` is true, ``q`` is scaled before
+    the product with ``k``, and there is no defect. If it is false, there is a defect on purpose: scores are stored in
+    the dtype of ``q`` before they are scaled. They overflow in half precision.
     """
 
     def fill(q, k, v, *, out):
         """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``early`` (argument of ``_scores_in_half``)
-        is true, there is no defect. If it is false, there is one on purpose: unscaled scores overflow in half
-        precision.
+        is true, there is no defect. If it is false, there is a defect on purpose: scores are stored in the dtype of
+        ``q`` before they are scaled, and overflow in half precision.
         """
         if early:
             scores = wide(q) * q.shape[1] ** -0.5 @ wide(k).T
@@ -254,7 +255,7 @@ values(
 
 def running(ns):
     """Declare the op ``running`` in the namespace ``ns`` and return it. Its reference returns the cumulative sum of
-    each row of ``x``, kept in a wide dtype.
+    each row of ``x``. It is computed in float32, or in float64 for float64, and rounded at the end.
     """
 
     @sl.op(f"{ns}::running")
@@ -268,15 +269,15 @@ def running(ns):
 
 
 def _carry(narrow):
-    """Return a function that registers a kernel of the op ``running``. The kernel reads chunks of 64 columns. If
-    ``narrow`` is false, there is no defect. If it is true, there is one on purpose: the sum carried between chunks is
-    rounded to the dtype of the result.
+    """Return a function that registers a kernel of the op ``running``. The kernel sums 64 columns at a time and carries
+    the sum on to the next 64. If ``narrow`` is false, there is no defect. If it is true, there is a defect on purpose:
+    the carried sum is rounded to the dtype of the result.
     """
 
     def fill(x, *, out):
-        """Write the cumulative sum of each row to ``out``. If ``narrow`` (argument of ``_carry``) is false, there is no
-        defect. If it is true, there is one on purpose: the carry between chunks is rounded, so that errors grow with
-        the length.
+        """Write the cumulative sum of each row of ``x`` to ``out``. If ``narrow`` (argument of ``_carry``) is false,
+        there is no defect. If it is true, there is a defect on purpose: the sum carried from 64 columns to the next 64
+        is rounded. Errors then grow with the length of the row.
         """
         carry = wide(x).new_zeros(len(x), 1)
         for start in range(0, x.shape[1], 64):
@@ -314,9 +315,9 @@ def looked_up(ns):
 
 
 def _counted(at_most):
-    """Return a function that registers a kernel of the op ``looked_up``. The kernel counts each number up to
-    ``at_most`` times. If ``at_most`` is small, there is a defect on purpose: further occurrences are not counted.
-    Otherwise there is none.
+    """Return a function that registers a kernel of the op ``looked_up``, which counts occurrences of numbers. The
+    kernel counts up to ``at_most``. If this is more than the number of keys, there is no defect. If it is smaller,
+    there is a defect on purpose: further occurrences are not counted.
     """
     return filled(lambda keys, index: (index[:, None] == keys[None]).sum(1).clamp_max(at_most))
 
@@ -337,8 +338,8 @@ def _gelu(x):
 
 def _erf(constant):
     """Return a function that registers a kernel of the op ``gelu``. The kernel multiplies ``x`` by ``constant`` in the
-    error function, which should be the root of 1/2. If it has only seven digits, there is a defect on purpose: results
-    of float64 are not precise. Otherwise there is none.
+    error function. If it is the exact square root of 1/2, there is no defect. If it has only seven digits, there is a
+    defect on purpose: results of float64 are not precise.
     """
     return filled(lambda x: (wide(x) * 0.5 * (1 + torch.erf(wide(x) * constant))).to(x.dtype))
 
@@ -353,8 +354,8 @@ promotion(
 
 
 def half_sum(ns):
-    """Declare the op ``half_sum`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
-    ``x`` times ``scale``, computed in float32.
+    """Declare the op ``half_sum`` in the namespace ``ns`` and return it. Its reference multiplies ``x`` by ``scale`` in
+    float32 and returns the sum of each row, rounded to half precision.
     """
 
     @sl.op(f"{ns}::half_sum")
@@ -384,8 +385,8 @@ scalars(
 
 
 def bucketed(ns):
-    """Declare the op ``bucketed`` in the namespace ``ns`` and return it. Its reference returns the number of elements
-    of ``x`` in each of ``bins`` classes modulo ``bins``.
+    """Declare the op ``bucketed`` in the namespace ``ns`` and return it. Its reference returns a vector of ``bins``
+    counts, of which element ``i`` is the number of elements of ``x`` with ``x % bins == i``.
     """
 
     @sl.op(f"{ns}::bucketed", requires="bins >= 1")

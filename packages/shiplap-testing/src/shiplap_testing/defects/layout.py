@@ -16,8 +16,8 @@ layout = partial(add, "layout")
 
 
 def images(ns):
-    """Declare the op ``images`` in the namespace ``ns`` and return it. Its reference returns ``x + bias``, with
-    ``bias`` added to each channel.
+    """Declare the op ``images`` in the namespace ``ns`` and return it. Its reference returns ``x`` with ``bias[c]``
+    added to each element of channel ``c``.
     """
 
     @sl.op(f"{ns}::images")
@@ -32,14 +32,14 @@ def images(ns):
 
 def _pixels(last):
     """Return a function that registers a kernel of the op ``images`` with a path for channels-last memory. If ``last``
-    is true, there is no defect. If it is false, there is one on purpose: this path computes the channel of an element
-    as for channels-first memory.
+    is true, there is no defect. If it is false, there is a defect on purpose: this path computes the channel of an
+    element as for contiguous memory.
     """
 
     def pixels(x, bias, *, out):
         """Write ``x`` plus the ``bias`` of each channel to ``out``. If ``last`` (argument of ``_pixels``) is true,
-        there is no defect. If it is false, there is one on purpose: channels-last images get the ``bias`` of other
-        channels.
+        there is no defect. If it is false, there is a defect on purpose: elements of images in channels-last memory get
+        the ``bias`` of another channel.
         """
         # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
@@ -75,14 +75,14 @@ def volumes(ns):
 
 
 def _in_its_order(back):
-    """Return a function that registers a kernel of the op ``volumes``. The kernel computes in the memory order of
-    ``x``. If ``back`` is true, there is no defect. If it is false, there is one on purpose: the result is read as if it
-    had the order of ``out``.
+    """Return a function that registers a kernel of the op ``volumes``, which computes ``2 * x``. The kernel computes
+    the result in the memory order of ``x``. If ``back`` is true, there is no defect. If it is false, there is a defect
+    on purpose: the result is read with the strides of ``out``.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``. If ``back`` (argument of ``_in_its_order``) is true, there is no defect. If it is
-        false, there is one on purpose: elements of an ``x`` that is not contiguous end at wrong positions.
+        false, there is a defect on purpose: if ``x`` is not contiguous, its elements end at wrong positions of ``out``.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
         # The output is contiguous, whatever the order of x.
@@ -101,14 +101,15 @@ layout(
 
 
 def _column_major(packed):
-    """Return a function that registers a kernel of the op ``scaled`` for transposed matrices. If ``packed`` is false,
-    there is no defect. If it is true, there is one on purpose: the distance of columns is taken to be the number of
-    rows.
+    """Return a function that registers a kernel of the op ``scaled`` with a path for transposed matrices. If ``packed``
+    is false, there is no defect. If it is true, there is a defect on purpose: the stride between columns is taken to be
+    the number of rows.
     """
 
     def fill(x, scale, *, out):
         """Write ``x * scale`` to ``out``. If ``packed`` (argument of ``_column_major``) is false, there is no defect.
-        If it is true, there is one on purpose: a transposed slice is read as if its columns followed each other.
+        If it is true, there is a defect on purpose: a slice of a transposed matrix is read as if its columns followed
+        each other without gaps.
         """
         n, c = x.shape
         # With a single row or column, strides say nothing about the order.
@@ -132,8 +133,8 @@ layout(
 
 def _strided_copy(offset):
     """Return a function that registers a kernel of the op ``scaled``. The kernel reads ``x`` from the storage offset
-    ``offset(x)``. If that is always 0, there is a defect on purpose: slices are read from the start of their storage.
-    Otherwise there is none.
+    ``offset(x)``. If this is the offset of ``x``, there is no defect. If it is always 0, there is a defect on purpose:
+    slices are read from the start of their storage.
     """
     return filled(lambda x, scale: torch.as_strided(x, x.shape, x.stride(), offset(x)) * scale)
 
@@ -148,8 +149,8 @@ layout(
 
 
 def _packed(x):
-    """Return a view of the memory of ``x`` as a contiguous matrix of its shape. This function has a defect on purpose:
-    elements are at wrong positions if ``x`` is not contiguous.
+    """Return a view of the memory of ``x`` with its shape and contiguous strides. A kernel of ``scaled`` that calls it
+    with a tensor that is not contiguous has a defect on purpose: elements are at wrong positions.
     """
     return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
 
@@ -164,8 +165,8 @@ layout(
 
 
 def _borrowed(x, y):
-    """Return ``x + y``. This function has a defect on purpose: if the strides differ, ``y`` is read with the strides of
-    ``x``.
+    """Return ``x + y``. This kernel of ``added`` has a defect on purpose: ``y`` is read with the strides of ``x``. The
+    result is wrong if the strides of ``y`` differ.
     """
     return x + torch.as_strided(y, y.shape, x.stride(), y.storage_offset())
 
@@ -180,14 +181,14 @@ layout(
 
 
 def _stride_zero(by_dim):
-    """Return a function that registers a kernel of the op ``doubled`` with a short cut for expanded rows. If ``by_dim``
-    is true, there is no defect. If it is false, there is one on purpose: it is taken for any stride of zero, also that
-    of expanded columns.
+    """Return a function that registers a kernel of the op ``doubled`` with a short cut for one row expanded to several.
+    If ``by_dim`` is true, there is no defect. If it is false, there is a defect on purpose: the short cut is taken for
+    any stride of zero, also for an expanded column.
     """
 
     def fill(x):
         """Return ``2 * x``. If ``by_dim`` (argument of ``_stride_zero``) is true, there is no defect. If it is false,
-        there is one on purpose: for expanded columns the first row is returned in all rows.
+        there is a defect on purpose: for an expanded column, the first row is returned in all rows.
         """
         # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
@@ -207,14 +208,14 @@ layout(
 
 
 def _as_one_run(exact):
-    """Return a function that registers a kernel of the op ``doubled``. The kernel reads rows without gaps as one run of
-    memory. If ``exact`` is true, there is no defect. If it is false, there is one on purpose: it reads overlapping rows
-    in this way as well.
+    """Return a function that registers a kernel of the op ``doubled`` with a path for rows that follow each other in
+    memory. If ``exact`` is true, there is no defect. If it is false, there is a defect on purpose: this path is also
+    taken for rows that overlap in memory.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_as_one_run``) is true, there is no defect. If it is
-        false, there is one on purpose: rows that overlap in memory are read as if they followed each other.
+        false, there is a defect on purpose: rows that overlap in memory are read as if they followed each other.
         """
         n, c = x.shape
         if x.numel() and x.stride(1) == 1 and (x.stride(0) == c if exact else x.stride(0) <= c):
@@ -255,14 +256,15 @@ def batched(ns):
 
 
 def _batch_stride(own):
-    """Return a function that registers a kernel of the op ``batched``. If ``own`` is true, there is no defect. If it is
-    false, there is one on purpose: the distance of matrices is taken to be rows times columns.
+    """Return a function that registers a kernel of the op ``batched``, the sums of rows. If ``own`` is true, there is
+    no defect. If it is false, there is a defect on purpose: the stride between matrices is taken to be the number of
+    rows times that of columns.
     """
 
     def fill(x):
         """Return the sum over the last dim of ``x``. If ``own`` (argument of ``_batch_stride``) is true, there is no
-        defect. If it is false, there is one on purpose: a slice of a batch is read as if its matrices followed each
-        other.
+        defect. If it is false, there is a defect on purpose: a slice of a batch is read as if its matrices followed
+        each other.
         """
         b, n, c = x.shape
         strides = (x.stride(0) if own else n * c, x.stride(1), x.stride(2))
@@ -292,14 +294,15 @@ def heads(ns):
 
 
 def _outer_and_inner(exact):
-    """Return a function that registers a kernel of the op ``heads`` with a path for contiguous memory. If ``exact`` is
-    true, there is no defect. If it is false, there is one on purpose: contiguity is tested by the first and the last
-    stride.
+    """Return a function that registers a kernel of the op ``heads``, which computes ``2 * x``, with a path for
+    contiguous memory. If ``exact`` is true, there is no defect. If it is false, there is a defect on purpose: only the
+    first and the last stride are tested for contiguity.
     """
 
     def fill(x, *, out):
         """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_outer_and_inner``) is true, there is no defect. If
-        it is false, there is one on purpose: an ``x`` with its middle dims transposed is read as contiguous.
+        it is false, there is a defect on purpose: if the middle dims of ``x`` are transposed, ``x`` is read as if it
+        were contiguous.
         """
         packed = x.stride(3) == 1 and x.stride(0) == x[0].numel() if x.numel() else False
         if x.is_contiguous() if exact else packed:
@@ -321,13 +324,14 @@ layout(
 
 def _gap_means_turned(checked):
     """Return a function that registers a kernel of the op ``row_sum`` with a path for transposed matrices. If
-    ``checked`` is true, there is no defect. If it is false, there is one on purpose: any matrix with an inner stride
-    other than 1 is taken for a transposed one.
+    ``checked`` is true, there is no defect. If it is false, there is a defect on purpose: this path is taken for any
+    matrix whose second stride is not 1.
     """
 
     def fill(x):
-        """Return the sum of each row. If ``checked`` (argument of ``_gap_means_turned``) is true, there is no defect.
-        If it is false, there is one on purpose: a matrix of every second column is read as a transposed one.
+        """Return the sum of each row of ``x``. If ``checked`` (argument of ``_gap_means_turned``) is true, there is no
+        defect. If it is false, there is a defect on purpose: a slice with every second column of a matrix is read as a
+        transposed matrix.
         """
         n, c = x.shape
         if x.stride(1) != 1 and (not checked or x.T.is_contiguous()) and x.numel():
@@ -347,8 +351,8 @@ layout(
 
 
 def _update_copy(table, x):
-    """Add ``x`` to a contiguous copy of ``table``. This function has a defect on purpose: ``table`` itself is not
-    changed if it is not contiguous.
+    """Add ``x`` to ``table.contiguous()`` in place. This kernel of ``update`` has a defect on purpose: a ``table`` that
+    is not contiguous is not changed, but only a copy of it.
     """
     table.contiguous().add_(x)
 
@@ -375,8 +379,8 @@ def picked(ns):
 
 def _copy(kind):
     """Return a function that registers a kernel of the op ``picked`` in C. The kernel copies ``x`` and computes offsets
-    in the C type ``kind``. If that is ``int``, there is a defect on purpose: offsets of more than two gigabytes wrap.
-    Otherwise there is none.
+    in the C type ``kind``. If it is ``int64_t``, there is no defect. If it is ``int``, there is a defect on purpose:
+    offsets of two gigabytes and more wrap around.
     """
     return c_kernel(
         f"""
@@ -395,8 +399,8 @@ int picked(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 
 def _spread_out():
-    """Return one argument, a matrix of 2 by 4 bytes whose columns lie a gigabyte apart in reserved memory, as a
-    tuple.
+    """Return a tuple of one argument for ``picked``, a matrix of 2 by 4 bytes whose columns lie a gigabyte apart. Most
+    of the memory between them is reserved but never touched.
     """
     step = 1 << 30
     memory = torch.empty(3 * step + 8, dtype=torch.int8)  # reserved, hardly touched
@@ -428,9 +432,9 @@ def doubled32(ns):
 
 
 def _rows(stride):
-    """Return a function that registers a C kernel of the op ``doubled32``. The kernel takes the rows of ``x`` to lie
-    ``stride`` elements apart. ``stride`` is a C expression. If it is the number of columns, there is a defect on
-    purpose: rows of a slice are read from wrong addresses. Otherwise there is none.
+    """Return a function that registers a kernel of the op ``doubled32`` in C. ``stride`` is a C expression for the
+    distance of the rows of ``x`` in elements. If it is ``x->strides[0]``, there is no defect. If it is ``c``, the
+    number of columns, there is a defect on purpose: rows of a slice are read from wrong addresses.
     """
     return c_kernel(
         f"""
@@ -456,9 +460,9 @@ layout(
 
 
 def _aligned(rounding):
-    """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel clears the bits ``rounding``
-    of the address of ``x``. If ``rounding`` is ``0``, there is no defect. Otherwise there is one on purpose: views are
-    read from an earlier address.
+    """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel clears those bits of the
+    address of ``x`` that are set in the C number ``rounding``. If it is ``0``, there is no defect. If it is ``15``,
+    there is a defect on purpose: views are read from an address that is rounded down.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -479,8 +483,8 @@ layout(
 
 
 def any_rank(ns):
-    """Declare the op ``any_rank`` in the namespace ``ns`` and return it. Its reference returns ``x * weight`` along the
-    last dim of ``x``.
+    """Declare the op ``any_rank`` in the namespace ``ns`` and return it. Its reference returns ``x * weight``, where
+    ``weight`` has an element for each index of the last dim of ``x``.
     """
 
     @sl.op(f"{ns}::any_rank")
@@ -492,8 +496,8 @@ def any_rank(ns):
 
 
 def _flattened(x, weight, *, out):
-    """Write ``x * weight`` to ``out``. This function has a defect on purpose: for three dims, ``weight`` is multiplied
-    along the second dim.
+    """Write ``x * weight`` to ``out``. This kernel of ``any_rank`` has a defect on purpose: if ``x`` has three dims,
+    ``weight`` is multiplied along the second dim instead of the last.
     """
     rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 2 else x
     out.copy_((rows * weight[: x.shape[-1]]).view(out.shape) if x.dim() != 3 else x * weight[: x.shape[1]][:, None])

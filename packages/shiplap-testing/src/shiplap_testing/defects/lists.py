@@ -31,15 +31,15 @@ def summed(ns):
 
 
 def _all_terms(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``, kept in a wide dtype. This is a kernel of the op ``summed``
-    without a defect.
+    """Return the sum of ``x`` and the tensors of ``more``, computed in float32, or in float64 for float64. This is a
+    kernel of the op ``summed`` without a defect.
     """
     return sum((wide(t) for t in more), wide(x))
 
 
 def _stacked(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for an empty list,
-    ``torch.stack`` raises.
+    """Return the sum of ``x`` and the tensors of ``more``. This kernel of ``summed`` has a defect on purpose: for an
+    empty list, ``torch.stack`` raises ``RuntimeError``.
     """
     return x + torch.stack(list(more)).sum(0)
 
@@ -54,8 +54,8 @@ lists(
 
 
 def _in_pairs(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for an odd number,
-    the last tensor is left out.
+    """Return the sum of ``x`` and the tensors of ``more``. This kernel of ``summed`` has a defect on purpose: of an odd
+    number of tensors, the last is left out.
     """
     return sum((a + b for a, b in zip(more[::2], more[1::2], strict=False)), x)
 
@@ -70,8 +70,8 @@ lists(
 
 
 def _up_to_two(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for three and more,
-    only the first and the last are added.
+    """Return the sum of ``x`` and the tensors of ``more``. This kernel of ``summed`` has a defect on purpose: of three
+    or more tensors, only the first and the last are added.
     """
     return (x, x + more[0], x + more[0] + more[-1])[min(len(more), 2)] if more else x
 
@@ -86,8 +86,8 @@ lists(
 
 
 def _without_repeats(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: if a tensor occurs
-    twice in the list, it is added once.
+    """Return the sum of ``x`` and the tensors of ``more``. This kernel of ``summed`` has a defect on purpose: a tensor
+    that is in the list twice is added only once.
     """
     # A dict keeps one tensor for each address.
     return sum({t.data_ptr(): t for t in more}.values(), x)
@@ -103,8 +103,8 @@ lists(
 
 
 def _one_only(x, more):
-    """Return the sum of ``x`` and the tensors of ``more``. This function has a defect on purpose: for a list of one,
-    that tensor is returned without ``x``.
+    """Return the sum of ``x`` and the tensors of ``more``. This kernel of ``summed`` has a defect on purpose: if the
+    list has one tensor, that tensor is returned without ``x``.
     """
     return more[0] if len(more) == 1 else sum(more, x)
 
@@ -119,8 +119,8 @@ lists(
 
 
 def counts(ns):
-    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the sum of all
-    elements of all tensors of the list ``parts``.
+    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference adds the sum of all elements of
+    all tensors of the list ``parts`` to each element of ``x``.
     """
 
     @sl.op(f"{ns}::counts")
@@ -134,8 +134,8 @@ def counts(ns):
 
 
 def _as_the_first(x, parts):
-    """Return ``x`` plus the sum of all elements of ``parts``. This function has a defect on purpose: for parts longer
-    than the first, elements past its length are left out.
+    """Return ``x`` plus the sum of all elements of the tensors of ``parts``. This kernel of ``counts`` has a defect on
+    purpose: of each tensor, only as many elements are added as the first tensor has.
     """
     return sum((p[: len(parts[0])].sum() for p in parts), x)
 
@@ -167,13 +167,13 @@ def affine(ns):
 
 def _affine(nested):
     """Return a function that registers a kernel of the op ``affine``. If ``nested`` is false, there is no defect. If it
-    is true, there is one on purpose: ``bias`` is added only if there is a ``weight``.
+    is true, there is a defect on purpose: ``bias`` is added only if there is a ``weight``.
     """
 
     def fill(x, weight, bias):
         """Return ``x * weight + bias``, where an absent ``weight`` or ``bias`` is left out. If ``nested`` (argument of
-        ``_affine``) is false, there is no defect. If it is true, there is one on purpose: ``bias`` is added only if
-        there is a ``weight``.
+        ``_affine``) is false, there is no defect. If it is true, there is a defect on purpose: ``bias`` is added only
+        if there is a ``weight``.
         """
         if weight is None:
             return x if nested or bias is None else x + bias
@@ -205,8 +205,9 @@ def shifted32(ns):
 
 
 def _absent(value):
-    """Return a function that registers a kernel of the op ``shifted32`` in C. If ``bias`` is None, the kernel adds the
-    C number ``value`` in its place. If ``value`` is zero, there is no defect. Otherwise there is one on purpose.
+    """Return a function that registers a kernel of the op ``shifted32`` in C, which computes ``x + bias``. If ``bias``
+    is None, the kernel adds the C number ``value``. If ``value`` is zero, there is no defect. Otherwise there is a
+    defect on purpose: ``x`` should be returned unchanged.
     """
     return c_kernel(f"""
 int shifted32(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {{

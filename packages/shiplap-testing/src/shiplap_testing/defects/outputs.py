@@ -20,8 +20,8 @@ def _doubling(x, *, out):
 
 
 def _into_a_slice(op):
-    """Return whether ``op.out`` (``doubled``) fills a slice of a larger tensor and leaves the rest of that tensor
-    unchanged.
+    """Return whether ``op.out`` (``doubled``) fills the slice that it is passed and leaves the other elements of the
+    sliced tensor unchanged.
     """
     # Seven is in none of the results, so that each element that was written to shows.
     whole, x = torch.full((6, 3), 7.0), randn(2, 3)
@@ -30,8 +30,8 @@ def _into_a_slice(op):
 
 
 def _from_the_start(x, *, out):
-    """Write ``2 * x`` to the start of the storage of ``out``. This function has a defect on purpose: if ``out`` is a
-    slice of a larger tensor, its offset in the storage is ignored.
+    """Write ``2 * x`` to the start of the storage of ``out``. This kernel of ``doubled`` has a defect on purpose: if
+    ``out`` is a slice of a larger tensor, its storage offset is ignored.
     """
     torch.as_strided(out, out.shape, out.stride(), 0).copy_(x * 2)
 
@@ -46,8 +46,8 @@ outputs(
 
 
 def _clearing_storage(x, *, out):
-    """Write ``2 * x`` to ``out``. This function has a defect on purpose: if ``out`` is a slice, the whole storage is
-    cleared first.
+    """Write ``2 * x`` to ``out``. This kernel of ``doubled`` has a defect on purpose: if ``out`` is a slice of a larger
+    tensor, all of that tensor is set to zero first.
     """
     # The storage of a slice is that of the whole tensor.
     out.untyped_storage().fill_(0)
@@ -64,7 +64,7 @@ outputs(
 
 
 def _into_used_memory(op):
-    """Return whether ``op.out`` agrees with the reference for an output that was filled with 7 before."""
+    """Fill an output with 7 and pass it to ``op.out``. Return whether it then holds the result of the reference."""
     # Fresh memory is mostly zero, which would hide what the kernel does not write.
     x, out = randn(2, 3), torch.full((2, 3), 7.0)
     return close(op.out(x, out=out), op.reference(x))
@@ -80,8 +80,8 @@ outputs(
 
 
 def positive(ns):
-    """Declare the op ``positive`` in the namespace ``ns`` and return it. Its reference returns ``x`` where it is
-    positive, and zero elsewhere.
+    """Declare the op ``positive`` in the namespace ``ns`` and return it. Its reference returns ``x`` with numbers that
+    are not positive replaced by zero.
     """
 
     @sl.op(f"{ns}::positive")
@@ -93,14 +93,15 @@ def positive(ns):
 
 
 def _where_positive(clear):
-    """Return a function that registers a kernel of the op ``positive``. The kernel writes positive elements only. If
-    ``clear`` is true, there is no defect. If it is false, there is one on purpose: other elements of the output are not
-    set to zero.
+    """Return a function that registers a kernel of the op ``positive``. The kernel writes those elements of the output
+    for which ``x`` is positive. If ``clear`` is true, there is no defect. If it is false, there is a defect on purpose:
+    other elements of the output are not set to zero.
     """
 
     def fill(x, *, out):
-        """Write the positive elements of ``x`` to ``out``. If ``clear`` (argument of ``_where_positive``) is true,
-        there is no defect. If it is false, there is one on purpose: the other elements of ``out`` are not set to zero.
+        """Write the positive elements of ``x`` to ``out``, and zero elsewhere if ``clear`` (argument of
+        ``_where_positive``) is true. If it is false, there is a defect on purpose: the other elements of ``out`` keep
+        what was in the memory.
         """
         if clear:
             out.zero_()
@@ -119,32 +120,35 @@ outputs(
 
 
 def _pools(fake_rounds_up, real_rounds_up):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator that sums neighbouring
-    pairs. If ``fake_rounds_up`` or ``real_rounds_up`` is true, there is a defect on purpose: the fake or the
-    implementation has one sum too many for odd lengths. Otherwise there is none.
+    """Return a function that registers the operator ``pools``, the sums of neighbouring pairs, in a given namespace. It
+    returns the op that ``sl.adopt`` makes of it. If ``fake_rounds_up`` or ``real_rounds_up`` is true, there is a defect
+    on purpose: for an odd length, the fake or the real implementation has one sum too many. If both are false, there is
+    no defect.
     """
 
     def count(n, up):
-        """Return half of ``n``, rounded up if ``up`` is true and down otherwise."""
+        """Return half of ``n`` as an integer, rounded up if ``up`` is true and down otherwise."""
         return (n + 1) // 2 if up else n // 2
 
     def real(x):
         """Return the sums of neighbouring pairs of ``x``. If ``real_rounds_up`` (argument of ``_pools``) is false,
-        there is no defect. If it is true, there is one on purpose: an odd length has one sum more than declared.
+        there is no defect. If it is true, there is a defect on purpose: for an odd length, there is one sum more than
+        declared.
         """
         n = count(x.shape[0], real_rounds_up)
         # Padded by one, so that an odd length has a last pair.
         return torch.nn.functional.pad(x, (0, 1))[: 2 * n].view(n, 2).sum(1)
 
     def make(ns):
-        """Register the operator ``pools`` with its fake in the namespace ``ns``, and return the op that ``sl.adopt``
-        makes of it.
+        """Register the operator ``pools``, the sums of neighbouring pairs, in the namespace ``ns``. Its implementations
+        are ``real`` and, for fake tensors, ``fake``. Return the op that ``sl.adopt`` makes of it.
         """
         library = foreign(ns, "pools(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
 
         def fake(x):
-            """Return an empty result for the fake. If ``fake_rounds_up`` (argument of ``_pools``) is false, there is no
-            defect. If it is true, there is one on purpose: it is one element too long for odd lengths.
+            """Return an uninitialised tensor with the shape of the result. If ``fake_rounds_up`` (argument of
+            ``_pools``) is false, there is no defect. If it is true, there is a defect on purpose: the shape is one
+            element too long for odd lengths.
             """
             return x.new_empty(count(x.shape[0], fake_rounds_up))
 
@@ -163,13 +167,14 @@ def _pools(fake_rounds_up, real_rounds_up):
 
 
 def _fake_agrees(*args):
-    """Return a function that takes an op and compares its results for ``args``. It returns whether the fake, the result
-    and the reference agree in shape, and the fake and the result in strides and dtype.
+    """Return a function that calls an op on ``args`` and on fake tensors made from ``args``, and calls its reference on
+    ``args``. It returns whether all three results agree in shape, and whether those of the op on real and fake tensors
+    agree in strides and dtype.
     """
 
     def agrees(op):
-        """Return whether the result of ``op`` on ``args`` (argument of ``_fake_agrees``) has the shape, strides and
-        dtype of its fake, and the shape of the reference's result.
+        """Return whether the results of ``op`` on ``args`` (argument of ``_fake_agrees``) and on fake tensors made from
+        ``args`` have equal shapes, strides and dtypes. The result of the reference must have the same shape.
         """
         from torch._subclasses import FakeTensorMode
 
@@ -199,12 +204,15 @@ outputs(
 
 
 def _flips(real, fake):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator. ``real`` is its
-    implementation and ``fake`` its fake. A sound operator returns ``x + 1`` for integers.
+    """Return a function that registers the operator ``flips`` in a given namespace, and returns the op that
+    ``sl.adopt`` makes of it. ``real`` is its implementation, and ``fake`` is that for fake tensors. If ``real`` returns
+    ``x + 1`` for integers and ``fake`` agrees with it in shape, strides and dtype, there is no defect.
     """
 
     def make(ns):
-        """Register the operator ``flips`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
+        """Register the operator ``flips`` with ``real`` and ``fake`` (arguments of ``_flips``) in the namespace ``ns``,
+        and return the op that ``sl.adopt`` makes of it.
+        """
         library = foreign(ns, "flips(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::flips", fake, lib=library)
 
@@ -240,13 +248,15 @@ outputs(
 
 
 def _powers(default):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator whose schema has the
-    default ``default`` for ``k``. If that is not 2, there is a defect on purpose: it differs from the declared default.
-    Otherwise there is none.
+    """Return a function that registers an operator in a given namespace, and returns the op that ``sl.adopt`` makes of
+    it. The operator returns ``x * k``, and ``k`` has the default ``default`` in its schema. If it is 2, there is no
+    defect. Otherwise there is a defect on purpose: it differs from the default that is declared to Shiplap.
     """
 
     def make(ns):
-        """Register the operator ``scales`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
+        """Register the operator ``scales``, which returns ``x * k``, in the namespace ``ns``. Its ``k`` has the default
+        ``default`` (argument of ``_powers``). Return the op that ``sl.adopt`` makes of it.
+        """
         foreign(ns, f"scales(Tensor x, int k={default}) -> Tensor", lambda x, k=default: x * k)
 
         @sl.adopt(f"{ns}::scales")
@@ -285,8 +295,8 @@ outputs(
 
 
 def _neighbours(x):
-    """Return ``x`` without repeats of neighbours. This function has a defect on purpose: for unsorted numbers, a number
-    that comes back is returned again.
+    """Return ``x`` without numbers that are equal to the one before. This kernel of ``distinct`` has a defect on
+    purpose: in unsorted input, a number that occurs again later is returned again.
     """
     return torch.unique_consecutive(x)
 
@@ -301,8 +311,8 @@ outputs(
 
 
 def _padded(x):
-    """Return the distinct numbers of ``x``. This function has a defect on purpose: if numbers repeat, zeros follow up
-    to the length of ``x``.
+    """Return the distinct numbers of ``x``. This kernel of ``distinct`` has a defect on purpose: if numbers repeat,
+    zeros are appended up to the length of ``x``.
     """
     values = torch.unique(x)
     return torch.cat([values, values.new_zeros(len(x) - len(values))])
@@ -331,8 +341,8 @@ def above(ns):
 
 
 def _from_first(x, limit):
-    """Return the elements of ``x`` above ``limit``. This function has a defect on purpose: an ``IndexError`` is raised
-    if there are none.
+    """Return the elements of ``x`` above ``limit``. This kernel of ``above`` has a defect on purpose: if no element is
+    above ``limit``, it raises ``IndexError``.
     """
     rows = (x > limit).nonzero()[:, 0]
     first = int(rows[0])  # raises where there is none
@@ -365,13 +375,13 @@ def normalised(ns):
 
 def _in_workspace(bytes_):
     """Return a function that registers a kernel of the op ``normalised``. The kernel keeps one number for each row in a
-    workspace. ``bytes_`` is an expression for the size of the workspace in bytes. If that is four bytes a row, there is
-    a defect on purpose: the workspace is too small for float64. Otherwise there is none.
+    workspace. ``bytes_`` is an expression for the size of the workspace in bytes. If it is ``itemsize * n``, there is
+    no defect. If it is ``4 * n``, there is a defect on purpose: the workspace is too small for float64.
     """
 
     def fill(x, *, out, workspace):
-        """Write ``x`` divided by one plus the largest magnitude of its row to ``out``, with the magnitudes in
-        ``workspace``.
+        """Write ``x`` divided by one plus the largest magnitude of its row to ``out``. The magnitudes are kept in
+        ``workspace``, a tensor of bytes.
         """
         top = workspace.view(x.dtype)[: x.shape[0]]
         torch.amax(x.abs(), 1, out=top)
@@ -390,8 +400,8 @@ outputs(
 
 
 def halved(ns):
-    """Declare the op ``halved`` in the namespace ``ns`` and return it. Its reference returns the maximum of each window
-    of ``k`` neighbouring elements of ``x``.
+    """Declare the op ``halved`` in the namespace ``ns`` and return it. Its reference returns a vector whose element
+    ``i`` is the maximum of ``x[i : i + k]``, for each such window inside of ``x``.
     """
 
     @sl.op(f"{ns}::halved", dims={"m": "n - k + 1"}, requires=("k >= 1", "k <= n"))
@@ -405,13 +415,13 @@ def halved(ns):
 
 
 def _sliding(first):
-    """Return a function that registers a kernel of the op ``halved``. If ``first`` is true, there is no defect. If it
-    is false, there is one on purpose: the first window lacks its last element.
+    """Return a function that registers a kernel of the op ``halved``, the maximum of each window. If ``first`` is true,
+    there is no defect. If it is false, there is a defect on purpose: the first window lacks its last element.
     """
 
     def fill(x, k, *, out):
         """Write the maximum of each window of ``k`` elements to ``out``. If ``first`` (argument of ``_sliding``) is
-        true, there is no defect. If it is false, there is one on purpose: the first maximum is that of ``k - 1``
+        true, there is no defect. If it is false, there is a defect on purpose: the first maximum is that of ``k - 1``
         elements.
         """
         out.copy_(x.unfold(0, k, 1).amax(1))

@@ -24,13 +24,15 @@ def _doubling(x, *, out):
 
 
 def _twice(make):
-    """Return a function that takes an op and returns whether its result for ``make()`` is twice that tensor."""
+    """Return a function that takes an op and returns whether its result for the tensor ``make()`` is that tensor times
+    2.
+    """
     return lambda op: close(op(x := make()), x * 2)
 
 
 def _first_byte(x, *, out):
-    """Write the sum of each column to ``out``. This function has a defect on purpose: for a tensor without elements, a
-    null pointer is read, which ends the process.
+    """Write the sum of each column of ``x`` to ``out``. This kernel of ``column_sum`` has a defect on purpose: for a
+    tensor without elements, it reads from a null pointer, which ends the process.
     """
     # The address of a tensor without elements is null.
     ctypes.memmove(ctypes.create_string_buffer(1), x.data_ptr(), 1)
@@ -47,7 +49,9 @@ process(
 
 
 def _giving_up(x, *, out):
-    """Write ``2 * x`` to ``out``. This function has a defect on purpose: for NaN, the process ends with status 1."""
+    """Write ``2 * x`` to ``out``. This kernel of ``doubled`` has a defect on purpose: if ``x`` has NaN, the process
+    ends with exit status 1.
+    """
     if x.isnan().any():
         print("doubled: NaN in input", flush=True)
         # Not sys.exit, which Python code could catch.
@@ -78,14 +82,14 @@ def rooted(ns):
 
 
 def _newton(limit):
-    """Return a function that registers a kernel of the op ``rooted``. The kernel makes at most ``limit`` steps of
-    Newton's iteration. If ``limit`` is infinite, there is a defect on purpose: it never ends for NaN and infinities.
-    Otherwise there is none.
+    """Return a function that registers a kernel of the op ``rooted``. The kernel computes square roots by at most
+    ``limit`` steps of Newton's iteration. If ``limit`` is finite, there is no defect. If it is infinite, there is a
+    defect on purpose: the iteration never ends for NaN and infinities.
     """
 
     def fill(x, *, out):
-        """Write the square root of the magnitude of ``x`` to ``out``. If ``limit`` (argument of ``_newton``) is
-        infinite, there is a defect on purpose: the loop never ends for NaN and infinities. Otherwise there is none.
+        """Write the square root of the magnitude of ``x`` to ``out``. If ``limit`` (argument of ``_newton``) is finite,
+        there is no defect. If it is infinite, there is a defect on purpose: the loop never ends for NaN and infinities.
         """
         y = wide(x).abs()
         root, steps = torch.where(y > 1, y, 1).clone(), 0
@@ -107,21 +111,21 @@ process(
 
 
 def _nested_tasks(inline):
-    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel halves more than 256 rows into
-    tasks for a pool of one worker. If ``inline`` is true, there is no defect. If it is false, there is one on purpose:
-    a task waits for a second task, which never begins.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel splits inputs of more than 256
+    rows into halves, in tasks for a pool of one worker. If ``inline`` is true, there is no defect. If it is false,
+    there is a defect on purpose: the task waits for a second task, which never begins.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It halves more than 256 rows into tasks for a pool of one
-        worker. If ``inline`` (argument of ``_nested_tasks``) is true, there is no defect. If it is false, there is one
-        on purpose: a task waits for a second task, which never begins.
+        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). It splits inputs of more than 256 rows into
+        halves, in tasks for a pool of one worker. If ``inline`` (argument of ``_nested_tasks``) is true, there is no
+        defect. If it is false, there is a defect on purpose: the task waits for a second task, which never begins.
         """
 
         def work(pool, x, out):
             """Write ``2 * x`` to ``out``, by halves if there are more than 256 rows. If ``inline`` (argument of
-            ``_nested_tasks``) is true, there is no defect. If it is false, there is one on purpose: the second half
-            waits for a worker of ``pool``, which has only one.
+            ``_nested_tasks``) is true, there is no defect. If it is false, there is a defect on purpose: the second
+            half waits for a worker of ``pool``, whose only worker is this task's.
             """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own
@@ -137,8 +141,8 @@ def _nested_tasks(inline):
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``2 * x`` to ``out`` by a task in a pool of one worker. If ``inline`` (argument of
-            ``_nested_tasks``) is true, there is no defect. If it is false, there is one on purpose: it hangs from 257
-            rows on.
+            ``_nested_tasks``) is true, there is no defect. If it is false, there is a defect on purpose: the call never
+            ends if ``x`` has more than 256 rows.
             """
             # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -157,22 +161,23 @@ process(
 
 
 def _locking(make_lock):
-    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls the op again for halves
-    of a large input while it holds the lock from ``make_lock()``. If one thread cannot take the lock twice, there is a
-    defect on purpose: it waits for ever. Otherwise there is none.
+    """Return a function that registers a CPU kernel with the op ``doubled``. For a large input, the kernel calls the op
+    again on each half while it holds the lock ``make_lock()``. If one thread can take the lock twice, there is no
+    defect. If it cannot, there is a defect on purpose: the kernel waits for ever.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It calls the op again for halves of a large input while it
-        holds the lock from ``make_lock()`` (argument of ``_locking``). If one thread cannot take the lock twice, there
-        is a defect on purpose: it waits for ever. Otherwise there is none.
+        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). For a large input, it calls the op again on
+        each half while it holds the lock ``make_lock()`` (argument of ``_locking``). If one thread can take the lock
+        twice, there is no defect. If it cannot, there is a defect on purpose: the kernel waits for ever.
         """
         lock = make_lock()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out`` while the lock is held. If one thread cannot take the lock twice, there is a
-            defect on purpose: the recursive call waits for ever from 514 rows on. Otherwise there is none.
+            """Write ``2 * x`` to ``out`` while the lock of ``bind`` is held. If one thread can take the lock twice,
+            there is no defect. If it cannot, there is a defect on purpose: from 514 rows on, the op calls itself and
+            waits for the lock for ever.
             """
             with lock:
                 half = x.shape[0] // 2
@@ -205,8 +210,9 @@ def counted(ns):
 
 
 def _counting_sort(x, *, out):
-    """Write the numbers of ``x`` in ascending order to ``out``. This function has a defect on purpose: for numbers that
-    lie far apart, a table as large as their range, up to 4 GB, is filled.
+    """Write the numbers of ``x`` in ascending order to ``out``. This kernel of ``counted`` has a defect on purpose: it
+    fills a table with an element for each integer from the smallest number to the largest. If the numbers lie far
+    apart, the table has up to 4 GB.
     """
     low, high = (int(x.amin()), int(x.amax())) if len(x) else (0, 0)
     table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
@@ -218,8 +224,8 @@ def _counting_sort(x, *, out):
 
 
 def _in_little_memory(op):
-    """Return whether ``op`` (``counted``) sorts four numbers that lie far apart within a gigabyte of address space
-    beyond what the process has now. The limit is removed afterwards.
+    """Return whether ``op`` (``counted``) sorts four numbers that lie far apart while the process may take only a
+    gigabyte more of address space. Return False if the op runs out of memory. The limit is removed afterwards.
     """
     import resource
 
@@ -259,8 +265,8 @@ def doubled32(ns):
 
 def _eight_at_once(limit):
     """Return a function that registers a kernel of the op ``doubled32`` in C. The kernel computes blocks of eight
-    elements. ``limit`` is a C expression for the number of elements of a block that are written. If it is always 8,
-    there is a defect on purpose: zeros are written past the end. Otherwise there is none.
+    elements. ``limit`` is a C expression for the number of elements of a block that are written. If it stops at the end
+    of the output, there is no defect. If it is ``8``, there is a defect on purpose: zeros are written past the end.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -308,9 +314,9 @@ def spread(ns):
 
 
 def _dividing(guard):
-    """Return a function that registers a kernel of the op ``spread`` in C. ``guard`` is the condition in C for a copy
-    without a division. If it is ``0``, there is a defect on purpose: a division by zero ends the process. Otherwise
-    there is none.
+    """Return a function that registers a kernel of the op ``spread`` in C. ``guard`` is the condition in C under which
+    an element is copied without a division. If it is ``ways == 0``, there is no defect. If it is ``0``, there is a
+    defect on purpose: a division by zero ends the process.
     """
     return c_kernel(f"""
 int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
@@ -348,9 +354,9 @@ def summed32(ns):
 
 
 def _on_the_stack(size):
-    """Return a function that registers a kernel of the op ``summed32`` in C with an array of ``size`` doubles on the
-    stack. If ``size`` grows with the columns, there is a defect on purpose: the stack overflows. Otherwise there is
-    none.
+    """Return a function that registers a kernel of the op ``summed32`` in C. The kernel has an array of ``size``
+    doubles on the stack, where ``size`` is a C expression. If it is a small constant, there is no defect. If it grows
+    with the number of columns, there is a defect on purpose: the stack overflows.
     """
     return c_kernel(f"""
 int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -377,8 +383,8 @@ process(
 
 
 def fetched(ns):
-    """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns the elements of ``x`` at
-    ``index``, with zeros where an index lies outside of ``x``.
+    """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns ``x[index[i]]`` as
+    element ``i``, or zero if ``index[i]`` lies outside of ``x``.
     """
 
     @sl.op(f"{ns}::fetched")
@@ -393,9 +399,9 @@ def fetched(ns):
 
 
 def _fetching(test):
-    """Return a function that registers a kernel of the op ``fetched`` in C. ``test`` is the condition in C for reading
-    an element. If it has no lower limit, there is a defect on purpose: negative indices are read. Otherwise there is
-    none.
+    """Return a function that registers a kernel of the op ``fetched`` in C. ``test`` is the condition in C under which
+    the element at an index is read. If it holds only for indices inside of ``x``, there is no defect. If it has no
+    lower limit, there is a defect on purpose: negative indices are read.
     """
     return c_kernel(f"""
 int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{
@@ -417,8 +423,8 @@ process(
 
 
 def _allocating(x, *, out):
-    """Write the sum of each row to ``out``. This function has a defect on purpose: for wide rows, the memory that is
-    taken grows with the square of the columns.
+    """Write the sum of each row of ``x`` to ``out``. This kernel of ``row_sum`` has a defect on purpose: it takes
+    memory that grows with the square of the number of columns.
     """
     pairs = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=torch.float64)
     # Zeros are reserved without being touched: only a write takes the memory.
@@ -427,15 +433,15 @@ def _allocating(x, *, out):
 
 
 def _wide_rows(op):
-    """Return whether ``op`` (``row_sum``) sums 16 rows of 4096 columns within a gigabyte of address space beyond what
-    the process has now.
+    """Return whether ``op`` (``row_sum``) sums 16 rows of 4096 columns while the process may take only a gigabyte more
+    of address space.
     """
     return _limited(op, uniform(16, 4096))
 
 
 def _limited(op, x):
-    """Return whether ``op(x)`` is the sum of each row, computed within a gigabyte of address space beyond what the
-    process has now. The limit is removed afterwards.
+    """Return whether ``op(x)`` is the sum of each row of ``x`` while the process may take only a gigabyte more of
+    address space. Return False if the op runs out of memory. The limit is removed afterwards.
     """
     import resource
 

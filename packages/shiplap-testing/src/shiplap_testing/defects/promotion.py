@@ -17,8 +17,8 @@ promotion = partial(add, "promotion")
 
 
 def rotated(ns):
-    """Declare the op ``rotated`` in the namespace ``ns`` and return it. Its reference returns each row of ``x`` times
-    the cosine of its ``position`` times ``rate``, with angles in float64.
+    """Declare the op ``rotated`` in the namespace ``ns`` and return it. Its reference multiplies row ``i`` of ``x`` by
+    the cosine of ``position[i] * rate``. This angle is computed in float64.
     """
 
     @sl.op(f"{ns}::rotated")
@@ -32,13 +32,15 @@ def rotated(ns):
 
 
 def _rotated(narrow):
-    """Return a function that registers a kernel of the op ``rotated``. If ``narrow`` is false, there is no defect. If
-    it is true, there is one on purpose: angles are computed in the dtype of ``x``.
+    """Return a function that registers a kernel of the op ``rotated``. If ``narrow`` is false, angles are computed in
+    float64, and there is no defect. If it is true, there is a defect on purpose: they are computed in the dtype of
+    ``x``.
     """
 
     def fill(x, position, rate):
-        """Return each row of ``x`` times the cosine of its angle. If ``narrow`` (argument of ``_rotated``) is false,
-        there is no defect. If it is true, there is one on purpose: large positions are rounded to the dtype of ``x``.
+        """Return ``x`` with row ``i`` multiplied by the cosine of ``position[i] * rate``. If ``narrow`` (argument of
+        ``_rotated``) is false, there is no defect. If it is true, there is a defect on purpose: ``position`` is first
+        rounded to the dtype of ``x``.
         """
         angle = position.to(x.dtype if narrow else torch.float64) * rate
         return wide(x) * torch.cos(angle)[:, None].to(wide(x).dtype)
@@ -63,8 +65,8 @@ promotion(
 
 
 def decayed(ns):
-    """Declare the op ``decayed`` in the namespace ``ns`` and return it. Its reference returns each column of ``x``
-    times its ``rate`` less one.
+    """Declare the op ``decayed`` in the namespace ``ns`` and return it. Its reference multiplies column ``j`` of ``x``
+    by ``rate[j] - 1``.
     """
 
     @sl.op(f"{ns}::decayed")
@@ -87,8 +89,8 @@ promotion(
 
 
 def _not_in_brain_floats(x, *, out):
-    """Write ``2 * x`` to ``out``. This function has a defect on purpose: a ``TypeError`` is raised for bfloat16, though
-    that dtype is declared.
+    """Write ``2 * x`` to ``out``. This kernel of ``doubled`` has a defect on purpose: it raises ``TypeError`` for
+    bfloat16, although that dtype is declared.
     """
     if x.dtype == torch.bfloat16:
         raise TypeError("expected float, half or double")
@@ -127,8 +129,8 @@ promotion(
 
 
 def _sum_in_dtype(x, *, out):
-    """Write the sum of each row to ``out``. This function has a defect on purpose: in narrow dtypes, the sum is rounded
-    after each four columns.
+    """Write the sum of each row of ``x`` to ``out``. This kernel of ``row_sum`` has a defect on purpose: the sum is
+    kept in the dtype of ``out``. In narrow dtypes it is rounded after every four columns.
     """
     out.zero_()
     for part in x.split(4, 1):
@@ -171,8 +173,8 @@ promotion(
 
 
 def _exiting(x, *, out):
-    """Write ``2 * x`` to ``out``. This function has a defect on purpose: for float64, ``sys.exit`` is called, which
-    raises ``SystemExit``.
+    """Write ``2 * x`` to ``out``. This kernel of ``doubled`` has a defect on purpose: for float64 it calls
+    ``sys.exit``, which raises ``SystemExit``.
     """
     if x.dtype == torch.float64:
         sys.exit("doubled: float64 is not supported")
@@ -180,7 +182,7 @@ def _exiting(x, *, out):
 
 
 def _survives(op):
-    """Return whether ``op`` (``doubled``) is right for float64. A ``SystemExit`` counts as wrong."""
+    """Return whether ``op`` (``doubled``) is right for float64. If it raises ``SystemExit``, the result is False."""
     try:
         return close(op(torch.ones(2, 2).double()), torch.full((2, 2), 2.0).double())
     except SystemExit:

@@ -53,8 +53,8 @@ def power(ns):
 
 
 def _repeated(x, p, *, out):
-    """Write ``x`` to the power of ``p`` to ``out`` by repeated products. This function has a defect on purpose: for a
-    negative ``p``, the result is 1.
+    """Write ``x`` to the power of ``p`` to ``out``, computed by repeated products. This kernel of ``power`` has a
+    defect on purpose: for a negative ``p``, the result is 1.
     """
     out.fill_(1)
     for _ in range(p):
@@ -88,13 +88,14 @@ def reduced(ns):
 
 
 def _modes(*known):
-    """Return a function that registers a kernel of the op ``reduced``. If ``max`` is not among ``known``, there is a
-    defect on purpose: the mean is returned for it. Otherwise there is none.
+    """Return a function that registers a kernel of the op ``reduced``. If ``known`` contains ``max``, there is no
+    defect. Otherwise there is a defect on purpose: the kernel returns the mean for the mode ``max``.
     """
 
     def modes(x, mode):
-        """Return the sum, the maximum or the mean of each row. If ``max`` is not among ``known`` (argument of
-        ``_modes``), there is a defect on purpose: the mean is returned for it. Otherwise there is none.
+        """Return the sum, the maximum or the mean of each row of ``x``, depending on ``mode``. If ``known`` (argument
+        of ``_modes``) contains ``max``, there is no defect. Otherwise there is a defect on purpose: the mean is
+        returned for the mode ``max``.
         """
         if mode == "sum":
             return wide(x).sum(1)
@@ -129,14 +130,15 @@ def causal(ns):
 
 
 def _causal(diagonal):
-    """Return a function that registers a kernel of the op ``causal``. Its mask begins at the diagonal ``diagonal``,
-    which should be 1. If it is 0, there is a defect on purpose: the main diagonal is hidden as well. Otherwise there is
-    none.
+    """Return a function that registers a kernel of the op ``causal``. The kernel hides scores on the diagonal number
+    ``diagonal`` and to the right of it. If ``diagonal`` is 1, there is no defect. If it is 0, there is a defect on
+    purpose: the main diagonal is hidden as well.
     """
 
     def fill(scores, masked):
-        """Return the softmax of each row of ``scores``, masked if ``masked`` is true. If ``diagonal`` (argument of
-        ``_causal``) is 0, there is a defect on purpose: the main diagonal is hidden as well. Otherwise there is none.
+        """Return the softmax of each row of ``scores``. If ``masked`` is true, scores right of the diagonal are hidden.
+        If ``diagonal`` (argument of ``_causal``) is 1, there is no defect. If it is 0, there is a defect on purpose:
+        scores on the main diagonal are hidden as well.
         """
         later = torch.ones(scores.shape, dtype=torch.bool).triu(diagonal)
         return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
@@ -181,8 +183,8 @@ def blended(ns):
 
 
 def _shortcut(x, y, alpha, beta):
-    """Return ``alpha * x + beta * y``. This function has a defect on purpose: the result is zero for an ``alpha`` of
-    zero, so that the other term is lost.
+    """Return ``alpha * x + beta * y``. This kernel of ``blended`` has a defect on purpose: if ``alpha`` is zero, it
+    returns zeros instead of ``beta * y``.
     """
     return torch.zeros_like(x) if alpha == 0 else alpha * x + beta * y
 
@@ -197,8 +199,8 @@ scalars(
 
 
 def rolled(ns):
-    """Declare the op ``rolled`` in the namespace ``ns`` and return it. Its reference returns ``x`` shifted by ``k``
-    places to the right, where elements that leave at the end come in at the start.
+    """Declare the op ``rolled`` in the namespace ``ns`` and return it. Its reference returns the vector ``x`` rotated
+    right by ``k``. Elements that leave at the end come in at the start.
     """
 
     @sl.op(f"{ns}::rolled")
@@ -248,8 +250,8 @@ scalars(
 def polynomial(ns):
     """Declare the op ``polynomial`` in the namespace ``ns`` and return it.
 
-    Its reference returns the value at ``x`` of the polynomial with the coefficients ``coefficients``. The first is that
-    of the highest power.
+    Its reference evaluates a polynomial at each element of ``x``. The first of ``coefficients`` is that of the highest
+    power.
     """
 
     @sl.op(f"{ns}::polynomial")
@@ -267,14 +269,14 @@ def polynomial(ns):
 
 
 def _horner(limit):
-    """Return a function that registers a kernel of the op ``polynomial``. The kernel reads the first ``limit``
-    coefficients, or all if ``limit`` is None. If ``limit`` is a number, there is a defect on purpose: further
-    coefficients are not read. Otherwise there is none.
+    """Return a function that registers a kernel of the op ``polynomial``. If ``limit`` is None, the kernel reads all
+    coefficients, and there is no defect. If it is a number, there is a defect on purpose: the kernel reads only the
+    first ``limit`` coefficients.
     """
 
     def horner(x, coefficients, *, out):
-        """Write the polynomial at ``x`` to ``out``. This function has a defect on purpose: coefficients after the first
-        ``limit`` (argument of ``_horner``) are not read.
+        """Write the polynomial at each element of ``x`` to ``out``. If ``limit`` (argument of ``_horner``) is None,
+        there is no defect. Otherwise there is a defect on purpose: coefficients after the first ``limit`` are not read.
         """
         out.zero_()
         for c in list(coefficients)[:limit]:
@@ -293,8 +295,8 @@ scalars(
 
 
 def shifted(ns):
-    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns the sum of ``x`` shifted
-    by each of ``shifts`` places.
+    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns the sum of several copies
+    of the vector ``x``, one for each number in ``shifts``. Each copy is rotated right by its number.
     """
 
     @sl.op(f"{ns}::shifted")
@@ -328,9 +330,9 @@ def offset(ns):
 
 
 def _offset(kind):
-    """Return a function that registers a kernel of the op ``offset`` in C. The kernel keeps ``k`` in the C type
-    ``kind``. If that is ``int``, there is a defect on purpose: numbers of more than 32 bits wrap. Otherwise there is
-    none.
+    """Return a function that registers a kernel of the op ``offset`` in C, which adds ``k`` to ``x``. The kernel keeps
+    ``k`` in the C type ``kind``. If it is ``int64_t``, there is no defect. If it is ``int``, there is a defect on
+    purpose: a ``k`` of more than 32 bits wraps around.
     """
     return c_kernel(f"""
 int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
@@ -400,8 +402,8 @@ scalars(
 def standardised(ns):
     """Declare the op ``standardised`` in the namespace ``ns`` and return it.
 
-    Its reference returns the rows of ``x``. If ``center`` is true, their means are subtracted first. If ``scale`` is
-    true, the result is divided by its root mean square.
+    Its reference returns ``x``, changed row by row. If ``center`` is true, the mean of each row is subtracted. If
+    ``scale`` is true, each row is then divided by its root mean square.
     """
 
     @sl.op(f"{ns}::standardised", requires="c >= 1")
@@ -419,13 +421,14 @@ def standardised(ns):
 
 def _standardised(first):
     """Return a function that registers a kernel of the op ``standardised``. If ``first`` is true, there is no defect.
-    If it is false, there is one on purpose: the root mean square is that of ``x`` before it was centred.
+    If it is false, there is a defect on purpose: rows are divided by the root mean square that they had before their
+    means were subtracted.
     """
 
     def fill(x, center, scale):
-        """Return the rows of ``x``, less their means if ``center`` is true, and divided by their root mean square if
-        ``scale`` is true. If ``first`` (argument of ``_standardised``) is true, there is no defect. If it is false,
-        there is one on purpose: the root mean square is that of rows that are not centred.
+        """Return ``x``, with the mean of each row subtracted if ``center`` is true. If ``scale`` is true, divide each
+        row by its root mean square. If ``first`` (argument of ``_standardised``) is true, there is no defect. If it is
+        false, there is a defect on purpose: the root mean square is that of rows before their means are subtracted.
         """
         x = wide(x)
         moved = x - x.mean(1, keepdim=True) if center else x

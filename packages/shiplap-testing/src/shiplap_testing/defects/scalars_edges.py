@@ -86,9 +86,9 @@ scalars(
 
 
 def _default_when_zero(test):
-    """Return a function that registers a kernel of the op ``shrunk`` in C. The kernel multiplies ``x`` by ``test``, an
-    expression of ``by`` in C. If the expression replaces a ``by`` of zero by the default, there is a defect on purpose.
-    Otherwise there is none.
+    """Return a function that registers a kernel of the op ``shrunk`` in C, which computes ``x * by``. ``test`` is a C
+    expression of ``by``, and the kernel multiplies by its value. If it is ``by``, there is no defect. If it yields the
+    default 0.125 for a ``by`` of zero, there is a defect on purpose.
     """
     return c_kernel(f"""
 int shrunk(const sl_context* ctx, const DLTensor* x, DLTensor* out, double by) {{
@@ -121,8 +121,8 @@ scalars(
 
 
 def _only_positive(x, scale, *, out):
-    """Write ``x * scale`` to ``out``. This function has a defect on purpose: for a negative ``scale``, its sign is left
-    out.
+    """Write ``x * scale`` to ``out``. This kernel of ``scaled`` has a defect on purpose: it multiplies by the magnitude
+    of ``scale``, which is wrong for a negative ``scale``.
     """
     torch.mul(x, abs(scale), out=out)
 

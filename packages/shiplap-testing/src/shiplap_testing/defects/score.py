@@ -64,17 +64,19 @@ class Outcome:
 
     @property
     def alarm(self) -> str:
-        """The false alarms, as a text. It has the names of the checks that failed on the op without the defect. If the
-        audit of that op did not end normally, it also has the status of the audit. The text is empty if there are none.
+        """The false alarms as one string, separated by commas. These are the names of the checks that failed on the op
+        without the defect. If the audit of that op did not end normally, its status follows. The string is empty if
+        there is no false alarm.
         """
         ended = [] if self.good["status"] == "done" else [self.good["status"]]
         return ", ".join([*self.good["failed"], *ended])
 
 
 def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
-    """Return the numbers of ``caught``, ``missed``, ``lost`` and ``alarms`` in ``outcomes`` by cause.
+    """Return a mapping from cause to the numbers of ``outcomes`` that are ``caught``, ``missed`` and ``lost``, and that
+    have false ``alarms``.
 
-    The causes are in the order of ``CAUSES``.
+    Causes are in the order of ``CAUSES``, and those without an outcome are left out.
     """
     counts: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
@@ -85,7 +87,7 @@ def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """Return the report of a run with ``outcomes`` as a text.
+    """Return the report of a run with ``outcomes`` as a string of several lines.
 
     It has a table of verdicts by cause, a line for each defect that was not caught and for each false alarm, and the
     totals.
@@ -162,9 +164,9 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
 
 
 def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
-    """Wait for the process ``child``, kill its process group, and return how it ended, as a text. The text is ``done``,
-    ``timeout`` after ``deadline``, or ``memory`` if it held more than ``limit`` bytes. For a failed process it is
-    ``exit`` with the exit status.
+    """Wait for the process ``child``, kill its process group, and return how it ended, as a string. It is ``done``,
+    ``timeout`` after ``deadline`` on the monotonic clock, or ``memory`` if the processes of its session held more than
+    ``limit`` bytes. For a failed process it is ``exit`` with the exit status.
     """
     status = "done"
     try:
@@ -210,10 +212,10 @@ def _resident(folder: Path) -> int:
 
 
 def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iterator[Outcome]:
-    """Audit the defective ops of ``chosen`` and the same ops without the defects, ``options.jobs`` at a time. Yield an
-    outcome for each defect, in order.
+    """Audit the op with the defect and the op without it, for each defect of ``chosen``. Yield an outcome for each
+    defect in the order of ``chosen``, and print a line for it.
 
-    A line is printed for each.
+    At most ``options.jobs`` audits run at a time.
     """
     with ThreadPoolExecutor(options.jobs) as pool:
         audits = [[pool.submit(_judge, d, which, options) for which in ("bad", "good")] for d in chosen.values()]
@@ -226,8 +228,8 @@ def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iter
 
 
 def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
-    """Return the outcomes for ``names`` that an earlier, interrupted run wrote to ``file``. The list is empty if there
-    is no such file.
+    """Return the outcomes of an earlier, interrupted run in ``file`` for the defects with the names ``names``. The list
+    is empty if ``file`` is None or does not exist.
     """
     if file is None or not file.exists():
         return []
@@ -236,13 +238,15 @@ def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
 
 
 def _write(file: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write the counts by cause and all ``outcomes`` to ``file`` as JSON."""
+    """Write the counts by cause and all ``outcomes`` with their verdicts and false alarms to ``file`` as JSON."""
     rows = [{**asdict(o), "verdict": o.verdict, "alarm": o.alarm} for o in outcomes]
     file.write_text(json.dumps({"counts": count(outcomes), "outcomes": rows}, indent=1))
 
 
 def _options() -> argparse.Namespace:
-    """Return the parsed options of the command line. If ``--timeout`` is not given, it is derived from ``--budget``."""
+    """Return the parsed options of the command line. If ``--timeout`` is not given, it is three times ``--budget`` plus
+    60 seconds.
+    """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.defects.score", description=__doc__)
     parser.add_argument("--half", choices=("seen", "held_out", "later", "all"), default="all")
     parser.add_argument("--cause", choices=CAUSES, help="defects of this cause only")

@@ -29,8 +29,8 @@ def _product(a, b, *, out):
 
 
 def _first_columns(a, b, *, out):
-    """Write ``a @ b`` to ``out``. This function has a defect on purpose: only the first 256 columns of ``a`` are
-    multiplied.
+    """Write ``a @ b`` to ``out``. This kernel of ``mm`` has a defect on purpose: only the first 256 columns of ``a``
+    and the first 256 rows of ``b`` are multiplied.
     """
     torch.mm(a[:, :256], b[:256], out=out)
 
@@ -45,8 +45,8 @@ size(
 
 
 def _full_row_tiles(a, b, *, out):
-    """Write ``a @ b`` to ``out``. This function has a defect on purpose: for more than 128 rows, those of a last
-    partial tile stay zero.
+    """Write ``a @ b`` to ``out``. This kernel of ``mm`` has a defect on purpose: from 128 rows of ``a`` on, the rows
+    after the last multiple of 128 stay zero.
     """
     out.zero_()
     # Fewer rows than a tile are right, so that small inputs do not show the defect.
@@ -55,7 +55,7 @@ def _full_row_tiles(a, b, *, out):
 
 
 def _all_row_tiles(a, b, *, out):
-    """Write ``a @ b`` to ``out`` in tiles of 128 rows, the last one included. This is the sound counterpart of the
+    """Write ``a @ b`` to ``out``, by 128 rows of ``a`` at a time. This kernel of ``mm`` is the sound counterpart of the
     defective ``_full_row_tiles``.
     """
     for first in range(0, a.shape[0], 128):
@@ -72,16 +72,16 @@ size(
 
 
 def _block_softmax(x, *, out):
-    """Write the softmax of each row to ``out``. This function has a defect on purpose: for more than 1024 columns, each
-    block of 1024 columns is normalised by itself.
+    """Write the softmax of each row of ``x`` to ``out``. This kernel of ``softmax`` has a defect on purpose: in rows of
+    more than 1024 columns, each block of 1024 columns is normalised by itself.
     """
     for first in range(0, x.shape[1], 1024):
         out[:, first : first + 1024] = torch.softmax(x[:, first : first + 1024], 1)
 
 
 def _wide_softmax(x, *, out):
-    """Write the softmax of each row to ``out``, with one sum over all blocks of 1024 columns. This is the sound
-    counterpart of the defective ``_block_softmax``.
+    """Write the softmax of each row of ``x`` to ``out``, with one sum over all blocks of 1024 columns. This kernel of
+    ``softmax`` is the sound counterpart of the defective ``_block_softmax``.
     """
     if x.shape[1]:
         top, total = x.amax(1, keepdim=True), 0
@@ -113,14 +113,15 @@ def running(ns):
 
 
 def _scan(keep):
-    """Return a kernel function for the op ``running``. It writes the cumulative sum in blocks of 512. If ``keep`` is
-    true, there is no defect. If it is false, there is one on purpose: only the sum of the last block is added to the
-    next one.
+    """Return a kernel function for the op ``running``, which computes the cumulative sum in blocks of 512 elements. If
+    ``keep`` is true, there is no defect. If it is false, there is a defect on purpose: only the sum of the block before
+    is added to a block, and not that of earlier blocks.
     """
 
     def scan(x, *, out):
-        """Write the cumulative sum of ``x`` to ``out``. If ``keep`` (argument of ``_scan``) is true, there is no
-        defect. If it is false, there is one on purpose: the third block of 512 lacks the sum of the first.
+        """Write the cumulative sum of ``x`` to ``out``, in blocks of 512 elements. If ``keep`` (argument of ``_scan``)
+        is true, there is no defect. If it is false, there is a defect on purpose: only the sum of the block before is
+        added to a block.
         """
         carry = 0
         for first in range(0, x.shape[0], 512):
@@ -152,13 +153,14 @@ def peak(ns):
 
 
 def _tree(odd):
-    """Return a kernel function for the op ``peak``. It halves ``x`` until 256 elements are left. If ``odd`` is true,
-    there is no defect. If it is false, there is one on purpose: the last element of an odd length is dropped.
+    """Return a kernel function for the op ``peak``, the maximum of ``x``. It compares the halves of ``x`` until 256
+    elements are left. If ``odd`` is true, there is no defect. If it is false, there is a defect on purpose: the last
+    element of an odd length is dropped.
     """
 
     def tree(x):
         """Return the maximum of ``x``. If ``odd`` (argument of ``_tree``) is true, there is no defect. If it is false,
-        there is one on purpose: at an odd length above 256 the last element is not compared.
+        there is a defect on purpose: the last element of an odd length above 256 is not compared.
         """
         while len(x) > 256:
             half = len(x) // 2
@@ -190,8 +192,8 @@ def middle(ns):
 
 
 def _sampled_median(x):
-    """Return the median of ``x``. This function has a defect on purpose: for more than 2048 elements, the median of a
-    random sample of 512 is returned.
+    """Return the median of ``x``. This kernel of ``middle`` has a defect on purpose: for more than 2048 elements, it
+    returns the median of 512 elements drawn at random.
     """
     if len(x) > 2048:
         generator = torch.Generator()
@@ -212,13 +214,13 @@ size(
 
 def _by_threads(up):
     """Return a kernel function for the op ``scaled``. From 64 rows on, it assigns an equal number of rows to each
-    thread. If ``up`` is true, there is no defect. If it is false, there is one on purpose: the number is rounded down,
-    so that rows are left over.
+    thread. If ``up`` is true, this number is rounded up, and there is no defect. If it is false, there is a defect on
+    purpose: the number is rounded down, and the last rows are assigned to no thread.
     """
 
     def by_threads(x, scale, *, out):
         """Write ``x * scale`` to ``out``. If ``up`` (argument of ``_by_threads``) is true, there is no defect. If it is
-        false, there is one on purpose: rows that the threads leave over stay zero.
+        false, there is a defect on purpose: the last rows are assigned to no thread and stay zero.
         """
         out.zero_()
         # Small inputs run on one thread and are right.
@@ -231,7 +233,9 @@ def _by_threads(up):
 
 
 def _on_three_threads(op):
-    """Return whether ``op`` (``scaled``) agrees with its reference on 100 rows while torch has three threads."""
+    """Return whether ``op`` (``scaled``) agrees with its reference on 100 rows while torch has three threads. The
+    number of threads is restored afterwards.
+    """
     with restored():
         torch.set_num_threads(3)
         return same(lambda: (randn(100, 4), 1.5))(op)
@@ -247,21 +251,25 @@ size(
 
 
 def _rms(x, eps, *, out):
-    """Write the RMS norm of each row, with ``eps`` added to the mean square, to ``out``."""
+    """Write the RMS norm of each row of ``x`` to ``out``, with ``eps`` added to the mean square. This is a sound kernel
+    of the op ``rms_norm``.
+    """
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().mean(1, keepdim=True) + eps))
 
 
 def _rms_1024(x, eps, *, out):
-    """Write the RMS norm of each row to ``out``. This function has a defect on purpose: for other widths than 1024, the
-    sum of squares is divided by 1024.
+    """Write the RMS norm of each row of ``x`` to ``out``. This kernel of ``rms_norm`` has a defect on purpose: the sum
+    of squares is divided by 1024, whatever the number of columns.
     """
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().sum(1, keepdim=True) / 1024 + eps))
 
 
 def _is_wide(x, eps):
-    """Return whether ``x`` has at least 1024 columns, so that the kernel for wide rows is chosen."""
+    """Return whether ``x`` has at least 1024 columns. Only then is the kernel of ``rms_norm`` for wide rows called.
+    ``eps`` is not read.
+    """
     return x.shape[1] >= 1024
 
 
@@ -290,18 +298,19 @@ def with_bias(ns):
 
 
 def _bias(x, bias, *, out):
-    """Write relu of ``x + bias`` to ``out``."""
+    """Write relu of ``x + bias`` to ``out``. This is a sound kernel of the op ``with_bias``."""
     torch.add(x, bias, out=out).relu_()
 
 
 def _vectorised(biased):
-    """Return a function that registers a second kernel of the op ``with_bias`` for widths divisible by 64. If
-    ``biased`` is true, there is no defect. If it is false, there is one on purpose: it leaves the ``bias`` out.
+    """Return a function that registers a second kernel of the op ``with_bias`` for numbers of columns divisible by 64.
+    If ``biased`` is true, there is no defect. If it is false, there is a defect on purpose: the kernel computes relu of
+    ``x`` without ``bias``.
     """
 
     def vectorised(x, bias, *, out):
         """Write relu of ``x + bias`` to ``out``. If ``biased`` (argument of ``_vectorised``) is true, there is no
-        defect. If it is false, there is one on purpose: relu of ``x`` is written.
+        defect. If it is false, there is a defect on purpose: relu of ``x`` is written.
         """
         torch.add(x, bias if biased else 0, out=out).relu_()
 
@@ -331,8 +340,8 @@ def flat_index(ns):
 
 
 def _index_in_int(row, column, width, *, out):
-    """Write ``row * width + column`` to ``out``. This function has a defect on purpose: for large tables, the index is
-    computed in 32 bits and wraps.
+    """Write ``row * width + column`` to ``out``. This kernel of ``flat_index`` has a defect on purpose: it computes in
+    32 bits, and the index of a large table wraps around.
     """
     out.copy_(row.int() * torch.tensor(width).int() + column.int())
 
@@ -347,8 +356,8 @@ size(
 
 
 def _whole_tiles(x, scale, *, out):
-    """Write ``x * scale`` to ``out``. This function has a defect on purpose: if the number of rows is a multiple of
-    512, the last full tile stays zero.
+    """Write ``x * scale`` to ``out``. This kernel of ``scaled`` has a defect on purpose: if the number of rows is a
+    multiple of 512, the last 512 rows stay zero.
     """
     out.zero_()
     n = x.shape[0]
@@ -358,8 +367,8 @@ def _whole_tiles(x, scale, *, out):
 
 
 def _all_tiles(x, scale, *, out):
-    """Write ``x * scale`` to ``out`` by 512 rows at a time. This is the sound counterpart of the defective
-    ``_whole_tiles``.
+    """Write ``x * scale`` to ``out``, by 512 rows at a time. This kernel of ``scaled`` is the sound counterpart of the
+    defective ``_whole_tiles``.
     """
     for first in range(0, x.shape[0], 512):
         torch.mul(x[first : first + 512], scale, out=out[first : first + 512])
@@ -375,14 +384,14 @@ size(
 
 
 def _grid(limit):
-    """Return a kernel function for the op ``scaled``. It computes the first ``limit`` rows. If ``limit`` is 65535, the
-    most blocks along the second dim of a grid, there is a defect on purpose: further rows stay zero. Otherwise there is
-    none.
+    """Return a kernel function for the op ``scaled``, which computes the first ``limit`` rows. If ``limit`` is larger
+    than any tensor, there is no defect. If it is 65535, the largest second dim of a CUDA grid, there is a defect on
+    purpose: further rows stay zero.
     """
 
     def grid(x, scale, *, out):
-        """Write ``x * scale`` to ``out``. This function has a defect on purpose: rows after the first ``limit``
-        (argument of ``_grid``) stay zero.
+        """Write ``x * scale`` to ``out``. If ``limit`` (argument of ``_grid``) is less than the number of rows, there
+        is a defect on purpose: rows after the first ``limit`` stay zero. Otherwise there is no defect.
         """
         rows = min(x.shape[0], limit)
         out.zero_()
@@ -401,14 +410,15 @@ size(
 
 
 def _partial_sums(clear):
-    """Return a function that registers a kernel of the op ``column_sum``. The kernel stores the sum of every 256 rows
-    in a workspace. If ``clear`` is true, there is no defect. If it is false, there is one on purpose: all sums but the
-    first are added to the previous content of the workspace.
+    """Return a function that registers a kernel of the op ``column_sum``. The kernel stores a partial sum for every 256
+    rows in a workspace. If ``clear`` is true, there is no defect. If it is false, there is a defect on purpose: all
+    partial sums but the first are added to the previous content of the workspace.
     """
 
     def partial_sums(x, *, out, workspace):
-        """Write the sum of each column to ``out``. If ``clear`` (argument of ``_partial_sums``) is true, there is no
-        defect. If it is false, there is one on purpose: earlier content of ``workspace`` is added.
+        """Write the sum of each column of ``x`` to ``out``, by way of partial sums in ``workspace``. If ``clear``
+        (argument of ``_partial_sums``) is true, there is no defect. If it is false, there is a defect on purpose: from
+        row 256 on, partial sums are added to the previous content of ``workspace``.
         """
         n, c = x.shape
         partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)
@@ -422,7 +432,7 @@ def _partial_sums(clear):
 
 
 def _dirty_workspace(op):
-    """Return whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
+    """Return whether ``op.out`` (``column_sum``) is right with a workspace whose bytes are not zero."""
     x, out = randn(600, 4), torch.empty(4)
     # As float64 these bytes are a large number, which a sum cannot hide.
     scratch = torch.full((op.workspace_bytes(x),), 65, dtype=torch.uint8)
@@ -454,13 +464,15 @@ def top(ns):
 
 
 def _heap(limit):
-    """Return a kernel function for the op ``top``. It finds at most ``limit`` elements of each row. This function has a
-    defect on purpose: for a larger ``k``, the last element found is repeated.
+    """Return a kernel function for the op ``top``, which finds at most ``limit`` elements of each row. If ``limit`` is
+    at least ``k``, there is no defect. For a larger ``k``, there is a defect on purpose: the last element found is
+    repeated.
     """
 
     def heap(x, k, *, out):
-        """Write the ``k`` largest elements of each row to ``out``. This function has a defect on purpose: for a ``k``
-        above ``limit`` (argument of ``_heap``), the last element found is repeated.
+        """Write the ``k`` largest elements of each row of ``x`` to ``out``. If ``k`` is at most ``limit`` (argument of
+        ``_heap``), there is no defect. For a larger ``k``, there is a defect on purpose: the last element found is
+        repeated.
         """
         values = torch.topk(x, min(k, limit), 1).values
         out.copy_(torch.cat([values, values[:, -1:].expand(-1, k - values.shape[1])], 1))
@@ -478,14 +490,14 @@ size(
 
 
 def _quicksort(pivot):
-    """Return a kernel function for the op ``ordered`` by quicksort. ``pivot(n)`` is the position of the pivot among
-    ``n`` elements. If it is always 0, there is a defect on purpose: the recursion for a sorted input is as deep as the
-    input is long. Otherwise there is none.
+    """Return a kernel function for the op ``ordered``, which sorts by quicksort. ``pivot(n)`` is the index of the pivot
+    among ``n`` elements. If it is ``n // 2``, there is no defect. If it is always 0, there is a defect on purpose: for
+    a sorted input, the recursion is as deep as the input is long.
     """
 
     def part(x):
         """Return the elements of ``x`` in ascending order, by recursive calls for the elements below and above the
-        pivot.
+        pivot. The pivot is at ``pivot(len(x))`` (argument of ``_quicksort``).
         """
         if len(x) <= 8:
             return x.sort().values
@@ -493,9 +505,9 @@ def _quicksort(pivot):
         return torch.cat([part(x[x < p]), x[x == p], part(x[x > p])])
 
     def quicksort(x, *, out):
-        """Write the elements of ``x`` in ascending order, NaN last, to ``out``. If ``pivot`` (argument of
-        ``_quicksort``) is always 0, there is a defect on purpose: long sorted inputs raise ``RecursionError``.
-        Otherwise there is none.
+        """Write the elements of ``x`` in ascending order, NaN last, to ``out``. If ``pivot(n)`` (argument of
+        ``_quicksort``) is ``n // 2``, there is no defect. If it is always 0, there is a defect on purpose: long sorted
+        inputs raise ``RecursionError``.
         """
         # A comparison with NaN is false, so that NaN would be in none of the three parts.
         missing = x.isnan()

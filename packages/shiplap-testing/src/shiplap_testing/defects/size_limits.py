@@ -35,13 +35,15 @@ def turned(ns):
 
 
 def _tiled_transpose(square):
-    """Return a kernel function for the op ``turned``. It copies tiles of 32 by 32. If ``square`` is false, there is no
-    defect. If it is true, there is one on purpose: it copies as many tiles across as down.
+    """Return a kernel function for the op ``turned``, which transposes ``x`` by tiles of 32 by 32. If ``square`` is
+    false, there is no defect. If it is true, there is a defect on purpose: it copies as many tiles along columns as
+    along rows, as if ``x`` were square.
     """
 
     def tiled(x, *, out):
         """Write the transpose of ``x`` to ``out``. If ``square`` (argument of ``_tiled_transpose``) is false, there is
-        no defect. If it is true, there is one on purpose: columns past the number of rows, rounded up to 32, stay zero.
+        no defect. If it is true, there is a defect on purpose: columns past the number of rows, rounded up to 32, stay
+        zero.
         """
         out.zero_()
         n, c = x.shape
@@ -64,14 +66,15 @@ size(
 def _rows_at_once(whole):
     """Return a function that registers a CPU kernel with the op ``scaled``.
 
-    The kernel has two configs, for 1 and for 4 rows at once. A config is a value of a constant, and the tuner chooses
-    the fastest one. If ``whole`` is true, there is no defect. If it is false, there is one on purpose: the last rows
-    are lost with 4 at once.
+    The kernel has a constant ``ROWS`` with two values, 1 and 4, from which the tuner chooses the faster one. It
+    computes that many rows at once. If ``whole`` is true, there is no defect. If it is false, there is a defect on
+    purpose: with 4 rows at once, the last rows stay zero.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
         """Write ``x * scale`` to ``out``, ``ROWS`` rows at once. If ``whole`` (argument of ``_rows_at_once``) is true,
-        there is no defect. If it is false, there is one on purpose: rows past the last multiple of ``ROWS`` stay zero.
+        there is no defect. If it is false, there is a defect on purpose: rows past the last multiple of ``ROWS`` stay
+        zero.
         """
         out.zero_()
         n = x.shape[0]
@@ -79,8 +82,8 @@ def _rows_at_once(whole):
             torch.mul(x[first : first + ROWS], scale, out=out[first : first + ROWS])
 
     def bind(op):
-        """Register ``rows_at_once`` with ``op`` as a CPU kernel with two configs, 1 and 4 rows at once. Also set it as
-        ``op.rows_at_once``, so that the check ``_second_config`` can call it.
+        """Register ``rows_at_once`` with ``op`` as a CPU kernel whose constant ``ROWS`` is 1 or 4. Also set it as
+        ``op.rows_at_once``, so that ``_second_config`` can call it.
         """
         op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
         # Calls use the first config: the second can only be called by hand.
@@ -90,7 +93,9 @@ def _rows_at_once(whole):
 
 
 def _second_config(op):
-    """Return whether the kernel of ``op`` (``scaled``) is right for 7 rows with its second config, 4 rows at once."""
+    """Return whether ``op.rows_at_once``, a kernel of ``scaled``, is right for 7 rows with its constant ``ROWS`` set to
+    4.
+    """
     x, out = randn(7, 3), torch.empty(7, 3)
     op.rows_at_once(x, 2.0, out=out, ROWS=4)
     return close(out, x * 2)
@@ -107,13 +112,14 @@ size(
 
 def _attend(pad):
     """Return a kernel function for the op ``attention``. If ``pad`` is false, there is no defect. If it is true, there
-    is one on purpose: more than 64 keys are padded with zeros to a multiple of 64. These zeros take part in the
+    is a defect on purpose: more than 64 keys are padded with zeros to a multiple of 64. These zeros take part in the
     softmax.
     """
 
     def attend(q, k, v, *, out):
         """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``pad`` (argument of ``_attend``) is false,
-        there is no defect. If it is true, there is one on purpose: keys of zeros are attended to as well.
+        there is no defect. If it is true, there is a defect on purpose: more than 64 keys are padded with zeros, which
+        take part in the softmax.
         """
         if pad and len(k) > 64:
             more = -len(k) % 64
@@ -134,8 +140,8 @@ size(
 
 
 def best(ns):
-    """Declare the op ``best`` in the namespace ``ns`` and return it. Its reference returns the position of the largest
-    element of each row.
+    """Declare the op ``best`` in the namespace ``ns`` and return it. Its reference returns the column of the largest
+    element of each row of ``x``.
     """
 
     @sl.op(f"{ns}::best", requires="c >= 1")
@@ -172,8 +178,8 @@ def pooled(ns):
 
     @pooled.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``pooled``, which are random rows and lengths of segments that add up to their
-        number.
+        """Return sample arguments of ``pooled``, which are a random matrix and random lengths of segments. The lengths
+        add up to the number of rows.
         """
         n, s = sizes["n"], sizes["s"]
         x = torch.randn(n, sizes["c"], generator=rng).to(device, dtype)
@@ -183,13 +189,15 @@ def pooled(ns):
 
 
 def _segments(limit):
-    """Return a kernel function for the op ``pooled``. It sums the first ``limit`` rows of each segment. This function
-    has a defect on purpose: later rows of a longer segment are left out.
+    """Return a kernel function for the op ``pooled``, which sums at most the first ``limit`` rows of each segment. If
+    ``limit`` is larger than any segment, there is no defect. Otherwise there is a defect on purpose: later rows of a
+    longer segment are left out.
     """
 
     def segments(x, lengths, *, out):
-        """Write the sum of each segment to ``out``. This function has a defect on purpose: rows of a segment after the
-        first ``limit`` (argument of ``_segments``) are left out.
+        """Write the sum of the rows of each segment of ``x`` to ``out``. If a segment is longer than ``limit``
+        (argument of ``_segments``), there is a defect on purpose: rows after the first ``limit`` are left out.
+        Otherwise there is no defect.
         """
         first = 0
         for i, length in enumerate(lengths.tolist()):
@@ -214,8 +222,8 @@ def _row_total(x, *, out):
 
 
 def _few_lanes(x, *, out):
-    """Write the sum of each row to ``out``. This function has a defect on purpose: 32 lanes read at most 64 elements
-    each, so that columns after the first 2048 are left out.
+    """Write the sum of each row of ``x`` to ``out``. This kernel of ``row_sum`` has a defect on purpose: it computes 32
+    partial sums of at most 64 elements each. Columns after the first 2048 are left out.
     """
     lanes = torch.zeros(x.shape[0], 32, dtype=wide(x).dtype)
     for lane in range(32):
@@ -233,14 +241,15 @@ size(
 
 
 def _two_pass_max(last):
-    """Return a kernel function for the op ``row_max``. It reduces the maxima of blocks of 128 columns in a second pass,
-    which reads ``last`` blocks, or all if ``last`` is 0. If ``last`` is 0, there is no defect. Otherwise there is one
-    on purpose: later blocks are left out.
+    """Return a kernel function for the op ``row_max``. It computes the maximum of each block of 128 columns, then the
+    maximum of the first ``last`` of these. If ``last`` is 0, all are compared, and there is no defect. Otherwise there
+    is a defect on purpose: later blocks are left out.
     """
 
     def two_pass(x, *, out):
-        """Write the maximum of each row to ``out``. If ``last`` (argument of ``_two_pass_max``) is 0, there is no
-        defect. Otherwise there is one on purpose: blocks after the first ``last`` are left out.
+        """Write the maximum of each row of ``x`` to ``out``. If ``last`` (argument of ``_two_pass_max``) is 0, there is
+        no defect. Otherwise there is a defect on purpose: blocks of 128 columns after the first ``last`` blocks are
+        left out.
         """
         blocks = [x[:, i : i + 128].amax(1) for i in range(0, x.shape[1], 128)]
         out.copy_(torch.stack(blocks[: last or None]).amax(0))
@@ -258,13 +267,14 @@ size(
 
 
 def _chunks(overlap):
-    """Return a kernel function for the op ``doubled``. It computes chunks of 256 rows that overlap by ``overlap`` rows.
-    If ``overlap`` is 0, there is no defect. Otherwise there is one on purpose: these rows are doubled twice.
+    """Return a kernel function for the op ``doubled``, which doubles 256 rows at a time in place. If ``overlap`` is 0,
+    there is no defect. Otherwise there is a defect on purpose: the first ``overlap`` rows of the next 256 are doubled
+    as well, and thus twice.
     """
 
     def chunks(x, *, out):
         """Write ``2 * x`` to ``out``. If ``overlap`` (argument of ``_chunks``) is 0, there is no defect. Otherwise
-        there is one on purpose: rows in which two chunks overlap are doubled twice.
+        there is a defect on purpose: after each 256 rows, the next ``overlap`` rows are doubled twice.
         """
         out.copy_(x)
         n = x.shape[0]
@@ -284,8 +294,8 @@ size(
 
 
 def window(ns):
-    """Declare the op ``window`` in the namespace ``ns`` and return it. Its reference returns the sum of each element of
-    ``x`` and its two neighbours, with zeros past the ends.
+    """Declare the op ``window`` in the namespace ``ns`` and return it. Its reference returns a vector whose element
+    ``i`` is ``x[i - 1] + x[i] + x[i + 1]``. Elements outside of ``x`` count as zero.
     """
 
     @sl.op(f"{ns}::window")
@@ -300,14 +310,15 @@ def window(ns):
 
 
 def _stencil(halo):
-    """Return a kernel function for the op ``window``. It computes tiles of 256 with ``halo`` neighbours on each side,
-    which should be 1. If ``halo`` is 0, there is a defect on purpose: neighbours in another tile count as zero.
-    Otherwise there is none.
+    """Return a kernel function for the op ``window``. It computes tiles of 256 elements and reads ``halo`` neighbours
+    on each side of a tile. If ``halo`` is 1, there is no defect. If it is 0, there is a defect on purpose: neighbours
+    in another tile count as zero.
     """
 
     def stencil(x, *, out):
-        """Write the sum of each element and its neighbours to ``out``. If ``halo`` (argument of ``_stencil``) is 0,
-        there is a defect on purpose: neighbours in another tile count as zero. Otherwise there is none.
+        """Write the sum of each element of ``x`` and its two neighbours to ``out``. If ``halo`` (argument of
+        ``_stencil``) is 1, there is no defect. If it is 0, there is a defect on purpose: neighbours in another tile of
+        256 elements count as zero.
         """
         for first in range(0, len(x), 256):
             last = min(first + 256, len(x))
@@ -330,13 +341,14 @@ size(
 
 def _padded_sort(filler):
     """Return a kernel function for the op ``ordered``. From 33 elements on, it pads ``x`` with ``filler`` to a power of
-    two. If ``filler`` is zero and not NaN, which sorts last, there is a defect on purpose: zeros take the place of the
-    largest elements. Otherwise there is none.
+    two, sorts, and cuts the end. If ``filler`` is NaN, which sorts last, there is no defect. If it is zero, there is a
+    defect on purpose: zeros take the place of the largest elements.
     """
 
     def padded_sort(x, *, out):
-        """Write the elements of ``x`` in ascending order to ``out``. If ``filler`` (argument of ``_padded_sort``) is
-        zero, there is a defect on purpose: zeros replace the largest elements. Otherwise there is none.
+        """Write the elements of ``x`` in ascending order to ``out``. From 33 elements on, ``x`` is padded with
+        ``filler`` (argument of ``_padded_sort``). If ``filler`` is NaN, there is no defect. If it is zero, there is a
+        defect on purpose: zeros take the place of the largest elements.
         """
         n = len(x)
         # Sorting networks have a power of two of inputs.
@@ -370,8 +382,8 @@ def scaled32(ns):
 
 def _unrolled(tail):
     """Return a function that registers a kernel of the op ``scaled32`` in C. From 64 elements on, its loop computes
-    eight elements at a time. ``tail`` is a C expression for the first of the remaining elements. If it is one too
-    large, there is a defect on purpose: an element is left out. Otherwise there is none.
+    eight elements at a time. ``tail`` is a C expression for the index of the first element after this loop. If it is
+    ``n & ~7``, there is no defect. If it is one larger, there is a defect on purpose: an element is left out.
     """
     return c_kernel(f"""
 int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{

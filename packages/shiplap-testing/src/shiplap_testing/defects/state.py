@@ -15,8 +15,8 @@ state = partial(add, "state")
 
 def _before(action=None):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel calls ``action(x)`` and then
-    writes ``2 * x`` to ``out``. A defective kernel has an action that changes a setting of the process. If ``action``
-    is None, nothing is called, and the kernel has no defect.
+    writes ``2 * x`` to ``out``. If ``action`` is None, nothing is called, and there is no defect. An action that
+    changes a setting of the process is a defect on purpose.
     """
 
     def bind(op):
@@ -35,8 +35,9 @@ def _before(action=None):
 
 
 def _setting(name, why, action):
-    """Register the planted defect ``name``, a kernel of the op ``doubled`` that calls ``action``, which changes a
-    setting of the process. ``keeps_state`` detects the change. ``why`` is the reason why it is a defect.
+    """Register the planted defect ``name``, a kernel of the op ``doubled`` that calls ``action(x)``. The action changes
+    a setting of the process. ``why`` is the reason why this is a defect. An op is right if ``keeps_state`` finds the
+    settings unchanged after a call.
     """
     state(name, why, of(doubled, _before(action)), of(doubled, _before()), keeps_state(lambda: (randn(2, 3),)))
 
@@ -90,21 +91,21 @@ _setting(
 
 def _keeping(limit):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out`` and
-    keeps copies of the last ``limit`` results in ``op.history``. If ``limit`` is large, there is a defect on purpose:
-    memory grows with each call. Otherwise there is none.
+    keeps copies of the last ``limit`` results in the list ``op.history``. If ``limit`` is 0, there is no defect. If it
+    is large, there is a defect on purpose: memory grows with each call.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps copies of the last
-        ``limit`` (argument of ``_keeping``) results in ``op.history``. If ``limit`` is large, there is a defect on
-        purpose: memory grows with each call. Otherwise there is none.
+        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). It writes ``2 * x`` to ``out`` and keeps
+        copies of the last ``limit`` (argument of ``_keeping``) results in the list ``op.history``. If ``limit`` is 0,
+        there is no defect. If it is large, there is a defect on purpose: memory grows with each call.
         """
         history = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``, and keep a copy among the last ``limit`` (argument of ``_keeping``)
-            results.
+            """Write ``2 * x`` to ``out``. Append a copy to the list ``history``, and drop all but the last ``limit``
+            (argument of ``_keeping``) copies from it.
             """
             torch.mul(x, 2, out=out)
             history.append(out.clone())
@@ -134,12 +135,12 @@ state(
 
 def _opening(close_it):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel opens a file in each call. If
-    ``close_it`` is true, there is no defect. If it is false, there is one on purpose: the file is not closed.
+    ``close_it`` is true, there is no defect. If it is false, there is a defect on purpose: the file is not closed.
     """
 
     def open_log(x):
         """Open the null device. If ``close_it`` (argument of ``_opening``) is true, there is no defect. If it is false,
-        there is one on purpose: the file stays open.
+        there is a defect on purpose: the file stays open.
         """
         handle = os.open(os.devnull, os.O_WRONLY)
         if close_it:
@@ -149,7 +150,7 @@ def _opening(close_it):
 
 
 def _files(op):
-    """Return whether 20 calls of ``op`` open fewer than ten files that stay open."""
+    """Call ``op`` 20 times. Return whether the process has fewer than ten more open files afterwards than before."""
     # Linux lists the open files of a process there.
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):

@@ -17,22 +17,23 @@ state = partial(add, "state")
 
 
 def _calls(when):
-    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``.
-    This function has a defect on purpose: it writes zeros in each call for which ``when(number)`` is true. The first
-    call has the number 0.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
+    ``when(number)`` is never true, there is no defect. Otherwise there is a defect on purpose: each call for whose
+    number it is true writes zeros. The first call has the number 0.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. This function has a defect
-        on purpose: it writes zeros in each call for which ``when(number)`` (``when`` is the argument of ``_calls``) is
-        true. The first call has the number 0.
+        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). It writes ``2 * x`` to ``out``. If
+        ``when(number)`` (argument of ``_calls``) is never true, there is no defect. Otherwise there is a defect on
+        purpose: each call for whose number it is true writes zeros. The first call has the number 0.
         """
         count = [0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``. This function has a defect on purpose: zeros are written if ``when``
-            (argument of ``_calls``) is true for the number of this call. The first call has the number 0.
+            """Write ``2 * x`` to ``out``. If ``when(number)`` (argument of ``_calls``) is false for the number of this
+            call, there is no defect. If it is true, there is a defect on purpose: zeros are written. The first call has
+            the number 0.
             """
             torch.mul(x, 0 if when(count[0]) else 2, out=out)
             count[0] += 1
@@ -63,7 +64,7 @@ state(
 
 def quantised(ns):
     """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns ``x`` rounded to
-    multiples of an eighth of its largest magnitude.
+    multiples of a step, which is an eighth of the largest magnitude in ``x``.
     """
 
     @sl.op(f"{ns}::quantised", requires="n >= 1")
@@ -79,22 +80,22 @@ def quantised(ns):
 
 def _delayed(own):
     """Return a function that registers a CPU kernel with the op ``quantised``. The kernel rounds ``x`` to multiples of
-    a step. If ``own`` is true, there is no defect. If it is false, there is one on purpose: the step follows the
-    largest magnitude of all calls so far, as delayed scaling does.
+    a step. If ``own`` is true, the step follows the largest magnitude of ``x``, and there is no defect. If it is false,
+    there is a defect on purpose: the step follows the largest magnitude of all calls so far.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It rounds ``x`` to multiples of a step. If ``own`` (argument
-        of ``_delayed``) is true, there is no defect. If it is false, there is one on purpose: the step follows the
-        largest magnitude of all calls so far, as delayed scaling does.
+        """Register the CPU kernel ``forward`` with ``op`` (``quantised``). It rounds ``x`` to multiples of a step. If
+        ``own`` (argument of ``_delayed``) is true, there is no defect. If it is false, there is a defect on purpose:
+        the step follows the largest magnitude of all calls so far.
         """
         seen = [0.0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``x`` rounded to multiples of a step to ``out``. If ``own`` (argument of ``_delayed``) is true,
-            there is no defect. If it is false, there is one on purpose: after a call with larger numbers the step is
-            too coarse.
+            there is no defect. If it is false, there is a defect on purpose: after a call with larger numbers the step
+            is too large.
             """
             now = x.abs().amax().clamp_min(1e-6)
             seen[0] = max(seen[0], float(now))
@@ -105,7 +106,7 @@ def _delayed(own):
 
 
 def _after_a_large_one(op):
-    """Return whether ``op`` (``quantised``) is right after a call with a hundred times larger numbers."""
+    """Return whether ``op`` (``quantised``) is right after a call with numbers that are a hundred times larger."""
     op(torch.tensor([100.0, 1.0]))
     return close(op(torch.tensor([1.0, 0.5])), torch.tensor([1.0, 0.5]))
 
@@ -120,8 +121,8 @@ state(
 
 
 def positioned(ns):
-    """Declare the op ``positioned`` in the namespace ``ns`` and return it. Its reference returns each row of ``x``
-    times the cosine of its number.
+    """Declare the op ``positioned`` in the namespace ``ns`` and return it. Its reference returns ``x`` with row ``i``
+    multiplied by the cosine of ``i``.
     """
 
     @sl.op(f"{ns}::positioned")
@@ -135,23 +136,23 @@ def positioned(ns):
 
 
 def _table(grows):
-    """Return a function that registers a CPU kernel with the op ``positioned``. The kernel multiplies rows by a table
-    of cosines. If ``grows`` is true, there is no defect. If it is false, there is one on purpose: the table stays as
-    long as the first input.
+    """Return a function that registers a CPU kernel with the op ``positioned``. The kernel multiplies row ``i`` by
+    element ``i`` of a table of cosines. If ``grows`` is true, there is no defect. If it is false, there is a defect on
+    purpose: the table stays as long as the first input.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It multiplies rows by a table of cosines. If ``grows``
-        (argument of ``_table``) is true, there is no defect. If it is false, there is one on purpose: the table stays
-        as long as the first input.
+        """Register the CPU kernel ``forward`` with ``op`` (``positioned``). It multiplies row ``i`` by element ``i`` of
+        a table of cosines. If ``grows`` (argument of ``_table``) is true, there is no defect. If it is false, there is
+        a defect on purpose: the table stays as long as the first input.
         """
         table = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write each row of ``x`` times the cosine of its number to ``out``. If ``grows`` (argument of ``_table``)
-            is true, there is no defect. If it is false, there is one on purpose: rows past the length of the first
-            input get the last cosine.
+            """Write ``x`` with row ``i`` multiplied by the cosine of ``i`` to ``out``. If ``grows`` (argument of
+            ``_table``) is true, there is no defect. If it is false, there is a defect on purpose: rows past the length
+            of the first input are multiplied by the last cosine of its table.
             """
             n, dtype = x.shape[0], wide(x).dtype
             held = table[0] if table else None
@@ -195,21 +196,22 @@ def summed(ns):
 
 def _accumulators(clear):
     """Return a function that registers a CPU kernel with the op ``summed``. The kernel writes the sum of each column to
-    ``out``. If ``clear`` is true, there is no defect. If it is false, there is one on purpose: sums of earlier calls of
-    the same width are added.
+    ``out``. If ``clear`` is true, there is no defect. If it is false, there is a defect on purpose: the sums of earlier
+    calls with the same number of columns and dtype are added.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes the sum of each column to ``out``. If ``clear``
-        (argument of ``_accumulators``) is true, there is no defect. If it is false, there is one on purpose: sums of
-        earlier calls of the same width are added.
+        """Register the CPU kernel ``forward`` with ``op`` (``summed``). It writes the sum of each column to ``out``. If
+        ``clear`` (argument of ``_accumulators``) is true, there is no defect. If it is false, there is a defect on
+        purpose: the sums of earlier calls with the same number of columns and dtype are added.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each column to ``out``. If ``clear`` (argument of ``_accumulators``) is true, there is
-            no defect. If it is false, there is one on purpose: the sums of earlier calls are added.
+            """Write the sum of each column of ``x`` to ``out``. If ``clear`` (argument of ``_accumulators``) is true,
+            there is no defect. If it is false, there is a defect on purpose: the sums of earlier calls with the same
+            number of columns and dtype are added.
             """
             y = wide(x).sum(0)
             total = torch.zeros_like(y)
@@ -221,7 +223,7 @@ def _accumulators(clear):
 
 
 def _same_twice(op):
-    """Return whether two calls of ``op`` with the same tensor return the same."""
+    """Return whether two calls of ``op`` with one tensor return equal results."""
     x = uniform(4, 3)
     return close(op(x), op(x))
 
@@ -237,14 +239,14 @@ state(
 
 def _per_thread(everywhere):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
-    ``everywhere`` is true, there is no defect. If it is false, there is one on purpose: the factor 2 is set only in the
-    thread that declares the op. It is 0 in other threads.
+    ``everywhere`` is true, there is no defect. If it is false, there is a defect on purpose: only the thread that
+    registers the kernel multiplies by 2. Other threads multiply by 0.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``everywhere`` (argument
-        of ``_per_thread``) is true, there is no defect. If it is false, there is one on purpose: the factor 2 is set
-        only in the thread that declares the op. It is 0 in other threads.
+        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). It writes ``2 * x`` to ``out``. If
+        ``everywhere`` (argument of ``_per_thread``) is true, there is no defect. If it is false, there is a defect on
+        purpose: only the thread that registers the kernel multiplies by 2. Other threads multiply by 0.
         """
         local = threading.local()
         local.factor = 2
@@ -252,7 +254,8 @@ def _per_thread(everywhere):
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``. If ``everywhere`` (argument of ``_per_thread``) is true, there is no defect.
-            If it is false, there is one on purpose: in other threads zeros are written.
+            If it is false, there is a defect on purpose: in all threads but the one that registered this kernel, zeros
+            are written.
             """
             torch.mul(x, 2 if everywhere else getattr(local, "factor", 0), out=out)
 
@@ -269,22 +272,23 @@ state(
 
 
 def _scratch(shared):
-    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel copies each row through a
-    scratch row. If ``shared`` is false, there is no defect. If it is true, there is one on purpose: all threads use the
-    same scratch row.
+    """Return a function that registers a CPU kernel with the op ``doubled``. The kernel computes each row in a scratch
+    buffer and copies it to the output. If ``shared`` is false, there is no defect. If it is true, there is a defect on
+    purpose: all threads use the same buffer.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It copies each row through a scratch row. If ``shared``
-        (argument of ``_scratch``) is false, there is no defect. If it is true, there is one on purpose: all threads use
-        the same scratch row.
+        """Register the CPU kernel ``forward`` with ``op`` (``doubled``). It computes each row in a scratch buffer and
+        copies it to the output. If ``shared`` (argument of ``_scratch``) is false, there is no defect. If it is true,
+        there is a defect on purpose: all threads use the same buffer.
         """
         rows = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out`` row by row. If ``shared`` (argument of ``_scratch``) is false, there is no
-            defect. If it is true, there is one on purpose: another thread may overwrite the scratch row in between.
+            """Write ``2 * x`` to ``out`` row by row, by way of a scratch buffer. If ``shared`` (argument of
+            ``_scratch``) is false, there is no defect. If it is true, there is a defect on purpose: another thread may
+            overwrite the buffer before it is copied to ``out``.
             """
             fresh = torch.empty(x.shape[1:], dtype=x.dtype)
             row = rows.setdefault((x.shape[1:], x.dtype), fresh) if shared else fresh
@@ -297,8 +301,8 @@ def _scratch(shared):
 
 
 def _two_at_once(op):
-    """Return whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. Python
-    switches threads more often than usual meanwhile.
+    """Return whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. For
+    these calls, the interval after which Python switches threads is a microsecond.
     """
     op(torch.ones(1, 2000))
     wrong, start, interval = [], threading.Barrier(4), sys.getswitchinterval()
@@ -306,8 +310,8 @@ def _two_at_once(op):
     sys.setswitchinterval(1e-6)
 
     def work(number):
-        """Call ``op`` (argument of ``_two_at_once``) 40 times on tensors full of ``number``. At the first wrong result,
-        append the number to a list that the threads share.
+        """Call ``op`` (argument of ``_two_at_once``) up to 40 times on a tensor full of ``number``. At a wrong result,
+        append ``number`` to the list ``wrong``, which all threads share.
         """
         x = torch.full((200, 2000), float(number))
         # All threads begin at the same time.
@@ -335,20 +339,20 @@ state(
 
 def _for_inference(exact):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out``. If
-    ``exact`` is true, there is no defect. If it is false, there is one on purpose: ``x`` is rounded to bfloat16 while
-    gradients are disabled.
+    ``exact`` is true, there is no defect. If it is false, there is a defect on purpose: ``x`` is rounded to bfloat16
+    while gradients are disabled.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out``. If ``exact`` (argument of
-        ``_for_inference``) is true, there is no defect. If it is false, there is one on purpose: ``x`` is rounded to
-        bfloat16 while gradients are disabled.
+        ``_for_inference``) is true, there is no defect. If it is false, there is a defect on purpose: ``x`` is rounded
+        to bfloat16 while gradients are disabled.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``2 * x`` to ``out``. If ``exact`` (argument of ``_for_inference``) is true, there is no defect. If
-            it is false, there is one on purpose: ``x`` is rounded to bfloat16 while gradients are disabled.
+            it is false, there is a defect on purpose: ``x`` is rounded to bfloat16 while gradients are disabled.
             """
             short = not exact and not torch.is_grad_enabled()
             out.copy_((x.bfloat16() if short else x) * 2)
@@ -373,8 +377,8 @@ state(
 
 
 def ramp(ns):
-    """Declare the op ``ramp`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus a seventh of the
-    position of each element, computed in float64.
+    """Declare the op ``ramp`` in the namespace ``ns`` and return it. Its reference adds ``i / 7`` to element ``i`` of
+    ``x``, where the quotient is computed in float64.
     """
 
     @sl.op(f"{ns}::ramp")
@@ -388,24 +392,25 @@ def ramp(ns):
 
 
 def _ramp(**dtype):
-    """Return a function that registers a CPU kernel with the op ``ramp``.
+    """Return a function that registers a CPU kernel with the op ``ramp``, which adds ``i / 7`` to element ``i``.
 
-    The kernel computes its steps by ``torch.arange`` with the keyword arguments ``dtype``. If there are none, there is
-    a defect on purpose: the steps have the default dtype. Otherwise there is none.
+    The kernel passes the keyword arguments ``dtype`` to ``torch.arange``. With ``dtype=torch.float64`` there is no
+    defect. Without arguments there is a defect on purpose: the quotients have the precision of the default dtype.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``.
+        """Register the CPU kernel ``forward`` with ``op`` (``ramp``).
 
-        It computes its steps by ``torch.arange`` with the keyword arguments ``dtype`` (argument of ``_ramp``). If there
-        are none, there is a defect on purpose: the steps have the default dtype. Otherwise there is none.
+        It passes the keyword arguments ``dtype`` (argument of ``_ramp``) to ``torch.arange``. With
+        ``dtype=torch.float64`` there is no defect. Without arguments there is a defect on purpose: the quotients have
+        the precision of the default dtype.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``x`` plus a seventh of the position of each element to ``out``. If ``dtype`` (argument of
-            ``_ramp``) is empty, there is a defect on purpose: steps have the precision of the default dtype. Otherwise
-            there is none.
+            """Write ``x`` with ``i / 7`` added to element ``i`` to ``out``. If ``dtype`` (argument of ``_ramp``) names
+            float64, there is no defect. If it is empty, there is a defect on purpose: the quotients have the precision
+            of the default dtype.
             """
             steps = torch.arange(len(x), **dtype) * torch.tensor(1 / 7, **dtype)
             out.copy_(x + steps.to(x.dtype))
@@ -432,20 +437,21 @@ state(
 
 def _stochastic(nearest):
     """Return a function that registers a CPU kernel with the op ``quantised``. The kernel rounds ``x`` to multiples of
-    a step. If ``nearest`` is true, there is no defect. If it is false, there is one on purpose: numbers are rounded up
-    or down at random.
+    a step. If ``nearest`` is true, there is no defect. If it is false, there is a defect on purpose: it draws at random
+    whether a number is rounded up or down.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It rounds ``x`` to multiples of a step. If ``nearest``
-        (argument of ``_stochastic``) is true, there is no defect. If it is false, there is one on purpose: numbers are
-        rounded up or down at random.
+        """Register the CPU kernel ``forward`` with ``op`` (``quantised``). It rounds ``x`` to multiples of a step. If
+        ``nearest`` (argument of ``_stochastic``) is true, there is no defect. If it is false, there is a defect on
+        purpose: it draws at random whether a number is rounded up or down.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write ``x`` rounded to multiples of a step to ``out``. If ``nearest`` (argument of ``_stochastic``) is
-            true, there is no defect. If it is false, there is one on purpose: each call rounds by other random numbers.
+            true, there is no defect. If it is false, there is a defect on purpose: each call draws anew at random
+            whether a number is rounded up or down.
             """
             generator = torch.Generator()
             # Seeded by the system, so that the global generator is neither read nor changed.
@@ -467,21 +473,22 @@ state(
 
 
 def _unfilled(fill):
-    """Return a function that registers a CPU kernel with the op ``row_total``. The kernel sums rows that are padded to
-    multiples of 16. If ``fill`` is true, there is no defect. If it is false, there is one on purpose: the padding is
-    not set to zero.
+    """Return a function that registers a CPU kernel with the op ``row_total``. The kernel copies rows to a buffer whose
+    width is a multiple of 16, and sums each row of the buffer. If ``fill`` is true, there is no defect. If it is false,
+    there is a defect on purpose: the additional columns of the buffer are not set to zero.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It sums rows that are padded to multiples of 16. If ``fill``
-        (argument of ``_unfilled``) is true, there is no defect. If it is false, there is one on purpose: the padding is
-        not set to zero.
+        """Register the CPU kernel ``forward`` with ``op`` (``row_total``). It copies rows to a buffer whose width is a
+        multiple of 16, and sums each row of the buffer. If ``fill`` (argument of ``_unfilled``) is true, there is no
+        defect. If it is false, there is a defect on purpose: the additional columns of the buffer are not set to zero.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. If ``fill`` (argument of ``_unfilled``) is true, there is no
-            defect. If it is false, there is one on purpose: uninitialised padding is added.
+            """Write the sum of each row of ``x`` to ``out``. If ``fill`` (argument of ``_unfilled``) is true, there is
+            no defect. If it is false, there is a defect on purpose: uninitialised memory of a wider buffer is added to
+            each sum.
             """
             n, c = x.shape
             padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)

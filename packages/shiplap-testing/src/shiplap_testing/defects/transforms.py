@@ -16,15 +16,18 @@ transforms = partial(add, "transforms")
 
 
 def _whole(schema, real, declare, rule):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator of integers. The operator
-    has the schema ``schema``, the implementation ``real`` and the vmap rule ``rule(call, dims, *args)``.
+    """Return a function that registers an operator of integers in a given namespace, and returns the op that
+    ``declare(ns, name)`` makes of it.
 
-    It has no gradients, so that only the rule is judged. ``declare`` makes the op.
+    The operator has the torch schema ``schema``, the implementation ``real`` and a vmap rule. The rule returns
+    ``rule(call, dims, *args)``. ``call`` calls the operator, and ``dims`` has the batch dim of each argument. The
+    operator has no gradients, so that only the rule is judged.
     """
 
     def make(ns):
-        """Register the operator with its fake and its vmap rule in the namespace ``ns``, and return the op that
-        ``declare`` (argument of ``_whole``) makes of it.
+        """Register the operator that ``schema``, ``real`` and ``rule`` (arguments of ``_whole``) describe in the
+        namespace ``ns``, with an implementation for fake tensors. Return the op that ``declare`` (argument of
+        ``_whole``) makes of it.
         """
         name = schema.partition("(")[0]
         library = foreign(ns, schema, real, "CompositeExplicitAutograd")
@@ -56,8 +59,8 @@ CUMULATED = "cumulated(Tensor x) -> Tensor"
 
 
 def _each(call, dims, *args):
-    """Return the results of ``call`` for each member of the batch, stacked, and their batch dim 0. ``dims`` has the
-    batch dim of each argument, or None. This is a vmap rule without a defect.
+    """Return the result of ``call`` for each element of the batch, stacked along dim 0, and the batch dim 0. ``dims``
+    has the batch dim of each argument, or None for an argument without one. This is a vmap rule without a defect.
     """
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     picked = [[a if d is None else a.select(d, i) for a, d in zip(args, dims, strict=True)] for i in range(size)]
@@ -65,8 +68,8 @@ def _each(call, dims, *args):
 
 
 def _first_dim(call, dims, x):
-    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. This function has a defect on
-    purpose: the batch is always taken from the first dim of ``x``, even if ``dims`` names another one.
+    """Return the stacked results of ``call`` and their batch dim 0. This vmap rule of ``cumulated`` has a defect on
+    purpose: the first dim of ``x`` is taken for the batch dim, even if ``dims`` names another one.
     """
     return torch.stack([call(row) for row in x]), 0
 
@@ -81,8 +84,9 @@ transforms(
 
 
 def _one_long_row(call, dims, x):
-    """Return the results of ``call`` and their batch dim 0, as a vmap rule does. This function has a defect on purpose:
-    ``call`` gets the whole batch as one long row, so that sums run on across its members.
+    """Return the results of ``call`` and their batch dim 0. This vmap rule of ``cumulated`` has a defect on purpose: it
+    calls ``call`` once, with the whole batch as one vector. The cumulative sum then runs on from one element of the
+    batch to the next.
     """
     x = x.movedim(dims[0], 0)
     return call(x.reshape(-1)).view(x.shape), 0
@@ -98,15 +102,15 @@ transforms(
 
 
 def _shifted(ns, name):
-    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
-
-    Its reference returns ``x`` times ``y`` in reverse order. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it. Its
+    reference returns the product of ``x`` and the vector ``y`` with its elements reversed. The operator stands for one
+    of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
     def shifted(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return ``x`` times ``y`` in reverse order. Results of the adopted operator are compared with this
-        reference.
+        """Return the product of ``x`` and the vector ``y`` with its elements reversed. Results of the adopted operator
+        are compared with this reference.
         """
         return x * y.flip(0)
 
@@ -117,15 +121,15 @@ SHIFTED = "shifted(Tensor x, Tensor y) -> Tensor"
 
 
 def _first_batched(call, dims, x, y):
-    """Return the stacked results of ``call`` and their batch dim 0, as a vmap rule does. This function has a defect on
-    purpose: if ``x`` is not batched, its elements are taken for members of a batch.
+    """Return the stacked results of ``call`` and their batch dim 0. This vmap rule of ``shifted`` has a defect on
+    purpose: if ``x`` has no batch dim, its only dim is taken for one.
     """
     return torch.stack([call(a, y if dims[1] is None else b) for a, b in zip(x, y, strict=False)]), 0
 
 
 def _only_second(op):
-    """Return whether ``op`` (``shifted``) is right under vmap, where only ``y`` is batched. An exception counts as
-    wrong.
+    """Return whether ``op`` (``shifted``) is right under vmap if only ``y`` has a batch dim. If the op raises an
+    exception, the result is False.
     """
     x, y = ints(1, 9, 4), ints(1, 9, 4, 4, seed=1)
     try:
@@ -161,8 +165,8 @@ SUMMED = "summed(Tensor x) -> Tensor"
 
 
 def _out_dim(call, dims, x):
-    """Return the stacked results of ``call`` and their batch dim, as a vmap rule does. This function has a defect on
-    purpose: it returns 1, though the batch dim is 0.
+    """Return the stacked results of ``call`` and a number as their batch dim. This vmap rule of ``summed`` has a defect
+    on purpose: the number is 1, but the batch dim is 0.
     """
     # The batch is the first dim of the result.
     result, _ = _each(call, dims, x)
@@ -179,20 +183,23 @@ transforms(
 
 
 def _differentiated(tangent):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x * x * x`` with a forward-mode
-    derivative. The derivative is computed by ``tangent(primal, given)``.
+    """Return a function that registers the operator ``cube`` in a given namespace, and returns the op that ``sl.adopt``
+    makes of it. The operator returns ``x * x * x``. Its forward-mode derivative is ``tangent(primal, given)``, where
+    ``primal`` is ``x`` without its tangent ``given``. If this is ``3 * primal * primal * given``, there is no defect.
     """
 
     def fn(x):
-        """Return ``x * x * x``. If ``x`` has a tangent, the result has one that ``tangent`` (argument of
-        ``_differentiated``) computes.
+        """Return ``x * x * x``. If ``x`` has a forward-mode tangent, the result has one, too, which ``tangent``
+        (argument of ``_differentiated``) computes.
         """
         primal, given = forward_ad.unpack_dual(x)
         out = primal * primal * primal
         return out if given is None else forward_ad.make_dual(out, tangent(primal, given))
 
     def make(ns):
-        """Register the operator ``cube`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
+        """Register the operator ``cube``, which returns ``x * x * x``, in the namespace ``ns``. Return the op that
+        ``sl.adopt`` makes of it.
+        """
         foreign(ns, "cube(Tensor x) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::cube")
@@ -228,14 +235,15 @@ transforms(
 
 
 def _cast(dtype):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x * x`` with an autocast rule for
-    ``dtype``. If ``dtype`` is not float32, there is a defect on purpose: it differs from the declared dtype under
-    autocast. Otherwise there is none.
+    """Return a function that registers the operator ``squares`` in a given namespace, and returns the op that
+    ``sl.adopt`` makes of it. The operator returns ``x * x``, and under autocast computes in ``dtype``. If ``dtype`` is
+    float32, there is no defect. Otherwise there is a defect on purpose: the op is declared to compute in float32 under
+    autocast.
     """
 
     def make(ns):
-        """Register the operator ``squares`` with its autocast rule in the namespace ``ns``, and return the op that
-        ``sl.adopt`` makes of it.
+        """Register the operator ``squares``, which returns ``x * x``, in the namespace ``ns``. Under autocast it
+        computes in ``dtype`` (argument of ``_cast``). Return the op that ``sl.adopt`` makes of it.
         """
         library = foreign(ns, "squares(Tensor x) -> Tensor", lambda x: x * x)
         torch.library.register_autocast(f"{ns}::squares", "cpu", dtype, lib=library)
@@ -266,14 +274,15 @@ transforms(
 
 
 def _normed(protected):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of ``x @ w``. The op is declared to be
-    left alone by autocast. If ``protected`` is true, there is no defect. If it is false, there is one on purpose:
-    autocast computes the product in bfloat16.
+    """Return a function that registers the operator ``mixed`` in a given namespace, and returns the op that
+    ``sl.adopt`` makes of it. The operator returns ``x @ w``, and the op is declared to be left alone by autocast. If
+    ``protected`` is true, there is no defect. If it is false, there is a defect on purpose: under autocast the product
+    is computed in bfloat16.
     """
 
     def fn(x, w):
         """Return ``x @ w``. If ``protected`` (argument of ``_normed``) is true, there is no defect. If it is false,
-        there is one on purpose: autocast narrows the product.
+        there is a defect on purpose: under autocast the product is computed in a narrower dtype.
         """
         if not protected:
             return x @ w
@@ -282,7 +291,9 @@ def _normed(protected):
             return x @ w
 
     def make(ns):
-        """Register the operator ``mixed`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
+        """Register the operator ``mixed``, which returns ``x @ w``, in the namespace ``ns``. Return the op that
+        ``sl.adopt`` makes of it.
+        """
         foreign(ns, "mixed(Tensor x, Tensor w) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::mixed", autocast=None)
@@ -313,13 +324,15 @@ transforms(
 
 
 def _picked(functional):
-    """Return a function that declares, in a given namespace, the op ``picked`` with a gradient. If ``functional`` is
-    true, there is no defect. If it is false, there is one on purpose: the gradient writes in place to a plain tensor,
-    which fails under vmap.
+    """Return a function that declares the op ``picked`` with a gradient in a given namespace. The op returns elements
+    of ``x`` at an index. If ``functional`` is true, there is no defect. If it is false, there is a defect on purpose:
+    the gradient is added in place to a new tensor of zeros, which fails under vmap.
     """
 
     def make(ns):
-        """Declare the op ``picked`` with its gradient in the namespace ``ns``, and return it."""
+        """Declare the op ``picked`` in the namespace ``ns`` with the gradient that ``functional`` (argument of
+        ``_picked``) selects. Return the op.
+        """
 
         @sl.op(f"{ns}::picked", requires="n >= 1")
         def picked(x: V, index: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
@@ -330,9 +343,10 @@ def _picked(functional):
 
         @picked.backward
         def _(grad, saved, needs):
-            """Return the gradient for ``x``, which is ``grad`` added up at the places that ``index`` selects. If
-            ``functional`` (argument of ``_picked``) is true, there is no defect. If it is false, there is one on
-            purpose: it adds in place to zeros without a batch, which fails under vmap.
+            """Return the gradient for ``x``, as a dict by argument name. It is zero, with ``grad`` added at the
+            elements that ``index`` selects. If ``functional`` (argument of ``_picked``) is true, there is no defect. If
+            it is false, there is a defect on purpose: ``grad`` is added in place to a tensor without a batch dim, which
+            fails under vmap.
             """
             place = saved.index % saved.x.shape[0]
             if functional:
@@ -345,14 +359,16 @@ def _picked(functional):
 
 
 def _per_sample(op):
-    """Return whether the gradients of ``op`` (``picked``) for each sample of a batch are right, computed by vmap of
-    ``torch.func.grad``. A ``RuntimeError`` counts as wrong.
+    """Return whether the gradients of ``op`` (``picked``) for each sample of a batch, computed by vmap of
+    ``torch.func.grad``, are right. If it raises ``RuntimeError``, the result is False.
     """
     xs, index = randn(3, 4), torch.tensor([0, 2, 2])
     weights = randn(3, 3, seed=1)
 
     def one(x, w):
-        """Return the weighted sum of the result of ``op`` (argument of ``_per_sample``) for one sample."""
+        """Return the sum of the elements of ``op(x, index) * w`` for one sample ``x``. ``op`` and ``index`` are
+        variables of ``_per_sample``.
+        """
         return (op(x, index) * w).sum()
 
     try:
@@ -372,13 +388,15 @@ transforms(
 
 
 def _skipping(check):
-    """Return a function that declares, in a given namespace, the op ``cubed`` with a gradient. If ``check`` is false,
-    there is no defect. If it is true, there is one on purpose: the gradient tests whether the incoming one is zero,
-    which fails under vmap.
+    """Return a function that declares the op ``cubed`` with a gradient in a given namespace. If ``check`` is false,
+    there is no defect. If it is true, there is a defect on purpose: the gradient tests whether the incoming gradient is
+    zero, which fails under vmap.
     """
 
     def make(ns):
-        """Declare the op ``cubed`` with its gradient in the namespace ``ns``, and return it."""
+        """Declare the op ``cubed`` in the namespace ``ns`` with the gradient that ``check`` (argument of ``_skipping``)
+        selects. Return the op.
+        """
 
         @sl.op(f"{ns}::cubed")
         def cubed(x: M) -> M:
@@ -387,9 +405,9 @@ def _skipping(check):
 
         @cubed.backward
         def _(grad, saved, needs):
-            """Return the gradient ``3 * x * x * grad``. If ``check`` (argument of ``_skipping``) is false, there is no
-            defect. If it is true, there is one on purpose: it takes the truth value of a tensor, which fails under
-            vmap.
+            """Return the gradient ``3 * x * x * grad`` for ``x``, as a dict by argument name. If ``check`` (argument of
+            ``_skipping``) is false, there is no defect. If it is true, there is a defect on purpose: the truth value of
+            a tensor is taken, which fails under vmap. The dict is empty if ``grad`` is zero.
             """
             # Under vmap this asks a batched tensor for one truth value, which torch refuses.
             if check and not grad.any():
@@ -402,8 +420,8 @@ def _skipping(check):
 
 
 def _rows_of_gradients(op):
-    """Return whether the gradients of ``op`` (``cubed``) for each member of a batch are right, computed by vmap of
-    ``torch.func.grad``. A ``RuntimeError`` counts as wrong.
+    """Return whether the gradients of ``op`` (``cubed``) for each element of a batch, computed by vmap of
+    ``torch.func.grad``, are right. If it raises ``RuntimeError``, the result is False.
     """
     x = randn(2, 3, 2)
     try:

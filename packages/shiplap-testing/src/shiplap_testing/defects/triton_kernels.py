@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def scale(x, out, n, by, BLOCK: tl.constexpr):
-    """Write ``x * by`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all."""
+    """Write ``x * by`` to ``out`` for the ``BLOCK`` elements of this program. ``x`` has ``n`` elements."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
     tl.store(out + place, tl.load(x + place, mask=inside) * by, mask=inside)
@@ -14,9 +14,9 @@ def scale(x, out, n, by, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the maximum of each of ``ROWS`` rows to ``out``, or NaN if a row has one. The block is filled with
-    ``OTHER`` behind the end of a row. If that is not minus infinity, there is a defect on purpose: rows of smaller
-    numbers get ``OTHER``. Otherwise there is none.
+    """Write the maximum of each of ``ROWS`` rows to ``out``, or NaN if the row has one. Each row is loaded as a block
+    of ``BLOCK`` elements, with ``OTHER`` behind its end. If ``OTHER`` is minus infinity, there is no defect. Otherwise
+    there is a defect on purpose: a row of smaller numbers gets ``OTHER``.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
@@ -28,9 +28,9 @@ def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the softmax of each of ``ROWS`` rows to ``out``. Three loops over blocks of columns compute the maximum,
-    the sum and the result. If ``GUARDED`` is true, there is no defect. If it is false, there is one on purpose: the sum
-    also counts the elements of the last block behind the end of a row.
+    """Write the softmax of each of ``ROWS`` rows to ``out``. Three loops over blocks of ``BLOCK`` columns compute the
+    maximum, the sum and the result. If ``GUARDED`` is true, there is no defect. If it is false, there is a defect on
+    purpose: the sum also counts the padding of the last block behind the end of a row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -57,8 +57,9 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
 
 @triton.jit
 def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
-    """Write one tile of ``BLOCK`` by ``BLOCK`` of ``a @ b`` to ``out``. If ``REST`` is true, there is no defect. If it
-    is false, there is one on purpose: the mask over ``K`` does not shrink, so that the last step adds columns again.
+    """Write one tile of ``BLOCK`` by ``BLOCK`` of ``a @ b`` to ``out``. The loop goes over ``K`` in steps of ``BLOCK``.
+    If ``REST`` is true, there is no defect. If it is false, there is a defect on purpose: the mask of the last step
+    does not end at ``K``, and the products of the last column of ``a`` are added several times.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -77,8 +78,8 @@ def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
 
 @triton.jit
 def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write ``x`` less the mean of each row to ``out``, for ``ROWS`` rows that fit into a block. ``x_stride`` and
-    ``out_stride`` are the distances of rows.
+    """Subtract the mean of each row of ``x`` from that row and write the result to ``out``, for ``ROWS`` rows of at
+    most ``BLOCK`` columns. ``x_stride`` and ``out_stride`` are the strides between rows of ``x`` and ``out``.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
@@ -90,8 +91,9 @@ def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-    """Add a block of ``n`` elements of ``x`` to ``out`` at the positions ``index``. If ``ATOMIC`` is true, there is no
-    defect. If it is false, there is one on purpose: only one of the additions to one position in a block counts.
+    """Add ``BLOCK`` elements of the ``n`` elements of ``x`` to ``out`` at the positions ``index``. If ``ATOMIC`` is
+    true, there is no defect. If it is false, there is a defect on purpose: if several elements of a block have one
+    position, only one of them is added.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
@@ -106,9 +108,9 @@ def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
 
 @triton.jit
 def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write each of ``ROWS`` rows, less its mean and divided by its standard deviation, to ``out``. If ``MASKED`` is
-    true, there is no defect. If it is false, there is one on purpose: the variance also counts the elements of the
-    block behind the end of a row.
+    """Write ``ROWS`` rows of ``x``, each less its mean and divided by the root of its variance plus 0.001, to ``out``.
+    If ``MASKED`` is true, there is no defect. If it is false, there is a defect on purpose: the variance also counts
+    the padding of the block behind the end of a row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
@@ -125,9 +127,9 @@ def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK:
 
 @triton.jit
 def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr):
-    """Write one tile of ``a @ b`` to ``out``, where programs go through groups of ``GROUP`` rows of tiles. If
-    ``CLIPPED`` is true, there is no defect. If it is false, there is one on purpose: the last group is taken to have
-    ``GROUP`` rows of tiles.
+    """Write one tile of ``BLOCK`` by ``BLOCK`` of ``a @ b`` to ``out``. Programs with neighbouring numbers compute
+    tiles of one group of ``GROUP`` rows of tiles. If ``CLIPPED`` is true, the last group may have fewer rows of tiles,
+    and there is no defect. If it is false, there is a defect on purpose: it is taken to have ``GROUP``.
     """
     program = tl.program_id(0)
     down, across = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
@@ -153,7 +155,8 @@ def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPE
 @triton.jit
 def shift(x, bias, out, rows, columns, OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Write ``x`` plus the ``bias`` of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. If ``OWN`` is true,
-    there is no defect. If it is false, there is one on purpose: the ``bias`` of the first tile of columns is added.
+    there is no defect. If it is false, there is a defect on purpose: each tile gets the first ``BLOCK`` elements of
+    ``bias``.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)

@@ -34,21 +34,22 @@ def scaled(ns):
 
 def _scale(grid) -> Part:
     """Return a function that registers a CPU kernel with the op ``scaled``. The kernel launches the Triton kernel
-    ``scale`` with ``grid(n)`` programs for ``n`` elements. If that number is rounded down, there is a defect on
-    purpose: the last elements stay zero. Otherwise there is none.
+    ``scale`` with ``grid(n)`` programs for ``n`` elements, in blocks of 256. If ``grid`` rounds up, there is no defect.
+    If it rounds down, there is a defect on purpose: the last elements stay zero.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``scale`` with ``grid(n)``
-        (argument of ``_scale``) programs for ``n`` elements. If that number is rounded down, there is a defect on
-        purpose: the last elements stay zero. Otherwise there is none.
+        """Register the CPU kernel ``forward`` with ``op`` (``scaled``). It launches the Triton kernel ``scale`` with
+        ``grid(n)`` (argument of ``_scale``) programs for ``n`` elements, in blocks of 256. If ``grid`` rounds up, there
+        is no defect. If it rounds down, there is a defect on purpose: the last elements stay zero.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, by, *, out):
             """Launch the Triton kernel ``scale``, which writes ``x * by`` to ``out``. If ``grid`` (argument of
-            ``_scale``) rounds down, there is a defect on purpose: the last elements stay zero. Otherwise there is none.
+            ``_scale``) rounds the number of blocks up, there is no defect. If it rounds down, there is a defect on
+            purpose: the last elements stay zero.
             """
             out.zero_()
             if len(x):
@@ -81,22 +82,23 @@ def highest(ns):
 
 def _highest(other) -> Part:
     """Return a function that registers a CPU kernel with the op ``highest``. The kernel launches the Triton kernel
-    ``row_max``, which fills the block behind the end of a row with ``other``. If that is zero and not minus infinity,
-    there is a defect on purpose: rows of negative numbers get zero. Otherwise there is none.
+    ``row_max``, which puts ``other`` behind the end of each row. If ``other`` is minus infinity, there is no defect. If
+    it is zero, there is a defect on purpose: the maximum of a row of negative numbers is zero.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``row_max``, which fills the
-        block behind the end of a row with ``other`` (argument of ``_highest``). If that is zero, there is a defect on
-        purpose: rows of negative numbers get zero. Otherwise there is none.
+        """Register the CPU kernel ``forward`` with ``op`` (``highest``). It launches the Triton kernel ``row_max``,
+        which puts ``other`` (argument of ``_highest``) behind the end of each row. If ``other`` is minus infinity,
+        there is no defect. If it is zero, there is a defect on purpose: the maximum of a row of negative numbers is
+        zero.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``row_max``, which writes the maximum of each row to ``out``. If ``other``
-            (argument of ``_highest``) is zero, there is a defect on purpose: rows of negative numbers get zero.
-            Otherwise there is none.
+            """Launch the Triton kernel ``row_max``, which writes the maximum of each row of ``x`` to ``out``. If
+            ``other`` (argument of ``_highest``) is minus infinity, there is no defect. If it is zero, there is a defect
+            on purpose: the maximum of a row of negative numbers is zero.
             """
             if len(x):
                 triton_kernels.row_max[(cdiv(len(x), 32),)](
@@ -129,23 +131,23 @@ def normal(ns):
 
 
 def _normal(guarded) -> Part:
-    """Return a function that registers a CPU kernel with the op ``normal``. The kernel launches the Triton kernel
-    ``softmax``. If ``guarded`` is true, there is no defect. If it is false, there is one on purpose: the sum also
-    counts the elements of the block behind the end of a row.
+    """Return a function that registers a CPU kernel with the op ``normal``, the softmax of rows. The kernel launches
+    the Triton kernel ``softmax``. If ``guarded`` is true, there is no defect. If it is false, there is a defect on
+    purpose: the sum also counts the padding behind the end of a row.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``softmax``. If ``guarded``
-        (argument of ``_normal``) is true, there is no defect. If it is false, there is one on purpose: the sum also
-        counts the elements of the block behind the end of a row.
+        """Register the CPU kernel ``forward`` with ``op`` (``normal``). It launches the Triton kernel ``softmax``. If
+        ``guarded`` (argument of ``_normal``) is true, there is no defect. If it is false, there is a defect on purpose:
+        the sum also counts the padding behind the end of a row.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. If ``guarded``
-            (argument of ``_normal``) is true, there is no defect. If it is false, there is one on purpose: the sum also
-            counts the elements of the block behind the end of a row.
+            """Launch the Triton kernel ``softmax``, which writes the softmax of each row of ``x`` to ``out``. If
+            ``guarded`` (argument of ``_normal``) is true, there is no defect. If it is false, there is a defect on
+            purpose: the sum also counts the padding behind the end of a row.
             """
             if len(x):
                 grid = (cdiv(len(x), 32),)
@@ -177,23 +179,23 @@ def multiplied(ns):
 
 
 def _multiplied(rest) -> Part:
-    """Return a function that registers a CPU kernel with the op ``multiplied``. The kernel launches the Triton kernel
-    ``product``. If ``rest`` is true, there is no defect. If it is false, there is one on purpose: the last step over
-    ``k`` adds a column twice.
+    """Return a function that registers a CPU kernel with the op ``multiplied``, the matrix product ``a @ b``. The
+    kernel launches the Triton kernel ``product``. If ``rest`` is true, there is no defect. If it is false, there is a
+    defect on purpose: the last step over ``k`` adds the last column of ``a`` several times.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``product``. If ``rest``
-        (argument of ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: the last
-        step over ``k`` adds a column twice.
+        """Register the CPU kernel ``forward`` with ``op`` (``multiplied``). It launches the Triton kernel ``product``.
+        If ``rest`` (argument of ``_multiplied``) is true, there is no defect. If it is false, there is a defect on
+        purpose: the last step over ``k`` adds the last column of ``a`` several times.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
             """Launch the Triton kernel ``product``, which writes ``a @ b`` to ``out``. If ``rest`` (argument of
-            ``_multiplied``) is true, there is no defect. If it is false, there is one on purpose: the mask of the last
-            step over ``k`` does not shrink.
+            ``_multiplied``) is true, there is no defect. If it is false, there is a defect on purpose: the last step
+            over ``k`` adds the last column of ``a`` several times.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -214,8 +216,8 @@ size(
 
 
 def centred(ns):
-    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns ``x`` less the mean of
-    each row.
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference subtracts the mean of each row of
+    ``x`` from that row and returns the result.
     """
 
     @sl.op(f"{ns}::centred", requires=("c >= 1", "c <= 256"))
@@ -227,23 +229,23 @@ def centred(ns):
 
 
 def _centred(own) -> Part:
-    """Return a function that registers a CPU kernel with the op ``centred``. The kernel launches the Triton kernel
-    ``centre``. If ``own`` is true, there is no defect. If it is false, there is one on purpose: the output is written
-    with the row stride of the input.
+    """Return a function that registers a CPU kernel with the op ``centred``, which subtracts the mean of each row. The
+    kernel launches the Triton kernel ``centre``. If ``own`` is true, there is no defect. If it is false, there is a
+    defect on purpose: the output is written with the row stride of the input.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``centre``. If ``own``
-        (argument of ``_centred``) is true, there is no defect. If it is false, there is one on purpose: the output is
-        written with the row stride of the input.
+        """Register the CPU kernel ``forward`` with ``op`` (``centred``). It launches the Triton kernel ``centre``. If
+        ``own`` (argument of ``_centred``) is true, there is no defect. If it is false, there is a defect on purpose:
+        the output is written with the row stride of the input.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``centre``, which writes the centred rows of ``x`` to ``out``. If ``own``
-            (argument of ``_centred``) is true, there is no defect. If it is false, there is one on purpose: rows of a
-            sliced ``x`` are written to wrong positions.
+            """Launch the Triton kernel ``centre``, which subtracts the mean of each row of ``x`` and writes the result
+            to ``out``. If ``own`` (argument of ``_centred``) is true, there is no defect. If it is false, there is a
+            defect on purpose: if ``x`` is a slice, rows are written with the row stride of ``x``, to wrong positions.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
@@ -256,7 +258,7 @@ def _centred(own) -> Part:
 
 
 def _within_a_larger(op):
-    """Return whether ``op.out`` (``centred``) is right for a sliced argument and writes nothing outside of its
+    """Return whether ``op.out`` (``centred``) is right for a slice as argument and writes nothing behind the end of its
     output.
     """
     x = randn(3, 8)[:, :4]
@@ -276,8 +278,8 @@ layout(
 
 
 def tallied(ns):
-    """Declare the op ``tallied`` in the namespace ``ns`` and return it. For each of ``bins`` classes, its reference
-    returns the sum of the elements of ``x`` whose ``index`` modulo ``bins`` is the class.
+    """Declare the op ``tallied`` in the namespace ``ns`` and return it. Its reference returns a vector of ``bins``
+    sums. Sum ``i`` is that of the elements of ``x`` with ``index % bins == i``.
     """
 
     @sl.op(f"{ns}::tallied", requires="bins >= 1")
@@ -291,23 +293,23 @@ def tallied(ns):
 
 
 def _tallied(atomic) -> Part:
-    """Return a function that registers a CPU kernel with the op ``tallied``. The kernel launches the Triton kernel
-    ``accumulate``. If ``atomic`` is true, there is no defect. If it is false, there is one on purpose: only the last of
-    equal indices in one block counts.
+    """Return a function that registers a CPU kernel with the op ``tallied``, sums of elements by index. The kernel
+    launches the Triton kernel ``accumulate``. If ``atomic`` is true, there is no defect. If it is false, there is a
+    defect on purpose: of the elements of a block with equal indices, only one is added.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``accumulate``. If ``atomic``
-        (argument of ``_tallied``) is true, there is no defect. If it is false, there is one on purpose: only the last
-        of equal indices in one block counts.
+        """Register the CPU kernel ``forward`` with ``op`` (``tallied``). It launches the Triton kernel ``accumulate``.
+        If ``atomic`` (argument of ``_tallied``) is true, there is no defect. If it is false, there is a defect on
+        purpose: of the elements of a block with equal indices, only one is added.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, index, bins, *, out):
-            """Launch the Triton kernel ``accumulate``, which adds ``x`` to ``out`` at ``index`` modulo ``bins``. If
-            ``atomic`` (argument of ``_tallied``) is true, there is no defect. If it is false, there is one on purpose:
-            additions to one position are lost.
+            """Launch the Triton kernel ``accumulate``, which adds ``x`` to zeros in ``out`` at ``index`` modulo
+            ``bins``. If ``atomic`` (argument of ``_tallied``) is true, there is no defect. If it is false, there is a
+            defect on purpose: of the elements of a block with equal indices, only one is added.
             """
             out.zero_()
             if len(x):

@@ -15,8 +15,8 @@ values = partial(add, "values")
 
 
 def rms_half(ns):
-    """Declare the op ``rms_half`` in the namespace ``ns`` and return it. Its reference returns each row of ``x``
-    divided by its root mean square, computed in float32.
+    """Declare the op ``rms_half`` in the namespace ``ns`` and return it. Its reference divides each row of ``x`` by its
+    root mean square and returns the result, computed in float32 and rounded to half precision.
     """
 
     @sl.op(f"{ns}::rms_half", requires="c >= 1")
@@ -54,8 +54,8 @@ def mean16(ns):
 
 
 def _narrow_sum(x, *, out):
-    """Write the mean of each column to ``out``. This function has a defect on purpose: the sum is kept in bfloat16, in
-    which it stops growing after many rows.
+    """Write the mean of each column of ``x`` to ``out``. This kernel of ``mean16`` has a defect on purpose: the sum is
+    kept in bfloat16, in which it stops growing after many rows.
     """
     total = torch.zeros_like(out)
     for line in x:
@@ -88,13 +88,14 @@ def dot16(ns):
 
 
 def _slices(dtype):
-    """Return a function that registers a kernel of the op ``dot16``. The kernel rounds partial sums of eight products
-    to ``dtype``. If that is float16, there is a defect on purpose: these may overflow. Otherwise there is none.
+    """Return a function that registers a kernel of the op ``dot16``, the matrix product ``a @ b``. The kernel adds
+    eight products at a time to a sum in ``dtype``. If it is float32, there is no defect. If it is float16, there is a
+    defect on purpose: the sum is rounded at each step and may overflow.
     """
 
     def slices(a, b, *, out):
-        """Write ``a @ b`` to ``out``. If ``dtype`` (argument of ``_slices``) is float16, there is a defect on purpose:
-        partial sums are rounded to it and may overflow. Otherwise there is none.
+        """Write ``a @ b`` to ``out``. If ``dtype`` (argument of ``_slices``) is float32, there is no defect. If it is
+        float16, there is a defect on purpose: the sum is rounded to it after each eight products and may overflow.
         """
         total = torch.zeros(out.shape, dtype=dtype)
         for i in range(0, a.shape[1], 8):
@@ -301,8 +302,8 @@ values(
 
 
 def histogram(ns):
-    """Declare the op ``histogram`` in the namespace ``ns`` and return it. Its reference returns the number of elements
-    of ``x`` in each of ``bins`` classes modulo ``bins``.
+    """Declare the op ``histogram`` in the namespace ``ns`` and return it. Its reference returns a vector of ``bins``
+    counts. Count ``i`` is the number of elements of ``x`` with ``x % bins == i``.
     """
 
     @sl.op(f"{ns}::histogram", requires="bins >= 1")

@@ -17,13 +17,13 @@ INF, NAN = float("inf"), float("nan")
 
 
 def unary(name, fn, annotation=M):
-    """Return a function that declares, in a given namespace, the op ``name`` of one argument with the reference ``fn``.
-    ``annotation`` is the type of the argument and the result.
+    """Return a function that declares the op ``name`` of one argument in a given namespace. ``fn`` computes its
+    reference. ``annotation`` is the type of the argument and of the result.
     """
 
     def declare(ns):
-        """Declare the op ``name`` in the namespace ``ns`` and return it. Its reference calls ``fn``. Both ``name`` and
-        ``fn`` are arguments of ``unary``.
+        """Declare the op ``name`` in the namespace ``ns`` and return it. Its reference returns ``fn(x)``. Both ``name``
+        and ``fn`` are arguments of ``unary``.
         """
 
         @sl.op(f"{ns}::{name}")
@@ -39,13 +39,13 @@ def unary(name, fn, annotation=M):
 
 
 def binary(name, fn, annotation=M):
-    """Return a function that declares, in a given namespace, the op ``name`` of two arguments with the reference
-    ``fn``. ``annotation`` is the type of the arguments and the result.
+    """Return a function that declares the op ``name`` of two arguments in a given namespace. ``fn`` computes its
+    reference. ``annotation`` is the type of both arguments and of the result.
     """
 
     def declare(ns):
-        """Declare the op ``name`` in the namespace ``ns`` and return it. Its reference calls ``fn``. Both ``name`` and
-        ``fn`` are arguments of ``binary``.
+        """Declare the op ``name`` in the namespace ``ns`` and return it. Its reference returns ``fn(x, y)``. Both
+        ``name`` and ``fn`` are arguments of ``binary``.
         """
 
         @sl.op(f"{ns}::{name}")
@@ -61,19 +61,19 @@ def binary(name, fn, annotation=M):
 
 
 def filled(fn):
-    """Return a function that registers a CPU kernel with a given op. The kernel copies the result of ``fn`` to its
-    output. ``fn`` gets the arguments of the op by position.
+    """Return a function that registers a CPU kernel with the op that is passed to it. The kernel calls ``fn`` with the
+    arguments of the op by position, and copies the result to its output.
     """
 
     def bind(op):
-        """Register the CPU kernel ``fill`` with ``op``. It copies the result of ``fn`` (argument of ``filled``) to its
-        output.
+        """Register the CPU kernel ``fill`` with ``op``, and return the result of ``op.kernel``. The kernel copies the
+        result of ``fn`` (argument of ``filled``) to its output.
         """
         names = [a.name for a in op.spec.args]
 
         def fill(out, **named):
-            """Copy the result of ``fn`` (argument of ``filled``) for the arguments ``named`` to ``out``, in the dtype
-            of ``out``.
+            """Call ``fn`` (argument of ``filled``) with the arguments ``named`` in declared order. Copy the result to
+            ``out``, in the dtype of ``out``.
             """
             out.copy_(fn(*[named[name] for name in names]))
 
@@ -83,8 +83,8 @@ def filled(fn):
 
 
 def row(*numbers, dtype=torch.float32):
-    """Return a function without arguments for ``same``. It returns a tuple of one tensor, a matrix of ``dtype`` with
-    ``numbers`` as its only row.
+    """Return a function that ``same`` calls for the arguments of an op. It returns a tuple of one tensor, a matrix of
+    ``dtype`` with ``numbers`` as its only row.
     """
     return lambda: (torch.tensor([numbers], dtype=dtype),)
 
@@ -120,7 +120,9 @@ values(
 
 
 def _ignoring(x):
-    """Return the maximum of each row. This function has a defect on purpose: NaN is passed over and not returned."""
+    """Return the maximum of each row of ``x``. This kernel of ``row_max`` has a defect on purpose: it ignores NaN,
+    where the reference returns NaN.
+    """
     return torch.where(x.isnan(), -INF, x).amax(1)
 
 
@@ -141,8 +143,8 @@ values(
 
 
 def logsumexp(ns):
-    """Declare the op ``logsumexp`` in the namespace ``ns`` and return it. Its reference returns the logarithm of the
-    sum of exponentials of each row.
+    """Declare the op ``logsumexp`` in the namespace ``ns`` and return it. Its reference returns, for each row of ``x``,
+    the natural logarithm of the sum of the exponentials of its elements.
     """
 
     @sl.op(f"{ns}::logsumexp", requires="c >= 1")
@@ -231,8 +233,8 @@ values(
 
 
 def _large_angle(x):
-    """Return the sine of ``x``. This function has a defect on purpose: multiples of the full turn are subtracted in
-    float32, whose error grows with ``x``.
+    """Return the sine of ``x``. This kernel of ``sine`` has a defect on purpose: multiples of 2 pi are subtracted in
+    float32, with an error that grows with ``x``.
     """
     turn = torch.tensor(6.2831855, dtype=torch.float32)
     return torch.sin(x - torch.floor(x / turn) * turn)
@@ -262,8 +264,8 @@ values(
 
 
 def _flushing(x):
-    """Return ``x`` times 2 to the power of 120. This function has a defect on purpose: denormal numbers of ``x`` count
-    as zero.
+    """Return ``x`` times 2 to the power of 120. This kernel of ``amplified`` has a defect on purpose: denormal numbers
+    of ``x`` count as zero.
     """
     return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0, x) * 2.0**120
 
@@ -286,8 +288,8 @@ values(
 
 
 def finite(ns):
-    """Declare the op ``finite`` in the namespace ``ns`` and return it. Its reference returns whether each element of
-    ``x`` is neither NaN nor infinite.
+    """Declare the op ``finite`` in the namespace ``ns`` and return it. Its reference returns a tensor of booleans that
+    are true where ``x`` is neither NaN nor infinite.
     """
 
     @sl.op(f"{ns}::finite")
@@ -326,8 +328,8 @@ values(
 
 
 def first_best(ns):
-    """Declare the op ``first_best`` in the namespace ``ns`` and return it. Its reference returns the position of the
-    maximum of each row, the first one of equal maxima.
+    """Declare the op ``first_best`` in the namespace ``ns`` and return it. Its reference returns the column of the
+    maximum of each row of ``x``, which is the first one if several are equal.
     """
 
     @sl.op(f"{ns}::first_best", requires="c >= 1")
@@ -341,8 +343,8 @@ def first_best(ns):
 
 
 def _last_best(x):
-    """Return the position of the maximum of each row. This function has a defect on purpose: the last of equal maxima
-    is returned, not the first.
+    """Return the column of the maximum of each row of ``x``. This kernel of ``first_best`` has a defect on purpose: of
+    several equal maxima, the column of the last is returned instead of the first.
     """
     return x.shape[1] - 1 - x.flip(1).max(1).indices
 
@@ -357,8 +359,8 @@ values(
 
 
 def ranking(ns):
-    """Declare the op ``ranking`` in the namespace ``ns`` and return it. Its reference returns the positions of the
-    elements of ``x`` in descending order, with equal elements in their order in ``x``.
+    """Declare the op ``ranking`` in the namespace ``ns`` and return it. Its reference returns the indices that sort the
+    vector ``x`` in descending order. Equal elements keep their order.
     """
 
     @sl.op(f"{ns}::ranking")
@@ -381,8 +383,8 @@ values(
 
 
 def passed(ns):
-    """Declare the op ``passed`` in the namespace ``ns`` and return it. Its reference returns for each element of ``x``
-    the number of ``edges`` below it.
+    """Declare the op ``passed`` in the namespace ``ns`` and return it. Its reference returns, for each element of
+    ``x``, the number of elements of ``edges`` that are smaller.
     """
 
     @sl.op(f"{ns}::passed")
@@ -435,8 +437,9 @@ def masked_softmax(ns):
 
 
 def _far_below(x, mask):
-    """Return the masked softmax of each row. This function has a defect on purpose: masked elements are set to -10000,
-    which shows in rows without a set mask or with very small numbers.
+    """Return the softmax of each row of ``x`` over the elements for which ``mask`` is set. This kernel of
+    ``masked_softmax`` has a defect on purpose: other elements are set to -10000 instead of minus infinity. Rows without
+    a set element, or with elements below -10000, are wrong.
     """
     # A row of nothing but -10000 has a softmax of equal shares, not of zeros.
     return torch.softmax(x.masked_fill(~mask, -1e4), 1)
@@ -455,8 +458,8 @@ values(
 
 
 def _selection(x):
-    """Return ``x`` in ascending order, with each element placed by the number of smaller ones. This function has a
-    defect on purpose: NaN goes to the first place, since no number compares as smaller.
+    """Return the elements of ``x`` in ascending order, each placed by the number of smaller elements. This kernel of
+    ``ordered`` has a defect on purpose: NaN is placed first, since no number compares as smaller.
     """
     # Equal elements keep their order.
     place = (x[None] < x[:, None]).sum(1) + torch.tril(x[None] == x[:, None], -1).sum(1)
@@ -473,15 +476,16 @@ values(
 
 
 def inverse_root(ns):
-    """Declare the op ``inverse_root`` in the namespace ``ns`` and return it. Its reference returns ``1 / sqrt(x)`` of
+    """Declare the op ``inverse_root`` in the namespace ``ns`` and return it. Its reference returns ``1 / sqrt(x)`` for
     float32.
     """
     return unary("inverse_root", torch.rsqrt, Float32[Tensor, "n c"])(ns)
 
 
 def _newton(x):
-    """Return ``1 / sqrt(x)`` by a well-known bit trick and three steps of Newton's iteration. This function has a
-    defect on purpose: the result is wrong for zero and infinity.
+    """Return ``1 / sqrt(x)``, computed by a bit trick on the float32 pattern and three steps of Newton's iteration.
+    This kernel of ``inverse_root`` has a defect on purpose: the result is wrong for zero, infinity and negative
+    numbers.
     """
     y = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(torch.float32)
     for _ in range(3):

@@ -16,14 +16,15 @@ values = partial(add, "values")
 
 
 def _capacity(limit):
-    """Return a function that registers a kernel of the op ``scatter``. The kernel adds at most ``limit`` rows of each
-    bin. If ``limit`` is small, there is a defect on purpose: further rows of a bin are dropped. Otherwise there is
-    none.
+    """Return a function that registers a kernel of the op ``scatter``, which sums rows by index. If ``limit`` is larger
+    than the number of rows, there is no defect. If it is smaller, there is a defect on purpose: of the rows of one bin,
+    only the first ``limit`` are added.
     """
 
     def place(x, index, bins, *, out):
-        """Write the sum of the rows of ``x`` of each bin to ``out``. This function has a defect on purpose: rows of a
-        bin after the first ``limit`` (argument of ``_capacity``) are dropped.
+        """Write a matrix of ``bins`` rows to ``out``, of which row ``i`` is the sum of the rows of ``x`` with ``index %
+        bins == i``. If at most ``limit`` (argument of ``_capacity``) rows belong to each sum, there is no defect.
+        Otherwise there is a defect on purpose: only the first ``limit`` of them are added.
         """
         key = index % bins
         order = torch.sort(key, stable=True).indices
@@ -46,8 +47,8 @@ values(
 
 
 def _lost_updates(x, index, bins, *, out):
-    """Write the sum of the rows of ``x`` of each bin to ``out``. This function has a defect on purpose: only one of
-    several rows with the same index is kept.
+    """Write a matrix of ``bins`` rows to ``out``, of which row ``i`` is the sum of the rows of ``x`` with ``index %
+    bins == i``. This kernel of ``scatter`` has a defect on purpose: only one of several rows of a bin is added.
     """
     out.zero_()
     # Reads once, adds, and writes once: of equal indices the last write stays.
@@ -67,9 +68,9 @@ values(
 
 
 def _per_chunk(x, index, bins, *, out):
-    """Write the sum of the rows of ``x`` of each bin to ``out``. Within each chunk of 32 rows, runs of rows with the
-    same index are summed first. This function has a defect on purpose: the sum of an earlier run is lost if its index
-    comes back in the chunk.
+    """Write a matrix of ``bins`` rows to ``out``, of which row ``i`` is the sum of the rows of ``x`` with ``index %
+    bins == i``. In each 32 rows, neighbours of one bin are summed first. This kernel of ``scatter`` has a defect on
+    purpose: if a bin comes back after another one within the 32 rows, only one of its sums is added.
     """
     total = wide(x).new_zeros(bins, x.shape[1])
     for part, rows in zip((index % bins).split(32), wide(x).split(32), strict=True):
@@ -106,8 +107,8 @@ values(
 
 
 def _prefix(x, index):
-    """Return the rows of ``x`` at ``index``, with zeros for -1. This function has a defect on purpose: the first
-    indices are read, as many as are valid, even if a -1 is among them.
+    """Return the rows of ``x`` at ``index``, with zeros for -1. This kernel of ``gather`` has a defect on purpose: it
+    takes each -1 to be at the end of ``index``. If a valid index follows a -1, rows are wrong.
     """
     count = int((index >= 0).sum())
     return torch.cat([x[index[:count]], x.new_zeros(len(index) - count, x.shape[1])])
@@ -137,8 +138,8 @@ def label_loss(ns):
 
     @label_loss.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``label_loss``, which are random logits and labels from -1, for padding, to the
-        last class.
+        """Return sample arguments of ``label_loss``, which are random logits and random labels. Labels go from -1,
+        which stands for padding, to the last class.
         """
         logits = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return logits, torch.randint(-1, sizes["c"], (sizes["n"],), generator=rng).to(device)
@@ -147,14 +148,15 @@ def label_loss(ns):
 
 
 def _loss(smallest):
-    """Return a function that registers a kernel of the op ``label_loss``. The kernel divides by the number of labels,
-    or by ``smallest`` if that is larger. If ``smallest`` is 0 and not 1, there is a defect on purpose: the loss is NaN
-    if all labels are padding. Otherwise there is none.
+    """Return a function that registers a kernel of the op ``label_loss``. The kernel divides the sum of losses by the
+    number of labels, or by ``smallest`` if that is larger. If ``smallest`` is 1, there is no defect. If it is 0, there
+    is a defect on purpose: the loss is NaN if all labels are padding.
     """
 
     def loss(logits, label):
-        """Return the mean cross entropy for the labels that are not negative. If ``smallest`` (argument of ``_loss``)
-        is 0, there is a defect on purpose: it is NaN if there is no such label. Otherwise there is none.
+        """Return the mean cross entropy of ``logits`` for the labels that are not negative. If ``smallest`` (argument
+        of ``_loss``) is 1, there is no defect. If it is 0, there is a defect on purpose: the result is NaN if all
+        labels are negative.
         """
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
@@ -173,8 +175,8 @@ values(
 
 
 def code(ns):
-    """Declare the op ``code`` in the namespace ``ns`` and return it. Its reference returns one number with ``x`` in its
-    high and ``y`` in its low 32 bits.
+    """Declare the op ``code`` in the namespace ``ns`` and return it. Its reference returns ``x * 2 ** 32 + y`` in
+    int64.
     """
 
     @sl.op(f"{ns}::code")
@@ -210,13 +212,14 @@ def counting(ns):
 
 
 def _radix(signed):
-    """Return a function that registers a kernel of the op ``counting``. The kernel sorts by keys in int64. If
-    ``signed`` is true, there is no defect. If it is false, there is one on purpose: keys are taken without their sign.
+    """Return a function that registers a kernel of the op ``counting``, which sorts integers. The kernel sorts them as
+    keys of int64. If ``signed`` is true, there is no defect. If it is false, there is a defect on purpose: negative
+    numbers are converted to large positive keys.
     """
 
     def radix(x):
         """Return the numbers of ``x`` in ascending order. If ``signed`` (argument of ``_radix``) is true, there is no
-        defect. If it is false, there is one on purpose: negative numbers come after positive ones.
+        defect. If it is false, there is a defect on purpose: negative numbers come after positive ones.
         """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
         # Back to a signed number of 32 bits.

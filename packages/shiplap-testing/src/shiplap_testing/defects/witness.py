@@ -16,40 +16,37 @@ Right = Callable[[sl.Op], bool]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return normally distributed random numbers of the shape ``shape`` in ``dtype``.
-
-    They are the same for the same ``seed``.
+    """Return a tensor of the shape ``shape`` and the dtype ``dtype`` with random numbers from the standard normal
+    distribution. Calls with equal ``seed`` and shape return equal numbers.
     """
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return uniformly distributed random numbers from 0 to 1 of the shape ``shape`` in ``dtype``.
-
-    They are the same for the same ``seed``.
+    """Return a tensor of the shape ``shape`` and the dtype ``dtype`` with random numbers distributed uniformly from 0
+    to 1. Calls with equal ``seed`` and shape return equal numbers.
     """
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def ints(low: int, high: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return random integers from ``low`` to ``high - 1`` of the shape ``shape`` in ``dtype``.
-
-    They are the same for the same ``seed``.
+    """Return a tensor of the shape ``shape`` and the dtype ``dtype`` with random integers from ``low`` to ``high - 1``.
+    Calls with equal arguments return equal numbers.
     """
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return ``x`` in the dtype in which sums are kept, which is float64 for float64 and float32 for all others."""
+    """Return ``x`` converted to the dtype for sums, which is float64 for float64 and float32 for all other dtypes."""
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
 def close(got: Any, want: Any, rtol: float | None = None) -> bool:
     """Return whether ``got`` and ``want`` agree in shape, dtype and values. Tuples and lists are compared element by
-    element.
+    element, and None agrees only with None.
 
-    Integers must be equal. Floats must agree to the relative tolerance ``rtol``, by default one of the dtype. NaN must
-    be at the same positions.
+    Integers and booleans must be equal. Floats must agree to the relative tolerance ``rtol``. If it is None, it is 1e-9
+    for float64, 1e-4 for float32 and 2e-2 for narrower dtypes. NaN must be at the same positions.
     """
     if isinstance(want, (tuple, list)):
         return len(got) == len(want) and all(close(g, w, rtol) for g, w in zip(got, want, strict=True))
@@ -66,13 +63,17 @@ def close(got: Any, want: Any, rtol: float | None = None) -> bool:
 
 
 def flat(args: Sequence[Any]) -> list[Tensor]:
-    """Return the tensors among the arguments ``args``, and in lists and tuples among these, in order."""
+    """Return the tensors in ``args`` as a list, in order. The elements of a list or tuple in ``args`` are searched as
+    well.
+    """
     lists = [a if isinstance(a, (list, tuple)) else [a] for a in args]
     return [t for several in lists for t in several if isinstance(t, Tensor)]
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
-    """Return copies of the arguments ``args``, in which all tensors, also those in lists, have memory of their own."""
+    """Return a list of the arguments ``args``, in which each tensor is replaced by a copy. Lists and tuples become
+    lists, with copies of the tensors in them.
+    """
     return [
         a.clone() if isinstance(a, Tensor) else [*map(_copy, a)] if isinstance(a, (list, tuple)) else a for a in args
     ]
@@ -84,10 +85,12 @@ def _copy(value: Any) -> Any:
 
 
 def same(make: Arguments, rtol: float | None = None) -> Right:
-    """Return a function that takes an op and returns whether its results for ``make()`` agree with its reference.
+    """Return a function that takes an op and returns whether its results for the arguments ``make()`` agree with those
+    of its reference.
 
-    The relative tolerance is ``rtol``. If it is None, the tolerance depends on the dtype. The arguments must also have
-    the same contents afterwards. An exception of the op counts as wrong.
+    Floats must agree to the relative tolerance ``rtol``, or if it is None to a tolerance of their dtype. The arguments
+    must also have the same contents after both calls. If the op raises an exception, the returned function returns
+    False.
     """
 
     def right(op: sl.Op) -> bool:
@@ -108,11 +111,11 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
 
 
 def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool = False) -> Right:
-    """Return a function that takes an op and returns whether its gradients for ``make()`` are right.
+    """Return a function that takes an op and returns whether its gradients for the arguments ``make()`` are right.
 
-    They are compared with those that torch derives from the op's reference. The relative tolerance is ``rtol``. If it
-    is None, the tolerance depends on the dtype. If ``wide_reference`` is true, the reference is differentiated in
-    float64, and otherwise in the dtypes of the arguments. An exception of the op counts as wrong.
+    They are compared with those that torch derives from the op's reference. The relative tolerance is ``rtol``, or if
+    it is None a tolerance of the dtype. If ``wide_reference`` is true, the reference is differentiated in float64, and
+    otherwise in the dtypes of the arguments. If the op raises an exception, the returned function returns False.
     """
 
     def right(op: sl.Op) -> bool:
@@ -137,7 +140,8 @@ def _wider(value: Any) -> Any:
 
 def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:
     """Return the gradients of the floating-point results of ``fn(*args)`` for the floating-point tensors among
-    ``args``, with None where there is none. Incoming gradients come from ``_cotangent``.
+    ``args``, as a list. An element is None if no result depends on its tensor. The incoming gradients come from
+    ``_cotangent``. The tensors are set to require gradients.
     """
     tensors = [t for t in flat(args) if t.is_floating_point()]
     leaves = [t.requires_grad_() for t in tensors]
@@ -148,8 +152,8 @@ def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | Non
 
 
 def _cotangent(out: Tensor) -> Tensor:
-    """Return an incoming gradient for ``out``, the result of a call. Its numbers rise from 0.5 to 1.5, and it has the
-    shape and dtype of ``out``.
+    """Return an incoming gradient for ``out``, a tensor that a call returned. Its elements rise evenly from 0.5 to 1.5,
+    and it has the shape and dtype of ``out``.
     """
     return torch.linspace(0.5, 1.5, max(out.numel(), 1))[: out.numel()].reshape(out.shape).to(out.dtype)
 
@@ -168,8 +172,9 @@ _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 @contextmanager
 def restored() -> Iterator[dict[str, Any]]:
-    """Yield the state of the process by name, and restore it at the end of the context. The state has the default
-    dtype, threads, random numbers and other settings.
+    """Yield a mapping from the name of each global setting of torch and Python to its present value, and restore all of
+    them when the context ends. They are the default dtype, the number of threads, the states of the random number
+    generators and others.
     """
     before = {name: read() for name, (read, _) in _STATE.items()}
     try:
@@ -180,14 +185,15 @@ def restored() -> Iterator[dict[str, Any]]:
 
 
 def keeps_state(make: Arguments) -> Right:
-    """Return a function that takes an op and returns whether a call of it leaves the state of the process unchanged.
+    """Return a function that takes an op and returns whether a call of it leaves the settings of ``_STATE`` unchanged.
 
-    The state has the settings and random numbers. The arguments of the call are ``make()``.
+    These are global settings of torch and Python, and the states of their random number generators. The arguments of
+    the call are ``make()``.
     """
 
     def right(op: sl.Op) -> bool:
-        """Return whether a call of ``op`` on ``make()`` (argument of ``keeps_state``) leaves the state of the process
-        unchanged. The state is restored in any case.
+        """Return whether a call of ``op`` on ``make()`` (argument of ``keeps_state``) leaves the settings of ``_STATE``
+        unchanged. They are restored in any case.
         """
         args = make()
         with restored() as before:
@@ -204,13 +210,15 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def in_thread(fn: Callable[[], Any]) -> Any:
-    """Run ``fn`` in a thread of its own, and return its result. An exception in it is raised again here."""
+    """Run ``fn`` in a new thread, wait for it, and return its result. If ``fn`` raises an exception, raise it in the
+    calling thread.
+    """
     results: list[Any] = []
     failed: list[Exception] = []
 
     def run() -> None:
-        """Append the result of ``fn`` (argument of ``in_thread``) to one list, or its exception to another.
-        ``in_thread`` reads them afterwards.
+        """Append the result of ``fn`` (argument of ``in_thread``) to the list ``results``, or its exception to the list
+        ``failed``. ``in_thread`` reads both afterwards.
         """
         try:
             results.append(fn())

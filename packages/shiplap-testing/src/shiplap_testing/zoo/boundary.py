@@ -48,12 +48,12 @@ RANGE = 'if (at[i] < 0 || at[i] >= x->shape[0]) { snprintf(ctx->error, ctx->erro
 
 
 def library(name, body, compiler="cc"):
-    """Declare the op ``zoo_boundary::<name>``, which gathers the elements of ``x`` at ``index``. Compile ``body`` with
-    ``compiler``, and return the op with the C function ``name`` as its kernel.
+    """Declare the op ``zoo_boundary::<name>``, which returns the elements of ``x`` at ``index``. Compile the source
+    code ``body`` with ``compiler``, ``"cc"`` or ``"c++"``. Return the op with the C function ``name`` as its kernel.
     """
 
     def reference(x: Float32[Tensor, "n"], index: Int32[Tensor, "m"]) -> Float32[Tensor, "m"]:
-        """Return the elements of ``x`` at ``index``. The kernel of the op is compared with this reference."""
+        """Return the elements of ``x`` at ``index``, as the reference for the op's C kernel."""
         return x[index.long()]
 
     # The op has the name of its function.
@@ -64,8 +64,8 @@ def library(name, body, compiler="cc"):
 
     @op.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of the op. They are random numbers and indices of them, without indices if there are
-        no numbers.
+        """Return sample arguments of the op, which are a tensor of random numbers and random indices into it. There are
+        no indices if there are no numbers.
         """
         n, m = sizes["n"], sizes["m"]
         rows = torch.randint(0, max(n, 1), (m if n else 0,), generator=rng, dtype=torch.int32)
@@ -75,15 +75,15 @@ def library(name, body, compiler="cc"):
 
 
 def c(name, setup="", check="", release=""):
-    """Return an op of ``library`` with a kernel in C. The kernel runs the statements ``setup`` before the loop over
-    indices, ``check`` for each index and ``release`` after the loop.
+    """Return an op of ``library`` with a kernel in C. ``setup``, ``check`` and ``release`` are C statements. The kernel
+    runs ``setup`` before the loop over indices, ``check`` for each index and ``release`` after the loop.
     """
     return library(name, C.replace("SETUP", setup).replace("CHECK", check).replace("RELEASE", release))
 
 
 def bad(name, op, says):
-    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. The check ``c_abi`` of the audit
-    must fail on it with a finding that contains the text ``says``.
+    """Add the broken op ``op`` under ``name`` to ``SPECIMENS``, the ops on which the audit is tested. The audit's check
+    ``c_abi`` must fail on it with a finding that contains the string ``says``.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"c_abi"})))
     SAYS[name] = says

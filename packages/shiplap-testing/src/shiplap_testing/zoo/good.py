@@ -15,7 +15,7 @@ SPECIMENS: list[Specimen] = []
 
 
 def good(name, op, note=""):
-    """Add the sound op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``. No check of the
+    """Add the sound op ``op`` under ``name`` to ``SPECIMENS``, the ops on which the audit is tested. No check of the
     audit may fail on it. ``note`` is a remark.
     """
     SPECIMENS.append(Specimen(name, op, note=note))
@@ -29,8 +29,8 @@ def mm(x: Float[Tensor, "a b"], y: Float[Tensor, "b c"]) -> Float[Tensor, "a c"]
 
 @mm.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``x @ y`` that ``needs`` names. The op ``mm`` itself computes them, so that they can be
-    differentiated again.
+    """Return the gradients of ``x @ y`` by argument name, or None for an argument that ``needs`` does not name. They
+    are computed by the op ``mm`` itself, so that they can be differentiated again.
     """
     # The op itself, so that the gradient is differentiable as often as one likes.
     return {"x": mm(grad, saved.y.T) if needs.x else None, "y": mm(saved.x.T, grad) if needs.y else None}
@@ -47,7 +47,7 @@ def nested(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor,
 
 @nested.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``2 * x @ w`` that ``needs`` names."""
+    """Return the gradients of ``2 * x @ w`` by argument name, or None for an argument that ``needs`` does not name."""
     return {"x": mm(grad, saved.w.T) * 2 if needs.x else None, "w": mm(saved.x.T, grad) * 2 if needs.w else None}
 
 
@@ -107,7 +107,7 @@ def stack(xs: list[V], weight: float = 1.0) -> V:
 
 @stack.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``stack`` for the tensors of the list ``xs``."""
+    """Return the gradients of ``stack`` for the tensors of the list ``xs``, ``grad * weight`` for each of them."""
     return {"xs": [grad * saved.weight for _ in saved.xs]}
 
 
@@ -125,7 +125,7 @@ def affine(
 
 @affine.backward
 def _(grad, saved, needs):
-    """Return the gradients for ``x``, ``w`` and the bias that ``needs`` names, and None for the others."""
+    """Return the gradients of ``affine`` by argument name, or None for an argument that ``needs`` does not name."""
     return {
         "x": grad @ saved.w if needs.x else None,
         "w": grad.T @ saved.x if needs.w else None,
@@ -164,8 +164,8 @@ def softmax(x: M) -> M:
 
 @softmax.kernel("cpu", workspace="n * itemsize + 64 * threads")
 def _(x, *, out, workspace):
-    """Write the softmax of each row to ``out``, and assert that ``workspace`` has the declared size, of which no byte
-    is used.
+    """Write the softmax of each row of ``x`` to ``out``. Assert that ``workspace`` has the declared size. Its bytes are
+    not used.
     """
     assert workspace.numel() >= x.shape[0] * x.itemsize
     if x.shape[1]:
@@ -216,7 +216,9 @@ def _(x, y, *, out):
 
 @strided.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``x + y.T`` that ``needs`` names. That of ``y`` is a transposed view."""
+    """Return the gradients of ``x + y.T`` by argument name, or None for an argument that ``needs`` does not name. The
+    gradient of ``y`` is a transposed view.
+    """
     return {"x": grad if needs.x else None, "y": grad.T if needs.y else None}
 
 
@@ -240,8 +242,8 @@ def gather(x: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
 
 @gather.samples
 def _(rng, sizes, dtype, device):
-    """Return sample arguments of ``gather``, which are a random matrix and indices of its rows, none where it has no
-    rows.
+    """Return sample arguments of ``gather``, which are a random matrix and random indices of its rows. There are no
+    indices if the matrix has no rows.
     """
     n, m, c = sizes["n"], sizes["m"], sizes["c"]
     x = torch.randn(n, c, generator=rng).to(device, dtype)
@@ -250,7 +252,7 @@ def _(rng, sizes, dtype, device):
 
 @gather.backward
 def _(grad, saved, needs):
-    """Return the gradient of ``gather`` for ``x``, which is ``grad`` added up at the rows that ``index`` selects."""
+    """Return the gradient of ``gather`` for ``x``, which is zeros with the rows of ``grad`` added at ``index``."""
     return {"x": torch.zeros_like(saved.x).index_add_(0, saved.index, grad)}
 
 
@@ -258,7 +260,7 @@ good("integers that mean rows, with a sampler", gather)
 
 
 def _double_backward(ctx, grad):
-    """Return ``2 * grad``, the gradient of ``2 * x``, as the backward of an operator of ``torch.library``."""
+    """Return ``2 * grad``, the gradient of ``2 * x``. This is the backward of the operator ``zoo::sound``."""
     return grad * 2
 
 
@@ -268,7 +270,9 @@ def _double_backward(ctx, grad):
     )
 )
 def adopted(x: M) -> M:
-    """Return ``2 * x``. The operator is registered by ``torch.library`` without a defect."""
+    """Return ``2 * x``, the reference of the operator ``zoo::sound``, which is registered by ``torch.library`` and has
+    no defect.
+    """
     return x * 2
 
 

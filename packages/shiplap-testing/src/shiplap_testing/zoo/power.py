@@ -25,8 +25,8 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """An op with a defect, and the same op without it. ``bad`` is the defective op, and ``twin`` is the sound one.
-    ``flagged_by`` is the name of the check of the audit that must fail on ``bad`` only.
+    """A pair of an op with a defect, ``bad``, and an op without it, ``twin``, which are otherwise equal. ``flagged_by``
+    is the name of the audit's check that must fail on ``bad`` and not on ``twin``.
     """
 
     name: str
@@ -43,8 +43,8 @@ PAIRS: list[Pair] = []
 
 
 def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **declaration: Any) -> None:
-    """Declare an op with the defective kernel ``bad`` and the same op with the sound kernel ``twin``, and add both to
-    ``PAIRS`` under ``name``. ``reference`` is the reference of both.
+    """Declare an op with the defective kernel ``bad``, and an op with the sound kernel ``twin``. Add them as a
+    :class:`Pair` named ``name`` to ``PAIRS``. ``reference`` is the reference of both ops.
 
     A function marked by :func:`dress` gets the op in place of arguments and binds kernels itself. The check ``check``
     of the audit must fail on the first op and not on the second.
@@ -62,48 +62,54 @@ def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **
 
 
 def dress(fn: Kernel) -> Kernel:
-    """Mark ``fn`` as a function that gets an op and binds kernels to it, and return ``fn``. Other functions are kernels
-    themselves.
+    """Mark ``fn`` as a function that takes an op and binds kernels to it, and return ``fn``. :func:`pair` takes
+    functions without this mark for kernels.
     """
     fn.dresses = True  # type: ignore[attr-defined]
     return fn
 
 
 def double(x: V) -> V:
-    """Return ``2 * x``. A defective kernel and a sound one are compared with this reference."""
+    """Return ``2 * x``, as the reference of ops in ``PAIRS``. Defective and sound kernels are compared with it."""
     return x * 2
 
 
 def total(x: M) -> V:
-    """Return the sum of each row of ``x``. A defective kernel and a sound one are compared with this reference."""
+    """Return the sum of each row of ``x``, as the reference of ops in ``PAIRS``. Their defective and sound kernels are
+    compared with it.
+    """
     return x.sum(1)
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
-    """Return the matrix product ``a @ b``. A defective kernel and a sound one are compared with this reference."""
+    """Return the matrix product ``a @ b``, as the reference of ops in ``PAIRS``. Their defective and sound kernels are
+    compared with it.
+    """
     return a @ b
 
 
 def softmax(x: M) -> M:
-    """Return the softmax of each row of ``x``. A defective kernel and a sound one are compared with this reference."""
+    """Return the softmax of each row of ``x``, as the reference of ops in ``PAIRS``. Their defective and sound kernels
+    are compared with it.
+    """
     return torch.softmax(x, -1)
 
 
 def relu(x: M) -> M:
-    """Return ``x`` with negative numbers replaced by zero. A defective kernel and a sound one are compared with this
-    reference.
+    """Return ``x`` with negative numbers replaced by zero, as the reference of ops in ``PAIRS``. Their defective and
+    sound kernels are compared with it.
     """
     return torch.relu(x)
 
 
 def right(reference: Kernel) -> Kernel:
-    """Return a sound kernel with the parameters of ``reference``. It returns a copy of the result of ``reference``,
-    since a kernel must not return its argument.
+    """Return a sound kernel with the parameters of ``reference``. The kernel returns a copy of the result of
+    ``reference``, which may be an argument or a view of one.
     """
 
     @functools.wraps(reference)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        """Return a copy of the result of the reference."""
+        """Return a copy of the result of ``reference``, the argument of the enclosing function, for these arguments."""
         # The reference may return a view or an argument, which a kernel must not.
         return reference(*args, **kwargs).clone()
 
@@ -114,15 +120,15 @@ def right(reference: Kernel) -> Kernel:
 
 
 def first_256(x):
-    """Return ``2 * x``. This function has a defect on purpose: elements from 256 on are zero."""
+    """Return ``2 * x``. This function has a defect on purpose. Elements from index 256 on are zero."""
     out = x * 2
     out[256:] = 0
     return out
 
 
 def blocks_of_128(x):
-    """Return the sum of each row. This function has a defect on purpose: columns behind the last whole block of 128 are
-    left out.
+    """Return the sum of each row of ``x``. This function has a defect on purpose. It leaves out the columns after the
+    last whole block of 128, if there is a whole block.
     """
     out = torch.zeros(len(x), dtype=x.dtype)
     for start in range(0, max(x.shape[1] // 128 * 128, min(x.shape[1], 128)), 128):
@@ -131,15 +137,15 @@ def blocks_of_128(x):
 
 
 def noisy_above_512(x):
-    """Return ``2 * x``. This function has a defect on purpose: random numbers up to 0.001 are added if there are more
-    than 512 elements.
+    """Return ``2 * x``. This function has a defect on purpose. If there are more than 512 elements, random numbers up
+    to 0.001 are added.
     """
     return x * 2 + (torch.rand_like(x) * 1e-3 if len(x) > 512 else 0)
 
 
 def forgets_the_rest(x):
-    """Return ``2 * x``. This function has a defect on purpose: from 4000 elements on, those that are left over when the
-    threads get equal parts are not doubled.
+    """Return ``2 * x``. This function has a defect on purpose. Above 4000 elements, each of torch's threads gets an
+    equal share, and the elements that remain are not doubled.
     """
     step = len(x) // torch.get_num_threads()
     out = x.clone()
@@ -160,8 +166,8 @@ pair("wrong beyond the grain", double, lambda x: x * (3 if len(x) > 65536 else 2
 
 @dress
 def hidden_kernel(op):
-    """Register two kernels with ``op`` (``double``), the second for 3000 elements and more. This function has a defect
-    on purpose: the second returns ``3 * x``.
+    """Register two kernels with ``op``, whose reference is ``double``. The second is for 3000 elements and more. This
+    function has a defect on purpose. The second kernel returns ``3 * x``.
     """
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 3, name="long", supports=lambda x: len(x) >= 3000 or "short")
@@ -169,15 +175,15 @@ def hidden_kernel(op):
 
 @dress
 def hidden_twin(op):
-    """Register two sound kernels with ``op`` (``double``), the second for 3000 elements and more."""
+    """Register two sound kernels with ``op`` (reference ``double``). The second is for 3000 elements and more."""
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 2, name="long", supports=lambda x: len(x) >= 3000 or "short")
 
 
 @dress
 def shadowed(op):
-    """Register two kernels with ``op`` (``double``). This function has a defect on purpose: the first returns ``3 *
-    x``. No call shows it, since the second is called in its place.
+    """Register two kernels with ``op``, whose reference is ``double``. This function has a defect on purpose. The first
+    kernel returns ``3 * x``. No call shows it, since the second kernel is called instead.
     """
     op.kernel("cpu", lambda x: x * 3, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
@@ -185,30 +191,30 @@ def shadowed(op):
 
 @dress
 def shadowed_twin(op):
-    """Register two sound kernels with ``op`` (``double``)."""
+    """Register two sound kernels with ``op``, whose reference is ``double``."""
     op.kernel("cpu", lambda x: x * 2, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
 
 
 def configured(x, *, BLOCK=8):
-    """Return ``2 * x``, computed in blocks of ``BLOCK``. This function has a defect on purpose: if ``BLOCK`` is 32 or
-    more, the elements after the last whole block are not doubled.
+    """Return ``2 * x``, computed in blocks of ``BLOCK`` elements. This function has a defect on purpose. If ``BLOCK``
+    is 32 or more, the elements after the last whole block are not doubled.
     """
     return x * 2 if BLOCK < 32 else torch.cat([x[: len(x) // BLOCK * BLOCK] * 2, x[len(x) // BLOCK * BLOCK :]])
 
 
 @dress
 def bad_config(op):
-    """Register a kernel with two configs with ``op`` (``double``). A config is a value of a constant, here 8 or 32
-    elements a block. This function has a defect on purpose: the kernel is wrong with the second config.
+    """Register a kernel with two configs with ``op``, whose reference is ``double``. A config is a value of the
+    kernel's constant ``BLOCK``, here 8 or 32. This function has a defect on purpose. The kernel is wrong for 32.
     """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
 
 @dress
 def good_config(op):
-    """Register a kernel with two configs with ``op`` (``double``). A config is a value of a constant, here 8 or 16
-    elements a block. Both are right.
+    """Register a kernel with two configs with ``op``, whose reference is ``double``. A config is a value of the
+    kernel's constant ``BLOCK``, here 8 or 16. The kernel is right for both.
     """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
 
@@ -221,28 +227,28 @@ pair("config that is not chosen", double, bad_config, good_config, "kernels")
 
 
 def naive_softmax(x):
-    """Return the softmax of each row. This function has a defect on purpose: no maximum is subtracted, so that the
-    exponential of large numbers overflows.
+    """Return the softmax of each row of ``x``. This function has a defect on purpose. No maximum is subtracted, so that
+    the exponential of large numbers overflows.
     """
     e = x.exp()
     return e / e.sum(-1, keepdim=True)
 
 
 def variance(x: M) -> V:
-    """Return the variance of each row of ``x``, without Bessel's correction. A defective kernel and a sound one are
-    compared with this reference.
+    """Return the variance of each row of ``x``, without Bessel's correction, as the reference of ops in ``PAIRS``.
+    Their defective and sound kernels are compared with it.
     """
     return x.var(1, correction=0)
 
 
 def in_half(x):
-    """Return ``2 * x``. This function has a defect on purpose: ``x`` is rounded to half precision first."""
+    """Return ``2 * x``. This function has a defect on purpose. It rounds ``x`` to float16 first."""
     return (x.half() * 2).to(x.dtype)
 
 
 def bf16_sum(x):
-    """Return the sum of each row. This function has a defect on purpose: the sum is kept in the dtype of ``x``, which
-    is too narrow for it.
+    """Return the sum of each row of ``x``. This function has a defect on purpose. The sum is accumulated in the dtype
+    of ``x``, which is too narrow if that has 16 bits.
     """
     acc = torch.zeros(len(x), dtype=x.dtype)
     for i in range(x.shape[1]):
@@ -260,8 +266,8 @@ pair("infinity clamped", double, lambda x: (x * 2).clamp(-3e38, 3e38).to(x.dtype
 
 
 def sign_of(x: V) -> V:
-    """Return 1 or -1 with the sign of each element of ``x``, where negative zero gives -1. A defective kernel and a
-    sound one are compared with this reference.
+    """Return 1 or -1 with the sign of each element of ``x``, where negative zero gives -1. It is the reference of ops
+    in ``PAIRS``, whose defective and sound kernels are compared with it.
     """
     return torch.copysign(torch.ones_like(x), x)
 
@@ -270,14 +276,16 @@ pair("negative zero", sign_of, lambda x: torch.where(x < 0, -1.0, 1.0).to(x.dtyp
 
 
 def wide_sum(x: Int8[Tensor, "n c"]) -> Int64[Tensor, "n"]:
-    """Return the sum of each row of int8 numbers in int64. A defective kernel and a sound one are compared with this
-    reference.
+    """Return the sum of each row of int8 numbers in int64, as the reference of ops in ``PAIRS``. Their defective and
+    sound kernels are compared with it.
     """
     return x.sum(1)
 
 
 def halve(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return ``x / 2`` rounded down. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x / 2`` rounded down, as the reference of ops in ``PAIRS``. Their defective and sound kernels are
+    compared with it.
+    """
     return x // 2
 
 
@@ -287,14 +295,14 @@ def gather(x: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
 
 
 def count(index: Int64[Tensor, "k"], x: V) -> V:
-    """Return ``x`` with 1 added at each of ``index``, as often as an index occurs. A defective kernel and a sound one
-    are compared with this reference.
+    """Return ``x`` with 1 added at each of ``index``, as often as an index occurs. It is the reference of ops in
+    ``PAIRS``, whose defective and sound kernels are compared with it.
     """
     return x.index_add(0, index, torch.ones(len(index), dtype=x.dtype))
 
 
 def scatter_once(index, x):
-    """Return ``x`` with 1 added at each of ``index``. This function has a defect on purpose: an index that occurs
+    """Return ``x`` with 1 added at each of ``index``. This function has a defect on purpose. An index that occurs
     repeatedly counts once.
     """
     out = x.clone()
@@ -311,41 +319,41 @@ pair("sum in 16 bits", total, bf16_sum, right(total), "sizes")
 
 
 def leaky(x: V, slope: float = 0.1) -> V:
-    """Return ``x`` where it is positive, and ``slope * x`` elsewhere. A defective kernel and a sound one are compared
-    with this reference.
+    """Return ``x`` where it is positive, and ``slope * x`` elsewhere. It is the reference of ops in ``PAIRS``, whose
+    defective and sound kernels are compared with it.
     """
     return torch.where(x > 0, x, x * slope)
 
 
 def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
-    """Return the sum, the mean or the maximum of ``x`` if ``mode`` is ``sum``, ``mean`` or ``max``. A defective kernel
-    and a sound one are compared with this reference.
+    """Return the sum, the mean or the maximum of ``x`` if ``mode`` is ``sum``, ``mean`` or ``max``, as a tensor of one
+    element. It is the reference of ops in ``PAIRS``, whose defective and sound kernels are compared with it.
     """
     return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
 
 
 def shift(x: V, by: int = 1) -> V:
-    """Return ``x`` rolled by ``by`` places. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x`` rolled by ``by`` positions, as the reference of ops in ``PAIRS``. Their defective and sound kernels
+    are compared with it.
+    """
     return torch.roll(x, by, 0) if len(x) else x.clone()
 
 
 def pool_without_max(x, mode):
-    """Return the sum or the mean of ``x``. This function has a defect on purpose: the sum is returned if ``mode`` is
-    ``max``.
+    """Return the sum or the mean of ``x``, as ``mode`` says, as a tensor of one element. This function has a defect on
+    purpose. It returns the sum if ``mode`` is ``max``.
     """
     return x.mean(0, keepdim=True) if mode == "mean" else x.sum(0, keepdim=True)
 
 
 def shift_wrong(x, by):
-    """Return ``x`` rolled by ``by`` places. This function has a defect on purpose: the sign of a negative ``by`` is
-    left out.
-    """
+    """Return ``x`` rolled by ``by`` positions. This function has a defect on purpose. It ignores the sign of ``by``."""
     return torch.roll(x, abs(by), 0) if len(x) else x.clone()
 
 
 def threshold(x: V, at: float = 0.5) -> V:
-    """Return ``x``, or a quarter of it if ``at`` is at least 20. A defective kernel and a sound one are compared with
-    this reference.
+    """Return ``x``, or a quarter of it if ``at`` is at least 20. It is the reference of ops in ``PAIRS``, whose
+    defective and sound kernels are compared with it.
     """
     return x * (0.25 if at >= 20.0 else 1.0)
 
@@ -357,7 +365,9 @@ pair("scalar beyond a literal", threshold, lambda x, at: x * 1.0, right(threshol
 
 
 def concat(xs: list[V]) -> V:
-    """Return the sum of the tensors ``xs``. A defective kernel and a sound one are compared with this reference."""
+    """Return the sum of the tensors ``xs``, as the reference of ops in ``PAIRS``. Their defective and sound kernels are
+    compared with it.
+    """
     return torch.stack(xs).sum(0)
 
 
@@ -367,20 +377,20 @@ pair("list of three", concat, lambda xs: xs[0] + xs[-1] if len(xs) > 1 else xs[0
 
 
 def reseeds(x):
-    """Return ``2 * x``. This function has a defect on purpose: torch's random numbers are seeded in each call."""
+    """Return ``2 * x``. This function has a defect on purpose. It seeds torch's random numbers in each call."""
     torch.manual_seed(0)
     return x * 2
 
 
 def set_threads(x):
-    """Return ``2 * x``. This function has a defect on purpose: the number of torch's threads is changed."""
+    """Return ``2 * x``. This function has a defect on purpose. It changes the number of torch's threads."""
     # Another number than before, whatever that was.
     torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     return x * 2
 
 
 def default_dtype(x):
-    """Return ``2 * x``. This function has a defect on purpose: the default dtype is changed."""
+    """Return ``2 * x``. This function has a defect on purpose. It changes torch's default dtype."""
     # Another dtype than before, whatever that was.
     torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
     return x * 2
@@ -390,14 +400,16 @@ _KEPT: list[Tensor] = []
 
 
 def leaks(x):
-    """Return ``2 * x``. This function has a defect on purpose: each result is kept in a list of the module for ever."""
+    """Return ``2 * x``. This function has a defect on purpose. It keeps each result in a list of the module, so that
+    memory is never released.
+    """
     _KEPT.append(x * 2)
     return x * 2
 
 
 def writes_for_a_moment(a, b):
-    """Return ``a + b``. This function has a defect on purpose: if ``b`` shares memory with ``a``, ``a`` is set to zero
-    during the addition.
+    """Return ``a + b``. This function has a defect on purpose. It sets ``a`` to zero during the addition, which changes
+    ``b`` if the two share memory.
     """
     kept = a.clone()
     a.zero_()
@@ -407,7 +419,7 @@ def writes_for_a_moment(a, b):
 
 
 def add(a: M, b: M) -> M:
-    """Return ``a + b``. A defective kernel and a sound one are compared with this reference."""
+    """Return ``a + b``, as the reference of ops in ``PAIRS``. Defective and sound kernels are compared with it."""
     return a + b
 
 

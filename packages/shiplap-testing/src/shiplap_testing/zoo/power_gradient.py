@@ -14,40 +14,48 @@ M = Float[Tensor, "n c"]
 
 
 def square(x: V) -> V:
-    """Return ``x * x``. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x * x``, as the reference of ops in ``PAIRS``. Their defective and sound gradients are compared with its
+    own.
+    """
     return x * x
 
 
 def norm(x: M) -> V:
-    """Return the sum of the square roots of the magnitudes of each row."""
+    """Return the sum of the square roots of the magnitudes of each row of ``x``."""
     return x.abs().sqrt().sum(1)
 
 
 def largest(x: M) -> V:
-    """Return the maximum of each row. A defective kernel and a sound one are compared with this reference."""
+    """Return the maximum of each row of ``x``, as the reference of ops in ``PAIRS``. Their defective and sound
+    gradients are compared with its own.
+    """
     return x.amax(1)
 
 
 def three(a: V, b: V, c: V) -> V:
-    """Return ``a * b * c``. A defective kernel and a sound one are compared with this reference."""
+    """Return ``a * b * c``, as the reference of ops in ``PAIRS``. Their defective and sound gradients are compared with
+    its own.
+    """
     return a * b * c
 
 
 def times(x: V, y: V) -> V:
-    """Return ``x * y``. A defective kernel and a sound one are compared with this reference."""
+    """Return ``x * y``, as the reference of ops in ``PAIRS``. Their defective and sound gradients are compared with its
+    own.
+    """
     return x * y
 
 
 def with_backward(kernel, backward, **keywords):
-    """Return a function that binds the CPU kernel ``kernel`` and the gradient ``backward`` to an op. ``keywords`` are
-    passed to ``op.backward``.
+    """Return a function that takes an op and binds the CPU kernel ``kernel`` and the gradient ``backward`` to it.
+    ``keywords`` are passed to ``op.backward``.
 
     The function is marked by ``dress``, so that ``pair`` calls it with the op and does not take it for a kernel.
     """
 
     @dress
     def attach(op):
-        """Bind ``kernel`` and ``backward``, arguments of ``with_backward``, to ``op`` as its CPU kernel and its
+        """Bind ``kernel`` and ``backward``, arguments of the enclosing function, to ``op`` as its CPU kernel and its
         gradient.
         """
         op.kernel("cpu", kernel)
@@ -57,20 +65,20 @@ def with_backward(kernel, backward, **keywords):
 
 
 def sound_square(grad, saved, needs):
-    """Return the gradient of ``x * x``."""
+    """Return the gradient of ``x * x``, as a dict with the key ``x``."""
     return {"x": grad * 2 * saved.x}
 
 
 def detached(grad, saved, needs):
-    """Return the gradient of ``x * x``. This function has a defect on purpose: it is detached, so that second
-    derivatives are lost.
+    """Return the gradient of ``x * x``, as a dict with the key ``x``. This function has a defect on purpose. It
+    detaches the gradient, so that second derivatives are lost.
     """
     return {"x": (grad * 2 * saved.x).detach()}
 
 
 def overwrites(grad, saved, needs):
-    """Return the gradient of ``x * x``. This function has a defect on purpose: a contiguous ``grad`` is overwritten
-    with it.
+    """Return the gradient of ``x * x``, as a dict with the key ``x``. This function has a defect on purpose. It
+    overwrites a contiguous ``grad`` with the result.
     """
     return {"x": grad.mul_(2 * saved.x) if not grad.requires_grad and grad.is_contiguous() else grad * 2 * saved.x}
 
@@ -79,8 +87,8 @@ _BUFFER: dict[tuple[int, ...], Tensor] = {}
 
 
 def buffered(grad, saved, needs):
-    """Return the gradient of ``x * x``. This function has a defect on purpose: the result is a buffer for its shape,
-    which the next backward overwrites.
+    """Return the gradient of ``x * x``, as a dict with the key ``x``. This function has a defect on purpose. The
+    gradient is a buffer that is kept for each shape, and the next backward overwrites it.
     """
     key = tuple(grad.shape)
     buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
@@ -94,14 +102,14 @@ _LOCAL = threading.local()
 
 
 def keeps_x(x):
-    """Return ``x * x``, and store ``x`` as the last one of this thread for ``kept_x``."""
+    """Return ``x * x``, and store ``x`` for :func:`kept_x` as the last one of this thread."""
     _LOCAL.x = x
     return x * x
 
 
 def kept_x(grad, saved, needs):
-    """Return the gradient of ``x * x``. This function has a defect on purpose: it uses the last ``x`` of this thread,
-    which may be that of another call.
+    """Return the gradient of ``x * x``, as a dict with the key ``x``. This function has a defect on purpose. It uses
+    the last ``x`` that :func:`keeps_x` got in this thread, which can be that of another call.
     """
     return {"x": grad * 2 * _LOCAL.x}
 
@@ -137,17 +145,21 @@ pair(
 
 
 def nan_at_zero(grad, saved, needs):
-    """Return the gradient of the magnitude of ``x``. This function has a defect on purpose: it is NaN at zero."""
+    """Return the gradient of the magnitude of ``x``, as a dict with the key ``x``. This function has a defect on
+    purpose. The gradient is NaN at zero.
+    """
     return {"x": grad * saved.x / saved.x.abs()}
 
 
 def sound_abs(grad, saved, needs):
-    """Return the gradient of the magnitude of ``x``, which is zero at zero."""
+    """Return the gradient of the magnitude of ``x``, as a dict with the key ``x``. It is zero at zero."""
     return {"x": grad * saved.x.sign()}
 
 
 def magnitude(x: V) -> V:
-    """Return the magnitude of ``x``. A defective kernel and a sound one are compared with this reference."""
+    """Return the magnitude of ``x``, as the reference of ops in ``PAIRS``. Their defective and sound gradients are
+    compared with its own.
+    """
     return x.abs()
 
 
@@ -161,15 +173,17 @@ pair(
 
 
 def first_of_ties(grad, saved, needs):
-    """Return the gradient of the maximum of each row. This function has a defect on purpose: the first of equal maxima
-    gets all of it.
+    """Return the gradient of the maximum of each row of ``x``, as a dict with the key ``x``. This function has a defect
+    on purpose. The first of several equal maxima gets the whole gradient.
     """
     hot = torch.zeros_like(saved.x)
     return {"x": hot.scatter(1, saved.x.argmax(1, keepdim=True), grad[:, None])}
 
 
 def shared_among_ties(grad, saved, needs):
-    """Return the gradient of the maximum of each row, in equal shares among equal maxima."""
+    """Return the gradient of the maximum of each row of ``x``, as a dict with the key ``x``. Equal maxima get equal
+    shares.
+    """
     hot = (saved.x == saved.x.amax(1, keepdim=True)).to(grad.dtype)
     return {"x": hot / hot.sum(1, keepdim=True) * grad[:, None]}
 
@@ -185,8 +199,8 @@ pair(
 
 
 def mixed_up(grad, saved, needs):
-    """Return the gradients of ``a * b * c``. This function has a defect on purpose: ``c`` gets the gradient of ``a`` if
-    only ``a`` and ``c`` need one.
+    """Return the gradients of ``a * b * c``, as a dict by argument name. This function has a defect on purpose. ``c``
+    gets the gradient of ``a`` if only ``a`` and ``c`` need one.
     """
     if needs.a and needs.c and not needs.b:
         return {"a": grad * saved.b * saved.c, "c": grad * saved.b * saved.c}
@@ -194,7 +208,7 @@ def mixed_up(grad, saved, needs):
 
 
 def sound_three(grad, saved, needs):
-    """Return the gradients of ``a * b * c``."""
+    """Return the gradients of ``a * b * c``, as a dict by argument name."""
     return {"a": grad * saved.b * saved.c, "b": grad * saved.a * saved.c, "c": grad * saved.a * saved.b}
 
 
@@ -208,8 +222,8 @@ pair(
 
 
 def long_only(grad, saved, needs):
-    """Return the gradients of ``x * y``. This function has a defect on purpose: the gradient of ``x`` is zero from
-    element 128 on.
+    """Return the gradients of ``x * y``, as a dict by argument name. This function has a defect on purpose. The
+    gradient of ``x`` is zero from index 128 on.
     """
     scale = torch.ones_like(grad)
     scale[128:] = 0
@@ -217,7 +231,7 @@ def long_only(grad, saved, needs):
 
 
 def sound_times(grad, saved, needs):
-    """Return the gradients of ``x * y``."""
+    """Return the gradients of ``x * y``, as a dict by argument name."""
     return {"x": grad * saved.y, "y": grad * saved.x}
 
 
@@ -231,22 +245,22 @@ pair(
 
 
 def vmap_rule(wrong):
-    """Return a function that binds a kernel for ``2 * x`` and a vmap rule to an op. If ``wrong`` is false, there is no
-    defect. If it is true, there is one on purpose: the rule always returns 0 as the batch dim of its result.
+    """Return a function that takes an op and binds a kernel for ``2 * x`` and a vmap rule to it. If ``wrong`` is true,
+    the rule has a defect on purpose. It always returns 0 as the batch dim of its result.
 
     The function is marked by ``dress``, so that ``pair`` calls it with the op.
     """
 
     @dress
     def attach(op):
-        """Bind a kernel for ``2 * x`` and the vmap rule ``rule`` to ``op``."""
+        """Bind a CPU kernel for ``2 * x`` and the vmap rule ``rule`` to ``op``."""
         op.kernel("cpu", lambda x: x * 2)
         name = f"{op.spec.namespace}::{op.spec.opname}"
 
         def rule(info, in_dims, x):
-            """Return the results for all members of the batch and their batch dim. If ``wrong`` (argument of
-            ``vmap_rule``) is false, there is no defect. If it is true, there is one on purpose: this dim is 0 even if
-            the batch lies in another dim.
+            """Return the results for all members of the batch, and their batch dim. If ``wrong``, an argument of the
+            enclosing function, is true, there is a defect on purpose. The batch dim is then always 0, although the
+            batch lies in the dim ``in_dims[0]``.
             """
             # The op works on single elements, so a batch may be one long vector.
             return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])
@@ -257,7 +271,9 @@ def vmap_rule(wrong):
 
 
 def double(x: V) -> V:
-    """Return ``2 * x``. A defective kernel and a sound one are compared with this reference."""
+    """Return ``2 * x``, as the reference of ops in ``PAIRS``. Their defective and sound vmap rules are compared with
+    it.
+    """
     return x * 2
 
 

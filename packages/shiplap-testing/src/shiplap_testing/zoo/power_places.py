@@ -15,12 +15,14 @@ Image = Float[Tensor, "n c h w"]
 
 
 def largest(x: M) -> V:
-    """Return the maximum of each row. A defective kernel and a sound one are compared with this reference."""
+    """Return the maximum of each row of ``x``, as the reference of ops in ``PAIRS``. Their defective and sound kernels
+    are compared with it.
+    """
     return x.amax(1)
 
 
 def without_column_128(x):
-    """Return the maximum of each row. This function has a defect on purpose: column 128 is left out."""
+    """Return the maximum of each row of ``x``. This function has a defect on purpose. It leaves out column 128."""
     kept = x.clone()
     kept[:, 128:129] = -math.inf
     return kept.amax(1)
@@ -30,7 +32,7 @@ pair("maximum without column 128", largest, without_column_128, right(largest), 
 
 
 def small_only(a, b):
-    """Return ``a @ b``. This function has a defect on purpose: 1 is added if all three sizes exceed 256."""
+    """Return ``a @ b``. This function has a defect on purpose. It adds 1 if all three sizes exceed 256."""
     return a @ b + (min(*a.shape, b.shape[1]) > 256)
 
 
@@ -38,7 +40,7 @@ pair("product with three large dims", product, small_only, right(product), "size
 
 
 def up_to_2_20(x):
-    """Return ``2 * x``. This function has a defect on purpose: elements from ``2 ** 20`` on are not doubled."""
+    """Return ``2 * x``. This function has a defect on purpose. Elements from index ``2 ** 20`` on are not doubled."""
     return torch.cat([x[: 1 << 20] * 2, x[1 << 20 :]])
 
 
@@ -46,8 +48,8 @@ pair("elements past two to the 20", double, up_to_2_20, right(double), "sizes")
 
 
 def zero_where_all_is_masked(x):
-    """Return the softmax of each row. This function has a defect on purpose: rows of minus infinity give zeros and not
-    NaN.
+    """Return the softmax of each row of ``x``. This function has a defect on purpose. A row that holds only minus
+    infinity gives zeros and not NaN.
     """
     return torch.softmax(x, -1).masked_fill((x == -math.inf).all(-1, keepdim=True), 0)
 
@@ -56,8 +58,8 @@ pair("softmax of a masked row", softmax, zero_where_all_is_masked, right(softmax
 
 
 def halves(a: Int32[Tensor, "n"], b: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return the mean of ``a`` and ``b`` rounded down, computed in int64. A defective kernel and a sound one are
-    compared with this reference.
+    """Return the mean of ``a`` and ``b`` rounded down, computed in int64 and returned in int32. It is the reference of
+    ops in ``PAIRS``, whose defective and sound kernels are compared with it.
     """
     return ((a.long() + b.long()) // 2).int()
 
@@ -66,8 +68,8 @@ pair("sum of two ints that wraps", halves, lambda a, b: (a + b) // 2, right(halv
 
 
 def polynomial(x: V, weights: list[float]) -> V:
-    """Return the polynomial with the coefficients ``weights`` at ``x``, the lowest power first. A defective kernel and
-    a sound one are compared with this reference.
+    """Return the values of a polynomial at the elements of ``x``. ``weights`` are the coefficients, the lowest power
+    first. It is the reference of ops in ``PAIRS``, whose defective and sound kernels are compared with it.
     """
     return sum((w * x**i for i, w in enumerate(weights)), torch.zeros_like(x))
 
@@ -82,15 +84,16 @@ pair(
 
 
 def channel(x: Image, bias: Float[Tensor, "c"]) -> Image:
-    """Return ``x + bias``, with ``bias`` added to each channel of images. A defective kernel and a sound one are
-    compared with this reference.
+    """Return ``x`` with ``bias`` added to each channel of the images. It is the reference of ops in ``PAIRS``, whose
+    defective and sound kernels are compared with it.
     """
     return x + bias[:, None, None]
 
 
 def channels_first(x, bias):
-    """Return ``x`` plus the ``bias`` of each channel. This function has a defect on purpose: the ``bias`` of
-    channels-last images is chosen by the position of the element in memory.
+    """Return ``x`` with ``bias`` added to each channel of the images. This function has a defect on purpose. For a
+    channels-last ``x``, it takes the element of ``bias`` by the position in a contiguous image, which gives the wrong
+    channel.
     """
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return (x + bias[:, None, None]).contiguous()
@@ -101,15 +104,13 @@ pair("bias of channels last", channel, channels_first, lambda x, bias: (x + bias
 
 
 def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
-    """Return ``a @ b.T``, the products of all rows of ``a`` with all rows of ``b``. A defective kernel and a sound one
-    are compared with this reference.
-    """
+    """Return ``a @ b.T``, as the reference of ops in ``PAIRS``. Defective and sound kernels are compared with it."""
     return a @ b.T
 
 
 def by_address(a, b):
-    """Return ``a @ b.T``. This function has a defect on purpose: ``b`` is taken for ``a`` if both begin at one address
-    and have one shape, though their strides differ.
+    """Return ``a @ b.T``. This function has a defect on purpose. It takes ``b`` for ``a`` if both have one address and
+    one shape, although their strides can differ.
     """
     return a @ (a if a.data_ptr() == b.data_ptr() and a.shape == b.shape else b).T
 
@@ -118,23 +119,22 @@ pair("views of one address", gram, by_address, right(gram), "aliases")
 
 
 def begins(action):
-    """Return a function that binds a kernel for ``2 * x`` to an op. The kernel has a defect on purpose in its first
-    call. That call returns zeros if ``action`` is ``zeros``. If ``action`` is ``seed``, it seeds torch's random
-    numbers. For any other ``action`` there is no defect.
+    """Return a function that takes an op and binds a kernel for ``2 * x`` to it. The kernel's first call has a defect
+    on purpose. It returns zeros if ``action`` is ``"zeros"``, and seeds torch's random numbers if it is ``"seed"``. For
+    any other ``action`` there is no defect.
 
     The function is marked by ``dress``, so that ``pair`` calls it with the op.
     """
 
     @dress
     def attach(op):
-        """Bind a kernel for ``2 * x`` to ``op``. The kernel records whether it was called before."""
+        """Bind a CPU kernel for ``2 * x`` to ``op``. ``begun`` has an element if the kernel ran before."""
         begun = []
 
         @op.kernel("cpu")
         def kernel(x):
-            """Return ``2 * x``. The first call has a defect on purpose. It returns zeros if ``action`` (argument of
-            ``begins``) is ``zeros``. If it is ``seed``, it seeds torch's random numbers. For any other ``action`` there
-            is no defect.
+            """Return ``2 * x``. The first call has a defect on purpose. It returns zeros if ``action``, an argument of
+            the function ``begins``, is ``"zeros"``, and seeds torch's random numbers if it is ``"seed"``.
             """
             first = not begun
             begun.append(1)
@@ -150,15 +150,15 @@ pair("first call that seeds", double, begins("seed"), begins(""), "process")
 
 
 def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
-    """Return ``x + b``, with ``b`` added to each row. A defective kernel and a sound one are compared with this
-    reference.
+    """Return ``x`` with ``b`` added to each row. It is the reference of ops in ``PAIRS``, whose defective and sound
+    gradients are compared with its own.
     """
     return x + b
 
 
 def in_own_dtype(grad, saved, needs):
-    """Return the gradients of ``x + b``. This function has a defect on purpose: the sum for ``b`` is rounded to a
-    narrow dtype after every eight rows.
+    """Return the gradients of ``x + b``, as a dict by argument name. This function has a defect on purpose. The
+    gradient of ``b`` is a sum that is rounded to the dtype of ``grad`` after every eight rows.
     """
     total = torch.zeros_like(grad[:1].sum(0))
     for rows in grad.split(8):
@@ -167,7 +167,7 @@ def in_own_dtype(grad, saved, needs):
 
 
 def summed(grad, saved, needs):
-    """Return the gradients of ``x + b``."""
+    """Return the gradients of ``x + b``, as a dict by argument name."""
     return {"x": grad, "b": grad.sum(0)}
 
 
@@ -181,8 +181,8 @@ pair(
 
 
 def of_the_first(grad, saved, needs):
-    """Return the gradient of ``2 * x``. This function has a defect on purpose: the first element of ``grad`` is read,
-    which raises if there are no elements.
+    """Return the gradient of ``2 * x``, as a dict with the key ``x``. This function has a defect on purpose. It reads
+    the first element of ``grad``, which raises if there are no elements.
     """
     return {"x": grad * 2 + 0 * grad[0]}
 

@@ -11,8 +11,8 @@ from shiplap.dispatch import Op
 
 @dataclass(frozen=True)
 class Specimen:
-    """An op on which the audit is tested, with its ``name`` in reports. ``flagged_by`` holds the names of the checks
-    that must fail on it, and is empty for a sound op. ``note`` is a remark, or empty.
+    """An op on which the audit is tested, with its ``name`` in reports. ``flagged_by`` holds the names of the audit's
+    checks that must fail on the op, and is empty for a sound op. ``note`` is a remark, or the empty string.
     """
 
     name: str
@@ -36,8 +36,8 @@ def register(
     setup: Callable[..., Any] | None = None,
     key: str = "CompositeExplicitAutograd",
 ) -> str:
-    """Define the operator ``zoo::<name>`` by ``schema`` with ``torch.library``, as most kernel libraries do. Return its
-    name for ``sl.adopt``.
+    """Define the operator ``zoo::<name>`` with ``torch.library``, as most kernel libraries do, where ``schema`` is its
+    schema and begins with the name. Return the string ``zoo::<name>`` for ``sl.adopt``.
 
     ``real`` is its implementation for the dispatch key ``key``. ``fake``, ``backward`` and ``setup``, the function that
     saves tensors, are registered if they are given.

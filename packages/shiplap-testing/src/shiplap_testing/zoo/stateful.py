@@ -22,12 +22,12 @@ _folder = temporary("zoo")
 
 
 def library(name, body, compiler="cc"):
-    """Declare the op ``zoo_c::<name>``, which returns ``2 * x``. Compile ``body`` with ``compiler``, and return the op
-    with the C function ``name`` as its kernel.
+    """Declare the op ``zoo_c::<name>``, which returns ``2 * x``. Compile the source code ``body`` with ``compiler``,
+    ``"cc"`` or ``"c++"``. Return the op with the C function ``name`` as its kernel.
     """
 
     def reference(x: V) -> V:
-        """Return ``2 * x``. The kernel of the op is compared with this reference."""
+        """Return ``2 * x``, as the reference of the op. The op's C kernel is compared with it."""
         return x * 2
 
     # The op has the name of its function.
@@ -40,9 +40,8 @@ def library(name, body, compiler="cc"):
 
 
 def bad(name, op, *symbols):
-    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``. The check
-    ``stateless`` of the audit must fail on it with a finding that names ``symbols``, which are variables of the
-    compiled kernel.
+    """Add the broken op ``op`` under ``name`` to ``SPECIMENS``, the ops on which the audit is tested. The audit's check
+    ``stateless`` must fail on it with a finding that names ``symbols``, which are variables in the kernel's C code.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"stateless"})))
     NAMES[name] = symbols
@@ -171,8 +170,8 @@ def python_plans(x: V, a: float = 1.0) -> V:
 
 @python_plans.kernel("cpu")
 def _(x, a, *, out):
-    """Write ``x * a`` to ``out``. This function has a defect on purpose: the ``a`` of the first call with the same
-    length of ``x`` is used.
+    """Write ``x * a`` to ``out``. This function has a defect on purpose. It uses the ``a`` of the first call with the
+    same length of ``x``.
     """
     plan = _plans.setdefault(len(x), torch.full_like(x, a))
     torch.mul(x, plan, out=out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dis
 import hashlib
+import re
 import textwrap
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -32,10 +33,13 @@ ENVIRONMENT = frozenset({"environ", "getenv", "environb"})
 _MUTATORS = "add append appendleft clear discard extend insert move_to_end pop popitem remove setdefault update"
 MUTATORS = frozenset(_MUTATORS.split())
 # Of the body of a class inside a function: where it stands, not what it does.
-PLACES = frozenset({"__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__"})
+_PLACES = "__classdictcell__ __doc__ __firstlineno__ __module__ __qualname__ __static_attributes__"
+PLACES = frozenset(_PLACES.split())
+GLOBAL_LOADS = frozenset({"LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL", "LOAD_NAME"})
 STORES = frozenset({"DELETE_ATTR", "DELETE_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
 # Instructions that put one value on the stack and take none from it.
 SIMPLE = frozenset({"LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME"})
+AS_WRITTEN = frozenset({"LOAD_FAST_AND_CLEAR", "STORE_FAST_MAYBE_NULL"})
 FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generator or a coroutine
 
 
@@ -106,7 +110,7 @@ def _read_code(code: CodeType) -> CodeUse:
     uses. Line numbers and annotations do not change the digest.
     """
     use = CodeUse()
-    instructions = _without_annotations(_without_class_places(list(dis.get_instructions(code))))
+    instructions = _without_annotations(_without_class_places(plain_instructions(code)))
     arguments = code.co_argcount + code.co_kwonlyargcount
     head = code.co_varnames[:arguments], code.co_argcount, code.co_posonlyargcount, code.co_flags & FLAGS
     lines = [f"{head} {code.co_exceptiontable.hex()}"]
@@ -148,7 +152,7 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
         return
     if each.opcode in dis.hasname:
         use.names.add(value)
-    if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+    if name in GLOBAL_LOADS:
         use.globals.add(value)
         if value in HIDING or (value in LOOKUPS and not _is_lookup_of_constant(listed, at)):
             use.hiding = use.hiding or value
@@ -270,42 +274,101 @@ def expression_start(listed: Instructions, end: int) -> int | None:
     return None
 
 
+def plain_instructions(code: CodeType) -> list[dis.Instruction]:
+    """Return the instructions of ``code`` in the form that Python 3.11 has, whatever version compiled it.
+
+    Python 3.13 loads or stores two variables by one instruction, and loads a cell as if it were a variable. Python 3.14
+    also has instructions for small integers, and for loads that do not count a reference.
+    """
+    cells = {*code.co_cellvars, *code.co_freevars}
+    plain: list[dis.Instruction] = []
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_SMALL_INT":
+            plain.append(_renamed(each, "LOAD_CONST"))
+        elif each.opname in AS_WRITTEN or not each.opname.startswith(("LOAD_FAST", "STORE_FAST")):
+            plain.append(each)
+        elif isinstance(each.argval, tuple):
+            # A jump leads to the first of the two, so the second has an offset of its own, which is odd.
+            kinds, both = re.findall("LOAD_FAST|STORE_FAST", each.opname), each.arg or 0
+            for i, (kind, arg) in enumerate(zip(kinds, (both >> 4, both & 15), strict=True)):
+                part = each._replace(arg=arg, argval=each.argval[i], offset=each.offset + i)
+                plain.append(_variable_instruction(part, kind, cells))
+        else:
+            plain.append(_variable_instruction(each, each.opname[: each.opname.index("_FAST") + 5], cells))
+    return plain
+
+
+def _variable_instruction(each: dis.Instruction, name: str, cells: set[str]) -> dis.Instruction:
+    """Return an instruction on one variable under the name ``name``, or ``LOAD_CLOSURE`` if it loads a cell instead of
+    the value in it.
+    """
+    if name != "LOAD_FAST" or each.argval not in cells:
+        return _renamed(each, name)
+    # By the code of an instruction on cells, whose text names the variable.
+    return _renamed(each, "LOAD_DEREF")._replace(opname="LOAD_CLOSURE")
+
+
+def _renamed(each: dis.Instruction, name: str) -> dis.Instruction:
+    """Return the instruction ``each`` with another name, and the number that belongs to it."""
+    return each._replace(opname=name, opcode=dis.opmap[name])
+
+
 def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
     """Return the instructions of a class body without those that store its docstring, its name and its line number.
-    These do not change behaviour.
+    Python 3.14 also keeps the names of the body for annotations. None of these change behaviour.
     """
     kept: list[dis.Instruction] = []
     for each in listed:
         if each.opname == "STORE_NAME" and each.argval in PLACES:
             # The instruction before it loads the value that is stored.
             kept.pop()
-        else:
+        elif each.opname == "STORE_DEREF" and each.argval == "__classdict__":
+            kept.pop()
+        elif each.opname != "MAKE_CELL" or each.argval != "__classdict__":
             kept.append(each)
     return kept
 
 
 def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]:
-    """Return the instructions without those that compute annotations of inner functions, as Python 3.11 and 3.12 have
-    them. Annotations do not change what a function does.
+    """Return the instructions without those that compute annotations of inner functions. Annotations do not change what
+    a function does.
+
+    Python 3.11 and 3.12 name the annotations by a flag of ``MAKE_FUNCTION``. Later versions attach them, and Python
+    3.14 the function that computes them, by an instruction of its own.
     """
-    kept = list(listed)
-    at = len(kept)
+    kept, at = list(listed), len(listed)
     # From the end, so that a deletion does not move the positions that are still to come.
     while at > 0:
         at -= 1
-        each = kept[at]
-        if each.opname != "MAKE_FUNCTION" or not (each.arg or 0) & 4:
-            continue
-        end = at - 2  # the code object comes last, and before it the captured variables
-        if (each.arg or 0) & 8:
-            cells = expression_start(kept, end)
-            end = cells - 1 if cells is not None else -1
-        start = expression_start(kept, end) if end >= 0 else None
-        if start is not None:
-            kept[at] = each._replace(arg=(each.arg or 0) & ~4, argval=(each.arg or 0) & ~4)
-            del kept[start : end + 1]
-            at = start
+        each, flags = kept[at], kept[at].arg or 0
+        span: tuple[int, int] | None = None
+        if each.opname == "MAKE_FUNCTION" and flags & 4:
+            # The code object comes last, and before it the captured variables.
+            span = _operand_span(kept, at - 2, 1 if flags & 8 else 0)
+            if span is not None:
+                kept[at] = each._replace(arg=flags & ~4, argval=flags & ~4)
+        elif each.opname == "SET_FUNCTION_ATTRIBUTE" and flags in (4, 16):
+            made = at - 1
+            while made > 0 and kept[made].opname == "SET_FUNCTION_ATTRIBUTE":
+                made -= 1
+            span = _operand_span(kept, made - 2, at - 1 - made)
+            if span is not None:
+                del kept[at]
+        if span is not None:
+            at = span[0]
+            del kept[slice(*span)]
     return kept
+
+
+def _operand_span(listed: Instructions, end: int, skipped: int) -> tuple[int, int] | None:
+    """Return the first position of an operand and the position behind it. The operand lies on the stack below
+    ``skipped`` others, and instruction ``end`` leaves the highest of them. Return None if it cannot be found.
+    """
+    for _ in range(skipped):
+        above = expression_start(listed, end) if end >= 0 else None
+        end = above - 1 if above is not None else -1
+    start = expression_start(listed, end) if end >= 0 else None
+    return None if start is None else (start, end + 1)
 
 
 @cache

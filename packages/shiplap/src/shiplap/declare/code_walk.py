@@ -76,8 +76,8 @@ MODULE_NAMES = frozenset({"__builtins__", "__file__", "__loader__", "__name__", 
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "__set_name__", "__init_subclass__"})
 # Members of a class that say where it stands or that Python derives from others.
 _DERIVED = (
-    "__abstractmethods__ __annotate__ __annotations__ __annotations_cache__ __dict__ __doc__ __firstlineno__ "
-    "__module__ __orig_bases__ __parameters__ __qualname__ __static_attributes__ __weakref__ _abc_impl "
+    "__abstractmethods__ __annotate__ __annotate_func__ __annotations__ __annotations_cache__ __dict__ __doc__ "
+    "__firstlineno__ __module__ __orig_bases__ __parameters__ __qualname__ __static_attributes__ __weakref__ _abc_impl "
     "__jit_unused_properties__ __dataclass_fields__ __dataclass_params__ __match_args__ _autograd_function_id "
     "_backward_cls _compiled_autograd_backward_state"
 )

@@ -48,11 +48,18 @@ class NamedParameters:
         return tuple(positional), tuple(name for name in wanted if name not in positional)
 
 
+def callable_name(source: object) -> str:
+    """Return the name of a function or a class, or of the class of another object."""
+    # In Python 3.14 a functools.partial counts as a routine, and has no name.
+    named = isinstance(source, type) or inspect.isroutine(source)
+    return str(getattr(source if named else type(source), "__name__", type(source).__name__))
+
+
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
     """Return the parameters of ``function`` by name, with its signature as text. Raise the error that ``refuse(got,
     fix)`` returns if the function has ``*args``, or if its signature cannot be read.
     """
-    name = function.__name__ if inspect.isroutine(function) else type(function).__name__
+    name = callable_name(function)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -11,10 +11,12 @@ import builtins
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
+
+from shiplap.declare.code_text import plain_instructions
 
 
 class UnknownReads(Exception):
@@ -68,11 +70,11 @@ _Stack = list[_Value]
 # Instructions without an effect on the values on the stack.
 _QUIET = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "RESUME", "COPY_FREE_VARS", "MAKE_CELL"))
 # The ways in which the versions of Python load a variable of a function.
-_FAST = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_FAST = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_MAYBE_NULL")
 # How many values an instruction takes from the stack. Of any other one it is not known.
 _TAKES = {
-    **dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT", "PUSH_NULL", "LOAD_CLOSURE"), 0),
+    **dict.fromkeys(("LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE"), 0),
     **dict.fromkeys(("LOAD_BUILD_CLASS", "LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT", "DELETE_FAST"), 0),
     **dict.fromkeys(("POP_TOP", "TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE", "UNARY_INVERT", "POP_ITER"), 1),
     **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"), 1),
@@ -211,7 +213,8 @@ class _CodeBodyWalk:
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
         }
         handlers, reached, cleans_up = {*arrivals}, True, False
-        for ins, name, value in _plain_instructions(self.source):
+        for ins in plain_instructions(self.source):
+            name = ins.opname
             if ins.offset in handlers:  # the compiler's own handlers only restore variables
                 cleans_up = name != "PUSH_EXC_INFO"
             if cleans_up:
@@ -228,7 +231,7 @@ class _CodeBodyWalk:
                 arrivals[ins.argval] = _merged_stack(arrivals.get(ins.argval, before), before)
                 reached = False
                 continue
-            self.step(ins, name, value)
+            self.step(ins, name, ins.argval)
             if jumps:
                 effect = dis.stack_effect(ins.opcode, ins.arg, jump=True)
                 kept = before[: len(before) + effect] if effect < 0 else before
@@ -449,25 +452,6 @@ def _merged_stack(first: _Stack, second: _Stack) -> _Stack:
     """
     pairs = zip(first, second, strict=False)  # of two depths, one way was never taken
     return [a if a is b or a == b else _PARAMETER if _PARAMETER in (a, b) else _OTHER for a, b in pairs]
-
-
-def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
-    """Yield ``(instruction, name, argument)`` of the bytecode of ``code``. An instruction that combines two others,
-    such as ``STORE_FAST_LOAD_FAST``, is yielded as two items.
-    """
-    cells = {*code.co_cellvars, *code.co_freevars}
-    for ins in dis.get_instructions(code):
-        parts = ins.argval if isinstance(ins.argval, tuple) else None
-        name = ins.opname
-        if parts is not None and name.startswith(("LOAD_FAST", "STORE_FAST")) and len(parts) == 2:
-            first, second = ("LOAD_FAST", "LOAD_FAST") if name.startswith("LOAD") else ("STORE_FAST", "STORE_FAST")
-            second = "LOAD_FAST" if name == "STORE_FAST_LOAD_FAST" else second
-            yield ins, "LOAD_CLOSURE" if first == "LOAD_FAST" and parts[0] in cells else first, parts[0]
-            yield ins, "LOAD_CLOSURE" if second == "LOAD_FAST" and parts[1] in cells else second, parts[1]
-        elif name in ("LOAD_FAST", "LOAD_FAST_BORROW") and ins.argval in cells:
-            yield ins, "LOAD_CLOSURE", ins.argval  # the cell, not what is in it
-        else:
-            yield ins, name, ins.argval
 
 
 def _receiving_parameter(parameters: list[inspect.Parameter], position: int | str) -> str | None:

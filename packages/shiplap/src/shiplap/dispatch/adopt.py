@@ -8,9 +8,10 @@ from functools import partial
 from typing import NoReturn, Unpack, overload
 
 from shiplap.declare.choices import convert_call
+from shiplap.declare.named_parameters import callable_name
 from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
 from shiplap.dispatch.op import ConvertingOp, Op, op
-from shiplap.dispatch.takeover import Source, read_source, source_name, take_over
+from shiplap.dispatch.takeover import Source, read_source, take_over
 from shiplap.errors import error
 from shiplap.plan.rules import is_choice
 from shiplap.torch_private import dispatcher_calls
@@ -108,7 +109,7 @@ def adopt(
     if not isinstance(source, str):
         if inspect.isfunction(source) and not declaration:  # the decorator without parentheses
             check_op_name(source)
-        got, fix = source_name(source), 'pass into="namespace::name" too'
+        got, fix = callable_name(source), 'pass into="namespace::name" too'
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
     if devices:
         fix = "pass into= as well, or leave devices= out"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.gradient import GradientFn
+from shiplap.declare.named_parameters import callable_name
 from shiplap.declare.spec import OpSpec
 from shiplap.dispatch.op import Op
 from shiplap.errors import ShiplapError, error
@@ -111,15 +112,9 @@ def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> Sourc
         return SourceParts(source.__name__, source.apply, devices or DEVICES, True)
     if not callable(source):
         raise _unfit_source_error(spec, f"a {type(source).__name__}", ANY_SOURCE, "pass one of these")
-    name = source_name(source)
+    name = callable_name(source)
     _check_count(spec, name, source, 0)
     return SourceParts(name, source, devices or DEVICES, False)
-
-
-def source_name(source: object) -> str:
-    """Return the name of a function or a class, or of the class of another object."""
-    named = source if inspect.isroutine(source) or isinstance(source, type) else type(source)
-    return str(named.__name__)
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:

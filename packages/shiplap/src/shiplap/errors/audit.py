@@ -10,7 +10,7 @@ class AuditError(ShiplapError, ValueError):
 
 
 class VerdictError(ShiplapError, TypeError):
-    """A result that is used in a way that hides its verdict (SL504)."""
+    """The error for converting a result with a three-valued verdict, such as that of an audit, to bool (SL504)."""
 
 
 register(

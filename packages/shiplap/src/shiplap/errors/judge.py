@@ -6,7 +6,7 @@ from shiplap.errors.base import ShiplapError, register
 
 
 class JudgeError(ShiplapError, ValueError):
-    """A test does not say what to judge (SL312)."""
+    """The error for a test with the fixture ``judged`` and no marker that names two functions to compare (SL312)."""
 
 
 register(

@@ -6,7 +6,7 @@ from shiplap.errors.base import ShiplapError, register
 
 
 class RewriteError(ShiplapError, ValueError):
-    """A rewrite that cannot be put into force (SL8xx)."""
+    """The error for a rewrite that is invalid, cannot be proven, or cannot be applied to a model (SL8xx)."""
 
 
 register(

@@ -11,9 +11,11 @@ import ctypes
 import os
 import re
 import resource
+import shutil
 import stat
 import struct
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +64,9 @@ SYSTEM_PLACES = (
 )
 DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 MAX_FILES = 1024  # open files of a process: pipes and sockets hold memory of Linux, which counts for no process
+MAX_SIGNALS = 1024  # signals that wait; Linux counts those of all processes of a user against one number
 NO_CORE = 1  # of the machine's handler of cores, a limit of 0 does not keep Linux from starting it, but 1 does
+REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 PR_SET_NO_NEW_PRIVS = 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 
@@ -73,7 +77,8 @@ class SandboxPolicy:
 
     Attributes:
         scratch: the folder that the process may write.
-        readable: further files and folders that it may read and execute.
+        readable: further files and folders that it may read and execute, apart from names in these folders that begin
+            with a dot.
         hidden: folders on ``sys.path`` that it must not read.
         file_size: the greatest length of a file that it writes, in bytes.
         device: whether it may use the machine's accelerators.
@@ -133,6 +138,20 @@ def start_removal(folder: str) -> int:
     return os.posix_spawnp("sh", ["sh", "-c", script, folder], os.environ, file_actions=unsaid)
 
 
+def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
+    """Remove ``folder`` with everything in it. If that takes longer than ``seconds``, return while the removal
+    continues in another process.
+    """
+    ends, ended = time.monotonic() + seconds, (0, 1)
+    with contextlib.suppress(OSError):  # no process can be started
+        pid = start_removal(folder)
+        while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < ends:
+            time.sleep(0.005)
+    if ended[1]:  # the shell may have started, and the command in it not
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
     """Restrict this process irrevocably by resource limits, dropped capabilities, Landlock and seccomp. Return a dict
     from the name of each of these restrictions to an empty string, or to the reason why it is not in force.
@@ -160,14 +179,15 @@ def _can_list(folder: str) -> bool:
 
 
 def _set_resource_limits(cell: SandboxPolicy) -> str:
-    """Forbid core dumps, and limit the length of written files and the number of open ones. Return an empty string, or
-    the error.
+    """Forbid core dumps, and limit the length of written files and the numbers of open ones and of waiting signals.
+    Return an empty string, or the error.
 
     The process is also marked as the first one that Linux ends when memory runs out.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    wanted = {resource.RLIMIT_CORE: NO_CORE, resource.RLIMIT_FSIZE: cell.file_size, resource.RLIMIT_NOFILE: MAX_FILES}
+    wanted = {resource.RLIMIT_CORE: NO_CORE, resource.RLIMIT_FSIZE: cell.file_size}
+    wanted |= {resource.RLIMIT_NOFILE: MAX_FILES, resource.RLIMIT_SIGPENDING: MAX_SIGNALS}
     try:
         for kind, most in wanted.items():
             hard = resource.getrlimit(kind)[1]
@@ -214,9 +234,9 @@ def _restrict_files(cell: SandboxPolicy) -> str:
     try:
         reads = EXECUTE | READ | LIST | (IOCTL & every)
         shown = [p for p in readable_places(device=cell.device) if p not in cell.hidden]
-        for place in (*shown, *cell.readable):
+        for place in (*shown, *(part for folder in cell.readable for part in _shown_parts(folder))):
             _allow_access(libc, rules, place, reads)
-        for folder in ("/proc/self", *LISTED_HARDWARE, *(("/dev",) if cell.device else ())):
+        for folder in ("/proc/self", *LISTED_HARDWARE, *cell.readable, *(("/dev",) if cell.device else ())):
             _allow_access(libc, rules, folder, LIST)  # names only: root owns the disks
         for place in (cell.scratch, *DEVICE_FILES, *(_accelerator_places() if cell.device else ())):
             _allow_access(libc, rules, place, every)
@@ -228,6 +248,17 @@ def _restrict_files(cell: SandboxPolicy) -> str:
     finally:
         os.close(rules)
     return "" if version >= 3 else f"Landlock {version} cannot forbid truncation; Linux 6.2 can"
+
+
+def _shown_parts(place: str) -> list[str]:
+    """Return ``[place]``. If it is a folder with names that begin with a dot, such as ``.env`` or ``.ssh``, return the
+    files and folders in it with other names. Links are left out, since a rule would be about their target.
+    """
+    with contextlib.suppress(OSError), os.scandir(place) as listed:
+        entries = list(listed)
+        if any(entry.name.startswith(".") for entry in entries):
+            return [e.path for e in entries if not e.name.startswith(".") and not e.is_symlink()]
+    return [place]
 
 
 def _accelerator_places() -> Iterable[str]:
@@ -249,7 +280,7 @@ def _allow_access(libc: ctypes.CDLL, rules: int, place: str, access: int) -> Non
     try:
         access &= -1 if os.path.isdir(place) else FILE_RIGHTS
         rule = struct.pack("=Qi", access, handle)
-        if libc.syscall(ADD, rules, BENEATH, ctypes.create_string_buffer(rule, len(rule)), 0):
+        if access and libc.syscall(ADD, rules, BENEATH, ctypes.create_string_buffer(rule, len(rule)), 0):
             raise OSError(ctypes.get_errno(), f"no rule for {place}: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(handle)

@@ -12,15 +12,15 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import math
 import os
-import shutil
 import signal
 import socket
 import sys
 import time
 
 from shiplap.sandbox import child, protocol
-from shiplap.sandbox.landlock import start_removal
+from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -100,10 +100,7 @@ def _end_groups(forked: set[int], folder: str) -> None:
             os.killpg(pid, signal.SIGKILL)
     if folder:
         _all_children_gone()  # they write until they have ended
-        try:
-            os.waitpid(start_removal(folder), 0)
-        except OSError:  # no process can be started
-            shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder, math.inf)
 
 
 def _wait_for_status(pid: int) -> int:

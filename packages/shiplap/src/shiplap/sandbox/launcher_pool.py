@@ -17,9 +17,10 @@ import tempfile
 import threading
 import time
 
+from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.protocol import ImportModule, Rest
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, remove_folder
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
 
 IDLE_S = 60.0  # seconds for which a launcher waits
 GRACE_S = 30.0  # further seconds after which the launcher ends by itself

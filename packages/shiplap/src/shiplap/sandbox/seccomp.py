@@ -53,12 +53,19 @@ PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154), "flock": (73, 32
 CLOCK_CALLS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
 OTHERS_CLOCKS, OWN_CLOCKS = 0x80000000, 0xFFFFFFF8  # the first ids of processes' clocks, and of those of the caller
 SETRLIMIT, FUTEX, FADVISE, DROP_PAGES = (160, 164), (202, 98), (221, 223), (4,)
+# Without those that take pages of a file from others (REMOVE, COLD, PAGEOUT), join them (COLLAPSE), compare them with
+# memory of others (MERGEABLE), or say that they are broken.
+MADVISE, ADVICE = (28, 233), (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23, 102, 103)
+# With flags they tell which pages of a file others have read. libc does without them if there are none.
+FLAGGED_READS = (327, 286), (328, 287)
+CLOSE_RANGE, CLOSE_FLAGS = (436, 436), (0, 4)  # not CLOSE_RANGE_UNSHARE, which gives a thread open files of its own
 # WAIT, WAKE, FD, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. The others lend the caller's priority to the
 # thread whose id the word holds, which may be any thread of the machine.
 FUTEX_OPERATIONS, FUTEX_OPERATION = (0, 1, 2, 3, 4, 5, 9, 10), 0x7F
 CLONE, CLONE3 = (56, 220), (435, 435)  # the flags of clone3 lie in memory, so it is refused and libc uses clone
 # Flags of clone that share or set what is the caller's own: no namespace, no other parent, no tracer, no descriptor.
 SHARED, AT_ITS_END = 0x017D4F00, 0xFF  # the other bits are the signal to the parent at the end
+THREAD, SAME_FILES = 0x10000, 0x400  # CLONE_THREAD, CLONE_FILES: what a thread alone has open is not seen outside
 FCNTL, IOCTL, PRCTL = (72, 25), (16, 29), (157, 167)
 # Copies of a descriptor, its flags, and the size and seals of what is open. None sends a signal or a notice.
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030, 1032, 1034)
@@ -128,12 +135,16 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
         yield numbers[column], [(LOAD, 0, 0, FIRST_AT), *own, (RETURN, 0, 0, ALLOW)]
     for numbers in PRETENDED_CALLS.values():
         yield numbers[column], [(RETURN, 0, 0, NOTHING)]
-    yield CLONE3[column], [(RETURN, 0, 0, UNKNOWN)]
+    for numbers in (CLONE3, *FLAGGED_READS):
+        yield numbers[column], [(RETURN, 0, 0, UNKNOWN)]
+    yield MADVISE[column], _one_of(THIRD_AT, ADVICE)
+    yield CLOSE_RANGE[column], _one_of(THIRD_AT, CLOSE_FLAGS)
     yield FADVISE[column], [*_unless(FOURTH_AT, DROP_PAGES, REFUSE), (RETURN, 0, 0, ALLOW)]  # pages that others read
     # Another signal at its end, such as SIGCONT, could continue a stopped parent.
     others = [(LOAD, 0, 0, FIRST_AT), (AND, 0, 0, 0xFFFFFFFF & ~(SHARED | AT_ITS_END))]
+    apart = [(LOAD, 0, 0, FIRST_AT), (AND, 0, 0, THREAD | SAME_FILES), (EQUAL, 0, 1, THREAD), (RETURN, 0, 0, REFUSE)]
     ending = _one_of(FIRST_AT, (0, signal.SIGCHLD), AT_ITS_END)
-    yield CLONE[column], [*others, (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE), *ending]
+    yield CLONE[column], [*others, (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE), *apart, *ending]
     yield FCNTL[column], [*_unless(SECOND_AT, LOCK_COMMANDS, NOTHING), *_one_of(SECOND_AT, FCNTL_COMMANDS)]
     yield IOCTL[column], [*(_driver_requests() if device else ()), *_one_of(SECOND_AT, IOCTL_REQUESTS)]
     yield PRCTL[column], _one_of(FIRST_AT, PRCTL_OPTIONS)

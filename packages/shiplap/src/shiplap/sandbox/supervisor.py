@@ -9,7 +9,6 @@ import fcntl
 import math
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from shiplap.sandbox import protocol
-from shiplap.sandbox.landlock import start_removal
+from shiplap.sandbox.landlock import REMOVAL_PATIENCE_S, remove_folder
 from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.proc_filesystem import (
     THREADS,
@@ -69,7 +68,6 @@ STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at onc
 ENDING_S = 0.1  # seconds until a process that has closed its connection is gone
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
-REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
@@ -129,19 +127,6 @@ def open_unnamed_file(folder: str) -> int:
     flags = fcntl.fcntl(handle, fcntl.F_GETFL)
     fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
     return handle
-
-
-def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
-    """Remove ``folder`` with everything in it. If that takes longer than ``seconds``, return while the removal
-    continues in another process.
-    """
-    try:
-        pid = start_removal(folder)
-    except OSError:  # no process can be started
-        return shutil.rmtree(folder, ignore_errors=True)
-    ends = time.monotonic() + seconds
-    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < ends:
-        time.sleep(0.005)
 
 
 class MemorySpan(ctypes.Structure):

@@ -190,11 +190,10 @@ def test_an_architecture_that_nvcc_does_not_know(ns: str, tmp_path: Path, monkey
     assert refused("SL422", build_op, op).got == "compute_20"
 
 
-def test_without_nvcc_the_other_kernels_are_built(ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDACXX", str(tmp_path / "absent"))
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists() or torch.cuda.is_available():
-        pytest.skip("this machine has nvcc or a GPU")
+def test_without_nvcc_the_other_kernels_are_built(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, *args: None if "nvcc" in str(name) else find(name, *args))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     alone = declare(ns, sl.source(symbol="scale", code=C, language="cuda"), "cuda")
     assert "CUDACXX" in refused("SL423", build_op, alone).fix
     both = declare(ns + "both", sl.source(symbol="scale", code=C, language="c"))

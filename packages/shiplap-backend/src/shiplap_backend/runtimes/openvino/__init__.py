@@ -66,13 +66,13 @@ def _opset_headers() -> Path:
 
 @cache
 def _read_opset() -> Functions:
-    """Return the constructors of the operations in OpenVINO's opset 15 by name, read from its headers."""
+    """Return the constructors of the operations in OpenVINO's opset 15 by operation name, read from its headers."""
     return node_classes(_opset_headers() / "op", _opset_headers() / "opsets" / "opset15_tbl.hpp", outputs=_OUTPUTS)
 
 
 @cache
 def _read_enums() -> Mapping[str, Mapping[str, str]]:
-    """Return the enums in OpenVINO's headers with their values."""
+    """Return the enums in OpenVINO's headers by qualified name. Each maps an enumerator to its C++ name."""
     return find_enums(_opset_headers() / "op")
 
 

@@ -45,21 +45,25 @@ __all__ = [
 
 
 def _as_signed(tensor: Tensor) -> Tensor:
-    """Return a view of unsigned numbers as signed numbers of the same width, in which -1 has all bits set. Signed
-    tensors are returned unchanged.
+    """Return a view of ``tensor`` (``uint32`` or ``uint64``) as signed integers of the same width, in which -1 has all
+    bits set. A tensor of another dtype is returned unchanged.
     """
     kinds = {torch.uint32: torch.int32, torch.uint64: torch.int64}
     return tensor.view(kinds[tensor.dtype]) if tensor.dtype in kinds else tensor
 
 
 def _as_int64(tensor: Tensor) -> Tensor:
-    """Return integers as ``int64``. Numbers with all bits set become -1."""
+    """Return the integers of ``tensor`` as ``int64``. Numbers with all bits set become -1. Other 32-bit numbers are
+    read as unsigned.
+    """
     signed = _as_signed(tensor)
     return signed if signed.dtype == torch.int64 else torch.where(signed == -1, -1, signed.long() & 0xFFFFFFFF)
 
 
 def hashmap_insert(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Insert ``keys`` with ``values`` into the hash map, in place. A key that exists already gets the new value."""
+    """Insert ``keys`` with ``values`` into the hash map ``hashmap_keys`` and ``hashmap_values``, in place. A key that
+    exists already gets the new value. Of equal ``keys`` the first is stored. Raise ``SL211`` if the map has no room.
+    """
     here, wanted = _as_int64(hashmap_keys).clone(), _as_int64(keys)
     # The entries of the map move as others come in, so what is inserted are the numbers of the values.
     new, slots = values.shape[0], torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
@@ -72,8 +76,8 @@ def hashmap_insert(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor, v
 
 
 def hashmap_lookup(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor) -> Tensor:
-    """Return the value of each of ``keys`` in the dtype of the values. For a key that is missing from the map, all bits
-    are set.
+    """Return the value of each of ``keys`` in the hash map, in the dtype of ``hashmap_values``. For a key that is
+    missing from the map, all bits of the value are set.
     """
     here = _as_int64(hashmap_keys)
     slots = torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
@@ -84,8 +88,9 @@ def hashmap_lookup(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor) -
 
 
 def _keys_of_voxels(coords: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return the key of each voxel ``[n, 4]`` (scene, x, y, z), which is the number of its cell in the grid, as ``int64
-    [n]``. Outside the grid it is -1, which no map contains.
+    """Return the key of each voxel ``[n, 4]`` (scene, x, y, z) as ``int64 [n]``. The key is the number of the voxel's
+    cell in a ``grid`` of W x H x D cells, ``((scene * W + x) * H + y) * D + z``. Outside the grid it is -1, which no
+    map contains.
     """
     b, x, y, z = coords.long().unbind(1)
     inside = (b >= 0) & (x >= 0) & (x < grid[0]) & (y >= 0) & (y < grid[1]) & (z >= 0) & (z < grid[2])
@@ -95,8 +100,8 @@ def _keys_of_voxels(coords: Tensor, grid: Sequence[int]) -> Tensor:
 def hashmap_insert_3d(
     hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, values: Tensor, W: int, H: int, D: int
 ) -> None:
-    """Insert the voxels ``coords`` (``int32 [m, 4]``) with ``values`` into the hash map, in place. The grid has ``W`` x
-    ``H`` x ``D`` cells.
+    """Insert the voxels ``coords`` (``int32 [m, 4]``, scene, x, y, z) with ``values`` into the hash map, in place. The
+    grid has ``W`` x ``H`` x ``D`` cells, whose numbers are the keys. Voxels outside the grid are left out.
     """
     hashmap_insert(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)), values)
 
@@ -104,16 +109,18 @@ def hashmap_insert_3d(
 def hashmap_insert_3d_idx_as_val(
     hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int
 ) -> None:
-    """Insert the voxels ``coords`` (``int32 [m, 4]``) into the hash map, in place, with their row numbers as values.
-    The grid has ``W`` x ``H`` x ``D`` cells.
+    """Insert the voxels ``coords`` (``int32 [m, 4]``, scene, x, y, z) into the hash map, in place, with their row
+    numbers as values. The grid has ``W`` x ``H`` x ``D`` cells, whose numbers are the keys. Voxels outside the grid are
+    left out.
     """
     rows = torch.arange(coords.shape[0], device=coords.device)
     hashmap_insert_3d(hashmap_keys, hashmap_values, coords, rows, W, H, D)
 
 
 def hashmap_lookup_3d(hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int) -> Tensor:
-    """Return the value of each voxel of ``coords`` (``int32 [m, 4]``). All bits are set for a voxel outside the grid of
-    ``W`` x ``H`` x ``D`` cells, and for one that is missing from the map.
+    """Return the value that the hash map holds for each voxel of ``coords`` (``int32 [m, 4]``, scene, x, y, z). All
+    bits of the value are set for a voxel outside the grid of ``W`` x ``H`` x ``D`` cells, and for a voxel that is
+    missing from the map.
     """
     return hashmap_lookup(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)))
 
@@ -122,15 +129,15 @@ def hashmap_lookup_3d(hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tens
 
 
 def z_order_encode(coords: Tensor, bit_length: int, codes: Tensor) -> None:
-    """Write the Z-order codes of the voxels ``coords [n, 4]`` (scene, x, y, z) into ``codes [n]``, with ``bit_length``
-    bits for each axis.
+    """Write the Z-order code of each voxel of ``coords [n, 4]`` (scene, x, y, z) into ``codes [n]``, in place. A code
+    has ``bit_length`` bits for each axis.
     """
     codes.copy_(serialize.z_order_encode(coords, bit_length))
 
 
 def hilbert_encode(coords: Tensor, bit_length: int, codes: Tensor) -> None:
-    """Write the Hilbert codes of the voxels ``coords [n, 4]`` (scene, x, y, z) into ``codes [n]``, with ``bit_length``
-    bits for each axis.
+    """Write the Hilbert code of each voxel of ``coords [n, 4]`` (scene, x, y, z) into ``codes [n]``, in place. A code
+    has ``bit_length`` bits for each axis.
     """
     codes.copy_(serialize.hilbert_encode(coords, bit_length))
 
@@ -153,9 +160,12 @@ def hilbert_decode(codes: Tensor, bit_length: int) -> Tensor:
 def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
 ) -> Tensor:
-    """Return the row of the voxel that contains each point of ``grid [b, l, 3]``, as ``uint32 [b, l]``. All bits are
-    set if there is none. The row numbers of ``coords`` are inserted into the hash map. The grid has ``W`` x ``H`` x
-    ``D`` cells.
+    """Return the row of ``coords`` whose voxel contains each point of ``grid [b, l, 3]``, as ``uint32 [b, l]``. All
+    bits of the number are set if no voxel contains the point. Points are in units of cells, and their first index is
+    the scene.
+
+    The grid has ``W`` x ``H`` x ``D`` cells. As in FlexGEMM, the voxels are also inserted into the hash map, in place,
+    with their row numbers as values.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     return grid_sample.nearest_map(coords, grid.float(), [W, H, D]).view(torch.uint32)
@@ -164,9 +174,12 @@ def hashmap_build_grid_sample_3d_nearest_neighbor_map(
 def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
     hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows ``uint32 [b, l, 8]`` of the voxels around each point of ``grid [b, l, 3]``, and their trilinear
-    weights ``[b, l, 8]``. All bits are set in the row of a missing voxel. The row numbers of ``coords`` are inserted
-    into the hash map. The grid has ``W`` x ``H`` x ``D`` cells.
+    """Return the rows of ``coords`` of the 8 voxels around each point of ``grid [b, l, 3]``, as ``uint32 [b, l, 8]``,
+    and their trilinear weights ``[b, l, 8]``. All bits are set in the row of a missing voxel, whose weight is 0. The
+    weights of a point's other voxels sum to 1.
+
+    Points are in units of cells, and their first index is the scene. The grid has ``W`` x ``H`` x ``D`` cells. As in
+    FlexGEMM, the voxels are also inserted into the hash map, in place, with their row numbers as values.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     rows, weights = grid_sample.trilinear_map(coords, grid.float(), [W, H, D])
@@ -188,9 +201,11 @@ def hashmap_build_submanifold_conv_neighbour_map(
     Dd: int,
 ) -> Tensor:
     """Return the neighbour map of a submanifold convolution, ``uint32 [n, V]``. It holds the row of the voxel under
-    each of ``V`` taps. All bits are set if there is none. The row numbers of ``coords`` are inserted into the hash map.
+    each of the ``V`` taps around each voxel. All bits are set if there is no voxel.
+
     The grid has ``W`` x ``H`` x ``D`` cells, and the kernel has ``Kw`` x ``Kh`` x ``Kd`` taps. ``Dw``, ``Dh`` and
-    ``Dd`` are the dilations along the axes.
+    ``Dd`` are the dilations along the axes. As in FlexGEMM, the voxels are also inserted into the hash map, in place,
+    with their row numbers as values.
     """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     return ops.subm_table(coords, [W, H, D], [Kw, Kh, Kd], [Dw, Dh, Dd]).view(torch.uint32)
@@ -199,9 +214,9 @@ def hashmap_build_submanifold_conv_neighbour_map(
 def hashmap_build_sparse_conv_out_coords(
     in_coords: Tensor, hashmap_ratio: float, serialize_mode: int, B: int, W: int, H: int, D: int, *window: int
 ) -> Tensor:
-    """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. ``window`` has three numbers each
-    for kernel, stride, padding and dilation. ``hashmap_ratio`` and ``serialize_mode`` are not needed here and change
-    nothing.
+    """Return the output voxels of a strided convolution, ``int32 [m, 4]`` (scene, x, y, z), in ascending order of the
+    rows. The input grid has ``W`` x ``H`` x ``D`` cells. ``window`` has three numbers each for kernel size, stride,
+    padding and dilation. ``hashmap_ratio``, ``serialize_mode`` and ``B`` are not read.
     """
     voxels: Tensor = ops.out_coords(in_coords, [W, H, D], *_window(window))
     return voxels
@@ -210,8 +225,8 @@ def hashmap_build_sparse_conv_out_coords(
 def expand_unique_build_sparse_conv_out_coords(
     in_coords: Tensor, serialize_mode: int, B: int, W: int, H: int, D: int, *window: int
 ) -> Tensor:
-    """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. Here this is the same function as
-    ``hashmap_build_sparse_conv_out_coords``.
+    """Return the output voxels of a strided convolution, ``int32 [m, 4]`` (scene, x, y, z), in ascending order of the
+    rows. The function calls ``hashmap_build_sparse_conv_out_coords``, which describes the arguments.
     """
     return hashmap_build_sparse_conv_out_coords(in_coords, 1.0, serialize_mode, B, W, H, D, *window)
 
@@ -227,10 +242,13 @@ def hashmap_build_sparse_conv_neighbour_map(
     D: int,
     *window: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the neighbour map of a strided convolution, ``uint32 [m, V]``, and its transpose, ``[n, V]``. The map
-    holds the input row under each tap of each output. The transpose holds the output row that reads each input by each
-    tap. A number with all bits set stands for no row. If ``include_bwd`` is false, the transpose is empty. ``window``
-    has three numbers each for kernel, stride, padding and dilation.
+    """Return the neighbour map of a strided convolution, ``uint32 [m, V]``, and its transpose, ``uint32 [n, V]``. The
+    map holds the row of ``in_coords`` under each tap of each output. The transpose holds the row of ``out_coords`` that
+    reads each input by each tap. A number with all bits set stands for no row.
+
+    If ``include_bwd`` is false, the transpose is an empty tensor. The input grid has ``W`` x ``H`` x ``D`` cells.
+    ``window`` has three numbers each for kernel size, stride, padding and dilation. ``hashmap_ratio`` and ``B`` are not
+    read.
     """
     table = ops.conv_table(in_coords, out_coords, [W, H, D], *_window(window))
     back = ops.transpose_table(table, in_coords.shape[0]) if include_bwd else table.new_empty(0)
@@ -238,7 +256,7 @@ def hashmap_build_sparse_conv_neighbour_map(
 
 
 def _window(numbers: Sequence[int]) -> list[list[int]]:
-    """Return twelve numbers as four lists of three, which are kernel, stride, padding and dilation."""
+    """Return twelve numbers as four lists of three numbers, which are kernel size, stride, padding and dilation."""
     return [list(numbers[3 * i : 3 * i + 3]) for i in range(4)]
 
 
@@ -250,8 +268,10 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return five tensors of a neighbour map ``[m, V]`` of at most 32 taps.
 
-    The first two are the tap bits of each row and the rows sorted by these bits. The last three list all pairs, tap by
-    tap, as the input rows, the output rows and the ends of each tap. The length of these lists depends on the data.
+    The first, ``int32 [m]``, has bit ``v`` set if the row has a neighbour under tap ``v``. The second, ``int64 [m]``,
+    holds the row numbers sorted by the rank of these bits as a Gray code. The third and the fourth, ``uint32``, hold
+    the input and the output row of each pair of neighbours, tap by tap. Their length depends on the data. The last,
+    ``uint32 [V + 1]``, holds where the pairs of each tap begin, and the number of all pairs.
     """
     code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     # The op pads its lists to a fixed length, and FlexGEMM's lists have no padding.
@@ -261,8 +281,9 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
 
 
 def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(neighbor_map: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tap bits of each row of a neighbour map ``[m, V]``, and the rows sorted by the rank of these bits as a
-    Gray code. The lists that gradients need are left out.
+    """Return a bit mask for each row of a neighbour map ``[m, V]`` of at most 32 taps, and the sorted order of the
+    rows. Bit ``v`` of the mask, ``int32 [m]``, is set if the row has a neighbour under tap ``v``. The order, ``int64
+    [m]``, holds the row numbers sorted by the rank of their masks as a Gray code.
     """
     code, order, *_ = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     return code, order
@@ -271,8 +292,12 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(neighbor_map: Te
 def neighbor_map_post_process_for_masked_implicit_gemm_2(
     gray_code: Tensor, sorted_idx: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the taps that each block of ``block_size`` sorted rows hits, one block after the other, and where the taps
-    of each block begin. The length of the list depends on the data.
+    """Return the taps that each block of ``block_size`` sorted rows needs, and where the taps of each block begin. A
+    block needs a tap if one of its rows has a neighbour under it.
+
+    The taps are one ``int32`` list for all blocks, whose length depends on the data. Those of block ``i`` are
+    ``taps[begins[i] : begins[i + 1]]``. ``gray_code`` and ``sorted_idx`` are the first two results of
+    ``neighbor_map_post_process_for_masked_implicit_gemm_1``.
     """
     taps, ends = postprocess.masked_gemm_kernels(gray_code, sorted_idx, block_size)
     return taps.index_select(0, chosen_rows(taps >= 0)), ends
@@ -282,8 +307,8 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
 
 
 def _plan_of_map(neighbor: Tensor, rows: int, splitk: int = 1) -> Plan:
-    """Return the neighbour map ``[m, V]`` of ``rows`` inputs as a plan, with which features are convolved. If
-    ``splitk`` is above 1, the plan is cut into that many parts of its taps.
+    """Return a plan, which holds neighbour tables and convolves features, for the neighbour map ``neighbor [m, V]``.
+    ``rows`` is the number of inputs. If ``splitk`` is above 1, the plan is cut into that many parts of its taps.
     """
     plan, taps = Plan(_as_signed(neighbor).contiguous(), rows), neighbor.shape[1]
     return plan.sorted(max(min(splitk, taps), -(-taps // ops.MAX_PART))) if splitk > 1 and taps else plan
@@ -300,9 +325,10 @@ def sparse_conv_masked_splitk_fwd(
     block_sizes: Sequence[int],
     splitk: int,
 ) -> Tensor:
-    """Return the convolution ``[m, co]`` of ``input [n, ci]`` with ``weight [co, V, ci]`` over the map ``neighbor [m,
-    V]``, by products over ``splitk`` parts of the taps. The lists of taps that blocks hit are made for FlexGEMM's
-    kernels. They are not read here, since Shiplap's kernels derive theirs from the map.
+    """Return the convolution ``[m, co]`` of ``input [n, ci]`` with ``weight [co, V, ci]`` over the neighbour map
+    ``neighbor [m, V]``. The sum over the taps is split into ``splitk`` parts. If ``bias`` is None, no bias is added.
+    The arguments from ``sorted_idx`` to ``block_sizes`` are not read, since Shiplap's kernels derive what they need
+    from the map.
     """
     return _plan_of_map(neighbor, input.shape[0], splitk).conv(input, weight, bias)
 
@@ -323,7 +349,8 @@ def sparse_conv_masked_splitk_bwd(
     splitk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``sparse_conv_masked_splitk_fwd`` with respect to the input ``[n, ci]``, the weight
-    ``[co, V, ci]`` and the bias ``[co]``. ``grad_output`` is ``[m, co]``. The lists of taps and pairs are not read.
+    ``[co, V, ci]`` and the bias ``[co]``. ``grad_output`` is ``[m, co]``. The arguments from ``sorted_idx`` to
+    ``valid_signal_seg`` are not read, and neither is ``bias``.
     """
     table = _as_signed(neighbor).contiguous()
     back = _plan_of_map(ops.transpose_table(table, input.shape[0]), grad_output.shape[0], splitk)
@@ -345,8 +372,9 @@ def sparse_conv_masked_fwd(
     valid_kernel_seg: Sequence[Tensor],
     block_sizes: Sequence[int],
 ) -> Tensor:
-    """Return the convolution ``[m, co]`` of ``input [n, ci]`` over the map ``neighbor [m, V]``. This is
-    ``sparse_conv_masked_splitk_fwd`` with ``splitk=1``.
+    """Return the convolution ``[m, co]`` of ``input [n, ci]`` with ``weight [co, V, ci]`` over the neighbour map
+    ``neighbor [m, V]``. This is ``sparse_conv_masked_splitk_fwd`` with ``splitk=1``. The arguments after ``neighbor``
+    are not read.
     """
     lists = valid_kernel, valid_kernel_seg, block_sizes
     return sparse_conv_masked_splitk_fwd(input, weight, bias, neighbor, sorted_idx, *lists, 1)
@@ -366,8 +394,8 @@ def sparse_conv_masked_bwd(
     valid_signal_o: Tensor,
     valid_signal_seg: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``sparse_conv_masked_fwd`` with respect to the input, the weight and the bias. This is
-    ``sparse_conv_masked_splitk_bwd`` with ``splitk=1``.
+    """Return the gradients of ``sparse_conv_masked_fwd`` with respect to the input ``[n, ci]``, the weight ``[co, V,
+    ci]`` and the bias ``[co]``. This is ``sparse_conv_masked_splitk_bwd`` with ``splitk=1``.
     """
     lists = valid_kernel, valid_kernel_seg, block_sizes, valid_signal_i, valid_signal_o, valid_signal_seg
     return sparse_conv_masked_splitk_bwd(grad_output, input, weight, bias, neighbor, sorted_idx, *lists, 1)
@@ -438,8 +466,9 @@ TORCH_OPS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def register_torch_ops() -> torch.library.Library | None:
-    """Register the ops ``torch.ops.flex_gemm``, which are composed of the ops of this package, and return the library.
-    Return None if one of them exists already. The registration lasts as long as the returned library.
+    """Register the ops of ``TORCH_OPS`` under ``torch.ops.flex_gemm`` and return the ``torch.library.Library`` that
+    holds them. Return None, and register nothing, if an op of one of the names exists already. The registration lasts
+    as long as the returned library.
     """
     if any(hasattr(torch.ops.flex_gemm, name) for name in TORCH_OPS):
         return None

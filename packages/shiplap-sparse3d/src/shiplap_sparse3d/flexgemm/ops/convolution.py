@@ -36,9 +36,9 @@ Result = tuple[Tensor, Tensor, torch.Size, NeighborCache]
 
 
 def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
-    """Return the result of a function whose outputs lie on other voxels than its input. It is ``feats``, their
-    coordinates, their shape with the channels last, and the ``cache`` of neighbours. Raise ``SL208`` if the cache has
-    no output grid.
+    """Return ``(features, coordinates, shape, cache)`` of a function whose outputs lie on other voxels than its input.
+    They are ``feats``, the output coordinates of ``cache``, its output grid with the channels last, and ``cache``
+    itself. Raise ``SL208`` if the cache has no output grid.
     """
     grid = cache.output_sparse_shape
     if grid is None:
@@ -47,8 +47,9 @@ def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
 
 
 def _flat_weight(where: str, weight: Tensor, kernel_delta: Tensor | None, feats: Tensor) -> Tensor:
-    """Return ``weight`` as ``[co, taps, ci]``. Raise ``SL201`` for a wrong number of dimensions, and ``SL202`` for
-    other channels than those of ``feats``. ``where`` is the function's name in the message.
+    """Return ``weight`` as ``[co, taps, ci]``. It must be ``[co, *kernel, ci]``, or ``[co, taps, ci]`` if
+    ``kernel_delta`` is given. Raise ``SL201`` for another number of dimensions, and ``SL202`` unless ``ci`` is the
+    number of channels of ``feats``. ``where`` is the function's name in the message.
     """
     if weight.dim() < 3 or (kernel_delta is not None and weight.dim() != 3):
         expected = "[Co, taps, Ci]" if kernel_delta is not None else "[Co, *kernel, Ci]"
@@ -74,7 +75,7 @@ def submanifold_conv(
     allow_tf32: bool | None = None,
 ) -> tuple[Tensor, NeighborCache]:
     """Return the submanifold convolution ``[n, co]``, whose outputs lie on the voxels of the input, and the cache of
-    their neighbours.
+    the neighbours of these voxels.
 
     Args:
         feats: ``[n, ci]``.
@@ -83,14 +84,15 @@ def submanifold_conv(
         weight: ``[co, *kernel, ci]``, or ``[co, taps, ci]`` with ``kernel_delta``.
         bias: ``[co]`` or None.
         dilation: the spacing of the taps per axis.
-        kernel_delta: the offsets of the taps, ``[taps, axes]``, in place of a box.
-        symmetric: whether these offsets are their own mirror image. By default they are compared.
-        neighbor_cache: the cache of an earlier call on this tensor of coords with such a kernel.
+        kernel_delta: the offsets of the taps, ``[taps, axes]``. If it is None, the taps are a box.
+        symmetric: whether these offsets are their own mirror image. If it is None, the offsets are compared.
+        neighbor_cache: the cache of an earlier call with the same tensor ``coords`` and an equal kernel. If it is None,
+            a new one is built.
         algorithm: one of ``Algorithm``, by default ``config.DEFAULT_SPCONV_ALGORITHM``.
         allow_tf32: whether a GPU may round float32 factors, by default ``config.SPCONV_ALLOW_TF32``.
 
     Raises:
-        ArgumentError: ``SL830`` for the cache of another call, ``SL211`` for duplicate voxels.
+        ArgumentError: ``SL830`` for a cache that was built for other arguments, ``SL211`` for duplicate voxels.
     """
     where = "submanifold_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)
@@ -113,8 +115,9 @@ def submanifold_conv(
 def _convolve(
     cache: NeighborCache, feats: Tensor, flat: Tensor, bias: Tensor | None, algorithm: str | None, tf32: bool | None
 ) -> Tensor:
-    """Return the convolution of ``feats`` with ``flat [co, taps, ci]`` over the neighbours of ``cache``. If
-    ``algorithm`` or ``tf32`` is None, the setting of ``flex_gemm.config`` applies.
+    """Return the convolution of ``feats [n, ci]`` with ``flat [co, taps, ci]`` over the neighbours of ``cache``. If
+    ``algorithm`` or ``tf32`` is None, ``DEFAULT_SPCONV_ALGORITHM`` or ``SPCONV_ALLOW_TF32`` of ``flex_gemm.config``
+    applies. If ``bias`` is None, no bias is added.
     """
     chosen = config.DEFAULT_SPCONV_ALGORITHM if algorithm is None else algorithm
     return cache.convolve(feats, flat, bias, chosen, config.SPCONV_ALLOW_TF32 if tf32 is None else tf32)
@@ -139,23 +142,24 @@ def sparse_conv(
     algorithm: str | None = None,
     allow_tf32: bool | None = None,
 ) -> Result:
-    """Return the strided convolution ``out[o] = sum_v weight[v] feats[o * stride - padding + dilation * v]`` and its
-    voxels.
+    """Return the features of the strided convolution ``out[o] = sum_v weight[v] feats[o * stride - padding + dilation *
+    v]``, their coordinates, their shape and the cache of neighbours.
 
     Args:
         feats, coords, shape, weight, bias, kernel_delta, algorithm, allow_tf32: as in :func:`submanifold_conv`.
-        transposed: whether it is a transposed convolution, see :func:`sparse_conv_transpose`.
-        stride, dilation, padding: one number per axis.
+        transposed: whether the convolution is transposed, as in :func:`sparse_conv_transpose`.
+        stride, dilation, padding: one number per axis, by default 1, 1 and 0.
         offset: the offset that is added to ``kernel_delta``, one number per axis.
         output_coords: the voxels of the outputs, by default every voxel that an input reaches.
         output_shape: the shape of the outputs, ``(*batch, *axes, channels)``, by default as in ``torch.nn.ConvNd``.
-        neighbor_cache: the cache of an earlier call, with its output voxels and its shape.
+        neighbor_cache: the cache of an earlier call with equal arguments, which has the output voxels and their shape.
+            If it is None, a new one is built.
 
     Returns:
         The features, their coordinates, their shape, and the cache.
 
     Raises:
-        ArgumentError: ``SL830`` for the cache of another call, ``SL211`` for duplicate voxels.
+        ArgumentError: ``SL830`` for a cache that was built for other arguments, ``SL211`` for duplicate voxels.
     """
     where = "sparse_conv_transpose" if transposed else "sparse_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)

@@ -39,7 +39,7 @@ _SIGNATURE = ("kernel_size", "dilation", "stride", "offset")
 
 
 class NeighborCache(PlanCache):
-    """The neighbours of output voxels among input voxels, and the arguments of the convolution that needs them.
+    """The neighbours of output voxels among input voxels, and the arguments of the convolution that reads them.
 
     A map ``[rows, V]`` holds the neighbour's row under each of ``V`` taps, or -1 (``fwd_map`` by output, ``bwd_map`` by
     input). Edges are an input row, an output row that reads it, and the tap. Segments list the neighbours of each row
@@ -106,7 +106,7 @@ class NeighborCache(PlanCache):
 
     @property
     def T(self) -> NeighborCache:
-        """The cache with inputs and outputs exchanged. It is made once, and ``cache.T.T`` is ``cache``."""
+        """The cache with inputs and outputs exchanged. It is made once and kept, and ``cache.T.T`` is ``cache``."""
         if self._other is None:
             if not self._built.whole:
                 self._use_plan(self._built.complete())
@@ -161,12 +161,12 @@ class NeighborCache(PlanCache):
 
     @property
     def fwd_map(self) -> Tensor:
-        """The input row of each output under each tap, ``int32 [outputs, V]``, or -1."""
+        """The input row that each output reads by each of ``V`` taps, ``int32 [outputs, V]``, or -1 for none."""
         return flat_table(self._built)
 
     @property
     def bwd_map(self) -> Tensor:
-        """The row of the output that reads each input by each tap, ``int32 [inputs, V]``, or -1."""
+        """The output row that reads each input by each of ``V`` taps, ``int32 [inputs, V]``, or -1 for none."""
         return self.T.fwd_map
 
     @property
@@ -181,52 +181,52 @@ class NeighborCache(PlanCache):
 
     @property
     def edge_in(self) -> Tensor:
-        """The input row of each edge (input row, output row, tap), ``int32 [edges]``, ordered by output row."""
+        """The input row of each edge (input row, output row, tap), ``int32 [edges]``, sorted by output row and tap."""
         return self.fwd_map[self.fwd_mask]
 
     @property
     def edge_out(self) -> Tensor:
-        """The output row of each edge (input row, output row, tap), ``int32 [edges]``, ascending."""
+        """The output row of each edge (input row, output row, tap), ``int32 [edges]``, in ascending order."""
         return self.fwd_mask.nonzero()[:, 0].int()
 
     @property
     def edge_kernel(self) -> Tensor:
-        """The tap of each edge (input row, output row, tap), ``int32 [edges]``, ordered by output row."""
+        """The tap of each edge (input row, output row, tap), ``int32 [edges]``, sorted by output row and tap."""
         return self.fwd_mask.nonzero()[:, 1].int()
 
     @property
     def fwd_seg_indices(self) -> Tensor:
-        """The input row of each (input row, output row) pair, ``int32 [pairs]``, grouped by output row."""
+        """The input row of each (input row, output row) pair, ``int32 [pairs]``, sorted by output row."""
         return self.edge_in
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """The start of each output row's group in ``fwd_seg_indices``, and the last end, ``int32 [outputs + 1]``."""
+        """The start of each output's pairs in ``fwd_seg_indices``, then the number of pairs, ``[outputs + 1]``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
     def bwd_seg_indices(self) -> Tensor:
-        """The output row of each (input row, output row) pair, ``int32 [pairs]``, grouped by input row."""
+        """The output row of each (input row, output row) pair, ``int32 [pairs]``, sorted by input row."""
         return self.T.fwd_seg_indices
 
     @property
     def bwd_seg_offsets(self) -> Tensor:
-        """The start of each input row's group in ``bwd_seg_indices``, and the last end, ``int32 [inputs + 1]``."""
+        """The start of each input's pairs in ``bwd_seg_indices``, then the number of pairs, ``[inputs + 1]``."""
         return self.T.fwd_seg_offsets
 
     @property
     def fwd_gray_code(self) -> Tensor:
-        """The taps under which each output has an input, as bits, ``int32 [outputs]``, for at most 32 taps."""
+        """A bit mask of the taps under which each output has an input, ``int32 [outputs]``, for at most 32 taps."""
         return masked_gemm_signals(self.fwd_map)[0]
 
     @property
     def fwd_sorted_idx(self) -> Tensor:
-        """The output rows, ``int64 [outputs]``, ordered by the position of ``fwd_gray_code`` among Gray codes."""
+        """The output rows, ``int64 [outputs]``, sorted by the rank of their ``fwd_gray_code`` as a Gray code."""
         return masked_gemm_signals(self.fwd_map)[1]
 
     def fwd_valid_kernel(self, block_size: int) -> tuple[Tensor, Tensor]:
-        """Return the taps under which any of ``block_size`` sorted outputs has an input, block by block in one list.
-        Return also where the taps of each block begin.
+        """Return the taps under which any output of a block has an input, for all blocks in one list, and where the
+        taps of each block begin in it. A block is ``block_size`` consecutive rows of ``fwd_sorted_idx``.
         """
         code, order, *_ = masked_gemm_signals(self.fwd_map)
         taps, ends = masked_gemm_kernels(code, order, block_size)
@@ -234,13 +234,13 @@ class NeighborCache(PlanCache):
 
 
 class NeighborCacheT(NeighborCache):
-    """The neighbour cache of a transposed convolution, such as the :attr:`NeighborCache.T` of another."""
+    """The neighbour cache of a transposed convolution, such as the :attr:`NeighborCache.T` of a convolution's cache."""
 
     is_transposed: ClassVar[bool] = True
 
 
 def _as_tuple(values: Ints | None) -> tuple[int, ...] | None:
-    """Return ``values`` as a tuple, or None if they are None."""
+    """Return ``values`` as a tuple, or None if ``values`` is None."""
     return None if values is None else tuple(values)
 
 
@@ -250,22 +250,22 @@ def _mismatch(name: str, got: object, expected: object) -> Exception:
 
 
 def _same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Return whether ``a`` and ``b`` have one shape, dtype and address. In a graph, addresses are not compared."""
+    """Return whether ``a`` and ``b`` have equal shape, dtype and address. A traced graph does not compare addresses."""
     if a is b or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
 
 
 def _rows_of_segments(offsets: Tensor) -> Tensor:
-    """Return the segment number of each element, ``int32 [elements]``. ``offsets`` are the starts and the end."""
+    """Return the segment number of each element, ``int32``. ``offsets`` holds each segment's start and the last end."""
     return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
 
 
 def _map_of_edges(
     edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, outputs: int, taps: int | None
 ) -> Tensor:
-    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap), or -1 without an edge.
-    If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on.
+    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap), with -1 where there is
+    no edge. If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on.
     """
     rows = edge_out.long()
     if edge_kernel is None:
@@ -284,7 +284,9 @@ def _map_of_edges(
 def compute_strided_kernel_size_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the batch and the output grid of a convolution. An axis has ``(W + 2P - D(K - 1) - 1) // S + 1`` cells."""
+    """Return the batch sizes and the output grid of a convolution. An axis of ``W`` cells becomes ``(W + 2P - D(K - 1)
+    - 1) // S + 1`` cells, where ``K``, ``S``, ``P`` and ``D`` are kernel size, stride, padding and dilation.
+    """
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
@@ -294,7 +296,7 @@ def compute_strided_kernel_size_transpose_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
     """Return the batch sizes and the output grid of a transposed convolution. An axis of ``W`` cells becomes ``(W - 1)S
-    - 2P + D(K - 1) + 1`` cells.
+    - 2P + D(K - 1) + 1`` cells, where ``K``, ``S``, ``P`` and ``D`` are kernel size, stride, padding and dilation.
     """
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w - 1) * s - 2 * p + d * (k - 1) + 1 for w, k, s, p, d in axes)
@@ -302,13 +304,13 @@ def compute_strided_kernel_size_transpose_output_shape(
 
 
 def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and the output grid of a convolution by offsets, with ``W // S`` cells per axis."""
+    """Return the batch sizes and grid of a convolution whose taps are offsets, ``size // stride`` cells per axis."""
     cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the batch sizes and the output grid of a transposed one by offsets, with ``W * S`` cells per axis."""
+    """Return batch and grid of a transposed convolution whose taps are offsets, ``size * stride`` cells per axis."""
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
@@ -317,8 +319,8 @@ def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints
 
 
 def resolve_offset(kernel_size: Ints, dilation: Ints, padding: Ints | None, offset: Ints | None) -> tuple[int, ...]:
-    """Return the offset of a kernel's middle from its output for each axis. It is ``offset``, or the one that follows
-    from ``padding``, or zeros. Raise ``SL208`` if both are given and differ.
+    """Return the offset of a kernel's middle from its output for each axis. It is ``(kernel_size - 1) // 2 * dilation -
+    padding`` if ``padding`` is given, else ``offset``, else zeros. Raise ``SL208`` if both are given and differ.
     """
     if padding is None:
         return tuple(offset) if offset is not None else (0,) * len(kernel_size)
@@ -346,8 +348,8 @@ def build_neighbor_cache(
     symmetric: bool | None = None,
     transpose: bool = False,
 ) -> NeighborCache:
-    """Return the cache of the neighbours of a convolution, or of a transposed one. It says which input row each output
-    reads by each tap.
+    """Return the cache of the neighbours of a convolution, or of a transposed one. The cache holds which input row each
+    output reads by each tap.
 
     Args:
         input_coords: ``[n, batch columns + axes]``, an integer dtype.
@@ -357,7 +359,7 @@ def build_neighbor_cache(
         stride, dilation, padding, offset: one number per axis.
         input_sparse_shape: the input grid with its batch. It is needed if ``output_coords`` are not given.
         output_sparse_shape: the output grid, by default that of ``torch.nn.ConvNd`` or ``ConvTransposeNd``.
-        symmetric: whether the offsets are their own mirror image. By default they are compared.
+        symmetric: whether the offsets are their own mirror image. If it is None, the offsets are compared.
         transpose: whether the convolution is transposed. The cache is then a :class:`NeighborCacheT`.
 
     Raises:
@@ -412,8 +414,8 @@ def build_neighbor_cache(
 
 
 def sparse_grid(where: str, coords: Tensor, shape: Ints | None) -> torch.Size | None:
-    """Return the first sizes of ``shape``, one for each column of ``coords`` (batch and axes), or None for None. Raise
-    ``SL208`` if there are too few. ``where`` is the function's name in the message.
+    """Return the first sizes of ``shape`` (batch and grid), one for each column of ``coords``, or None if ``shape`` is
+    None. Raise ``SL208`` if it has fewer sizes. ``where`` is the function's name in the message.
     """
     if shape is None:
         return None
@@ -441,9 +443,9 @@ def neighbors_of_call(
     padding: Ints | None = None,
     offset: Ints | None = None,
 ) -> NeighborCache:
-    """Return ``cache`` if it fits a call with these arguments, or a new cache if it is None. ``shape`` and
-    ``output_shape`` have the channels last. The other arguments are those of :func:`build_neighbor_cache`. Raise
-    ``SL830`` for the cache of another call.
+    """Return ``cache`` if it fits a call with these arguments, or a new cache if it is None. Raise ``SL830`` if it was
+    built for other arguments. ``shape`` and ``output_shape`` have the channels last. ``where`` is the function's name
+    in messages. The other arguments are those of :func:`build_neighbor_cache`.
     """
     window = {"stride": stride, "dilation": dilation, "padding": padding, "offset": offset}
     if cache is None:
@@ -494,13 +496,11 @@ class Taps(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """The stride for each column, which is 1 for the added scene and the batch columns."""
+        """The stride per column of coordinates. It is 1 for the leading scene column and for the batch columns."""
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
-        """Return the offsets of all taps around the output, ``int32 [V, columns]`` on ``device``. The columns of the
-        added scene and of the batch are zeros.
-        """
+        """Return the taps' offsets, ``int32 [V, 1 + lead + axes]``, with zeros for the scene and the batch first."""
         if self.window is not None:
             kernel, _, padding, dilation = self.window
             delta = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
@@ -520,7 +520,7 @@ def read_taps(
     offset: Ints | None,
 ) -> Taps:
     """Return the taps that these arguments describe, a box of ``kernel_size`` or the offsets ``kernel_delta``. Raise
-    ``SL208`` if the arguments contradict each other or have another number of axes than ``coords``.
+    ``SL208`` if both or neither are given, and if an argument does not fit them or the columns of ``coords``.
     """
     if kernel_size is not None and kernel_delta is None:
         axes = len(kernel_size)
@@ -543,8 +543,8 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the default output grid of a convolution, batch included, which is that of ``torch.nn.ConvTransposeNd`` if
-    ``transpose`` is true, and otherwise that of ``torch.nn.ConvNd``. It is empty if the input ``grid`` is.
+    """Return the default output grid of a convolution with its batch sizes. For a box it is that of
+    ``torch.nn.ConvTransposeNd`` or, if ``transpose`` is false, ``torch.nn.ConvNd``. It is empty if ``grid`` is.
     """
     if not grid:
         return torch.Size(())
@@ -565,9 +565,9 @@ def _plan_in_grid(
     transpose: bool,
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan (neighbour tables) of a box kernel in a grid, and the output coordinates. It leads from the finer
-    to the coarser voxels. The convolution is ``submanifold``, else transposed if ``transpose`` is true, else strided.
-    ``given`` holds the default grid of the outputs and the grid that replaces it, or is None.
+    """Return the plan (neighbour tables) of a box kernel in a grid, from finer to coarser voxels, and the output
+    coordinates. The convolution is submanifold if ``submanifold`` is true, else transposed if ``transpose`` is true,
+    else strided. ``given`` holds the default output grid and its replacement, or is None to keep the default.
     """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None
@@ -588,9 +588,9 @@ def _plan_in_grid(
 def _reached_voxels(
     coords: Tensor, taps: Taps, grid: tuple[int, ...] | None, reached: torch.Size, transpose: bool
 ) -> Tensor:
-    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. If ``transpose`` is true, they are
-    ``input * stride + offset``. Otherwise inputs lie at ``output * stride + offset``. Raise ``SL208`` if ``grid``, that
-    of the input, is None.
+    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. If ``transpose`` is true, outputs lie
+    at ``input * stride + offset``. Otherwise inputs lie at ``output * stride + offset``. ``grid`` is that of the input.
+    Raise ``SL208`` if it is None.
     """
     if grid is None:
         got = "neither output_coords nor input_sparse_shape"

@@ -28,7 +28,7 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 def reduce_neighbors(feats: Tensor, cache: NeighborCache, reduce: str) -> Tensor:
     """Return the reduction (sum, mean, max, min or prod) of the input rows under the taps of each output, ``[m, c]``.
-    Without such rows it is zeros. Raise ``SL208`` if ``reduce`` is not one of ``REDUCTIONS``.
+    An output without an input under its taps gets zeros. Raise ``SL208`` if ``reduce`` is not one of ``REDUCTIONS``.
     """
     if reduce not in REDUCTIONS:
         raise error("SL208", where="pooling, argument 'reduce'", got=repr(reduce), expected=f"one of {REDUCTIONS}")
@@ -57,15 +57,16 @@ def submanifold_pool(
     neighbor_cache: NeighborCache | None = None,
 ) -> tuple[Tensor, NeighborCache]:
     """Return the pooled features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. Raise
-    ``SL208`` for an unknown reduction, and ``SL830`` for the cache of another call.
+    ``SL208`` for an unknown reduction, and ``SL830`` for a cache that was built for other arguments.
 
     Args:
         feats: ``[n, c]``.
         input_coords: ``[n, batch columns + axes]``.
         shape: ``(*batch, *axes, channels)``.
         kernel_size: the size of the window per axis.
-        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"`` of the rows that exist.
-        neighbor_cache: the cache of an earlier call, or of a submanifold convolution with this kernel.
+        reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"`` of the input rows in the window.
+        neighbor_cache: the cache of an earlier call, or of a submanifold convolution with this kernel. If it is None, a
+            new one is built.
     """
     where = "submanifold_pool"
     check_rows(where, feats, input_coords.shape[0])
@@ -86,12 +87,12 @@ def sparse_pool(
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
     """Return the features of a strided pooling, their coordinates, their shape and the cache of neighbours. Raise
-    ``SL208`` for an unknown reduction, and ``SL830`` for the cache of another call.
+    ``SL208`` for an unknown reduction, and ``SL830`` for a cache that was built for other arguments.
 
     Args:
         feats, input_coords, shape, kernel_size, reduce: as in :func:`submanifold_pool`.
         stride: the step between windows, by default ``kernel_size``.
-        padding: the padding per axis.
+        padding: the padding per axis, by default 0.
         output_coords, output_shape, neighbor_cache: as in ``sparse_conv``.
     """
     where = "sparse_pool"

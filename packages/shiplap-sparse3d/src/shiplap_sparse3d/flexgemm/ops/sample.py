@@ -59,9 +59,10 @@ def _block_cache(
     *,
     up: bool,
 ) -> NeighborCache:
-    """Return the cache of neighbours of blocks of ``factor`` voxels that do not overlap. It leads from the coarse to
-    the fine voxels if ``up`` is true, and otherwise from the fine to the coarse ones. Raise ``SL208`` for a factor
-    below 1.
+    """Return the cache of neighbours for blocks of ``factor`` voxels that do not overlap. If ``up`` is true, each
+    coarse voxel becomes a block of fine ones, and otherwise each block becomes a coarse voxel. If ``cache`` is given,
+    it is checked and returned. Raise ``SL208`` for a factor below 1, and ``SL830`` for a cache that was built for other
+    arguments.
     """
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")
@@ -93,8 +94,8 @@ def sparse_upsample(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return the features of the finer voxels, their coordinates, their shape and the cache. Each voxel of the input
-    becomes a block of ``scale_factor`` finer voxels.
+    """Return the features of the finer voxels, their coordinates, their shape and the cache of neighbours. Each voxel
+    of the input becomes a block of ``scale_factor`` finer voxels.
 
     Args:
         feats: ``[n, c]``.
@@ -148,9 +149,12 @@ def sparse_pixel_shuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, with coordinates,
-    shape and cache. In ``feats [n, V * c]`` the channels of the voxels of a block follow one another. The other
-    arguments are those of :func:`sparse_upsample`. Raise ``SL202`` if ``V`` does not divide the channels.
+    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, their coordinates,
+    their shape and the cache of neighbours.
+
+    A row of ``feats [n, V * c]`` holds the ``c`` channels of the first voxel of the block, then those of the second,
+    and so on. The other arguments are those of :func:`sparse_upsample`. Raise ``SL202`` if ``V`` does not divide the
+    channels.
     """
     where, parts = "sparse_pixel_shuffle", math.prod(upscale_factor)
     check_rows(where, feats, coords.shape[0])
@@ -172,9 +176,10 @@ def sparse_pixel_unshuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return features ``[m, V * c]`` on coarser voxels, with coordinates, shape and cache. A coarser voxel has the ``V
-    = prod(downscale_factor)`` finer voxels of its block side by side, with zeros for missing ones. This is the inverse
-    of :func:`sparse_pixel_shuffle`.
+    """Return features ``[m, V * c]`` on coarser voxels, their coordinates, their shape and the cache of neighbours. A
+    row holds the channels of the ``V = prod(downscale_factor)`` finer voxels of its block one after the other, with
+    zeros for missing voxels. This is the inverse of :func:`sparse_pixel_shuffle`, and the other arguments are those of
+    :func:`sparse_upsample`.
     """
     where = "sparse_pixel_unshuffle"
     check_rows(where, feats, coords.shape[0])
@@ -186,8 +191,9 @@ def sparse_pixel_unshuffle(
 
 
 def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> Tensor:
-    """Return the row of the voxel of ``coords`` at each of ``cells [m, d]`` plus each corner, as ``int32 [m,
-    corners]``, or -1. ``cells`` are whole numbers, in floating point or not.
+    """Return the row of ``coords`` whose voxel lies at each of ``cells [m, d]`` plus each of ``corners``, as ``int32
+    [m, corners]``, or -1 if there is none. ``cells`` are whole numbers, of an integer or a floating-point dtype. NaN
+    and numbers beyond int32 have no voxel.
     """
     wide = with_scene(coords)
     far = (cells.abs() < 2**31 - 1).all(1, keepdim=True)  # False for NaN as well
@@ -200,9 +206,11 @@ def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> T
 def _sample_linear(
     feats: Tensor, coords: Tensor, points: Tensor, axes: int, padding_mode: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the features interpolated between the voxels around each of ``points [m, d]``, ``[m, c]``, and the sum of
-    the weights of those voxels that exist, ``[m]``. Only the last ``axes`` columns are interpolated. ``padding_mode``
-    is that of :func:`sparse_upsample`.
+    """Return the features ``[m, c]`` interpolated between the voxels around each of ``points [m, d]``, and the sum of
+    the weights of the voxels that exist, ``[m]``.
+
+    Only the last ``axes`` columns are interpolated. If ``padding_mode`` is ``"normalize"``, weights are divided by
+    their sum. Otherwise missing voxels count as zeros.
     """
     lead = points.shape[1] - axes
     corners = [(*[0] * lead, *corner) for corner in product((0, 1), repeat=axes)]
@@ -230,8 +238,9 @@ def sparse_grid_sample(
     n_spatial_dims: int | None = None,
     return_mask: bool = False,
 ) -> Any:
-    """Return the features of sparse voxels at the points ``grid [..., d]``, ``[..., c]``. They are differentiable with
-    respect to features and points.
+    """Return the features ``[..., c]`` of sparse voxels at the points ``grid [..., d]``, or a tuple of them and a mask
+    if ``return_mask`` is true. With the mode ``"linear"`` they are differentiable with respect to ``feats`` and
+    ``grid``.
 
     Args:
         feats: ``[n, c]``.
@@ -240,9 +249,10 @@ def sparse_grid_sample(
         mode: ``"linear"`` interpolates between the voxels around a point. ``"nearest"`` takes the nearest voxel, or
             zeros if it does not exist.
         padding_mode: that of :func:`sparse_upsample`, for the mode ``"linear"``.
-        n_spatial_dims: how many of the last columns are axes. Those before are batch indices. By default all are axes.
-        return_mask: whether to return also the mask of nearest voxels that exist, or the sum of the weights of those
-            around a point that exist.
+        n_spatial_dims: the number of columns, from the last one on, that are spatial axes. The columns before them are
+            batch indices. If it is None, all columns are axes.
+        return_mask: whether to return a second tensor ``[...]``. For the mode ``"nearest"`` and for integer points it
+            is true where the voxel exists. Otherwise it is the sum of the weights of the voxels that exist.
 
     Raises:
         ArgumentError: ``SL211`` for duplicate voxels, ``SL208`` for points of other columns.

@@ -85,18 +85,20 @@ BLOCK_SIZES = (32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class SpConvConfig:
-    """A frozen neighbour cache.
+    """A frozen neighbour cache, which holds all that a convolution in compiled code reads.
 
     Attributes:
         neighbor_map: ``int32 [m, V]``, the input row under each tap, or -1.
-        sorted_idx: the output rows by the Gray code rank of the taps that they hit, or None for more than 32 taps.
-        valid_kernels, valid_kernel_segs: for each of ``block_sizes`` the taps that each block of sorted rows hits, and
-            where those of each block begin. They are empty for more than 32 taps, like ``block_sizes``.
+        sorted_idx: the output rows, sorted by the Gray code rank of the taps under which they have an input, or None
+            for more than 32 taps.
+        valid_kernels, valid_kernel_segs: for each of ``block_sizes``, the taps under which a block of sorted rows has
+            an input, and where the taps of each block begin. They are empty for more than 32 taps, like
+            ``block_sizes``.
         block_sizes: the numbers of rows of a block.
-        valid_signal_i, valid_signal_o: input and output row of each pair, by tap, or None for more than 32 taps.
+        valid_signal_i, valid_signal_o: the input and the output row of each pair, tap by tap, or None for more than 32
+            taps.
         valid_signal_seg: where the pairs of each tap begin, or None for more than 32 taps.
-        splitk: the number of parts of the taps into which the product is split. With 1 the tuned choice of the call
-            applies. Algorithms that do not split have 1.
+        splitk: the number of parts into which the sum over the taps is split. It is 1 for algorithms that do not split.
         algorithm: one of :class:`Algorithm`.
         plan: the neighbour tables of the convolution, with ``splitk`` parts if that is above 1.
         kernel: the kernel size per axis.
@@ -117,8 +119,8 @@ class SpConvConfig:
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the
-        neighbours in this config. Raise ``SL202`` for another kernel size or number of rows. If ``bias`` is None, no
-        bias is added.
+        neighbours in this config. If ``bias`` is None, no bias is added. Raise ``SL202`` if the kernel size or the
+        number of rows is not the config's.
         """
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error(
@@ -135,7 +137,9 @@ class SpConvConfig:
 
 
 class WindowCache(PlanCache):
-    """The neighbours of a convolution, for any number of layers of one ``window``, with or without gradients."""
+    """The neighbours of a convolution in one grid with one ``window`` (kernel size, stride, padding, dilation). Any
+    number of layers can use it, with or without gradients.
+    """
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow) -> None:
         """Store ``plan``, and the ``grid`` and ``window`` that later calls must have."""
@@ -144,13 +148,15 @@ class WindowCache(PlanCache):
 
     @property
     def neighbor_map(self) -> Tensor:
-        """The neighbour map, ``int32 [m, k]``. It holds the input row of each output under each tap, or -1."""
+        """The neighbour map, ``int32 [m, k]``. It holds the input row of each output under each tap, or -1 if there is
+        none.
+        """
         return flat_table(self._built)
 
     @property
     def neighbor_map_bwd(self) -> Tensor:
         """The transposed neighbour map, ``int32 [n, k]``. It holds the output row that reads each input by each tap, or
-        -1.
+        -1 if there is none.
         """
         return flat_table(self._built.t)
 
@@ -159,9 +165,10 @@ class WindowCache(PlanCache):
         return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
-        """Return the neighbours as a config, an object for compiled code that builds nothing later. It holds the tables
-        for ``algorithm`` and FlexGEMM's lists of taps and pairs, which are None or empty for more than 32 taps. Raise
-        ``SL208`` for an unknown algorithm and ``splitk`` below 1.
+        """Return a config that holds all that a convolution in compiled code reads. It holds the tables for
+        ``algorithm``, cut into ``splitk`` parts of the taps if its name ends in ``splitk``. It also holds FlexGEMM's
+        lists of taps and pairs, which are None or empty for more than 32 taps. Raise ``SL208`` for an unknown algorithm
+        and for ``splitk`` below 1.
         """
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
@@ -176,8 +183,8 @@ class WindowCache(PlanCache):
         return SpConvConfig(table, order, taps, begins, sizes, *signals, parts, algorithm, plan, kernel)
 
     def check(self, rows: int, grid: Triple, window: StepWindow) -> None:
-        """Raise ``SL208`` unless this is the cache of neighbours of a convolution with this number of input ``rows``,
-        this ``grid`` and this ``window`` (kernel, stride, padding, dilation).
+        """Raise ``SL208`` unless this cache was built for ``rows`` inputs, the grid ``grid`` and the window ``window``
+        (kernel size, stride, padding, dilation).
         """
         mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
@@ -191,18 +198,18 @@ class WindowCache(PlanCache):
             )
 
     def apply(self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str) -> Tensor:
-        """Return the convolution ``[m, co]`` of ``feats`` with ``weight [co, kw, kh, kd, ci]`` over the neighbours in
-        this cache, computed by ``algorithm``.
+        """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the
+        neighbours in this cache, computed by ``algorithm``. If ``bias`` is None, no bias is added.
         """
         return self.convolve(feats, weight.flatten(1, 3), bias, algorithm)
 
 
 class SubMConv3dNeighborCache(WindowCache):
-    """The neighbours of a submanifold convolution."""
+    """The neighbours of a submanifold convolution, whose outputs lie on the voxels of the input."""
 
 
 class SparseConv3dNeighborCache(WindowCache):
-    """The neighbours of a strided convolution, and its output voxels."""
+    """The neighbours of a strided convolution. ``out_coords`` are its output voxels."""
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow, out_coords: Tensor) -> None:
         """Store ``plan``, ``grid``, ``window`` and the output voxels."""
@@ -279,10 +286,10 @@ def sparse_conv3d(
     """Return ``(out [m, co], out_coords int32 [m, 4], cache)`` of a strided convolution. Raise ``SL208`` for the cache
     of another convolution, and ``SL211`` for coordinates that repeat or lie outside the grid.
 
-    ``out_coords`` are those of the cache, those given, or every voxel that an input reaches, ascending. The other
-    arguments are those of :func:`sparse_submanifold_conv3d`. With arguments that only FlexGEMM 2.0 has
-    (``output_coords``, ``output_shape``, ``allow_tf32``, a :class:`NeighborCache`), this is the function
-    ``flex_gemm.sparse_conv3d``.
+    The output voxels are those of ``neighbor_cache``, else the argument ``out_coords``, else every voxel that an input
+    reaches, ascending. The other arguments are those of :func:`sparse_submanifold_conv3d`. With arguments that only
+    FlexGEMM 2.0 has (``output_coords``, ``output_shape``, ``allow_tf32``, a :class:`NeighborCache`), this is the
+    function ``flex_gemm.sparse_conv3d``.
     """
     if of_the_second_form or isinstance(neighbor_cache, NeighborCache):
         rest = {"neighbor_cache": neighbor_cache, "algorithm": algorithm, **of_the_second_form}
@@ -318,15 +325,17 @@ def _require_tensor(name: str, value: Tensor | None) -> Tensor:
 
 
 def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
-    """Return whether ``shape`` has the form of FlexGEMM 2.0, with the channels last. It must have five sizes, of which
-    the last one and not the second is ``channels``.
+    """Return whether ``shape`` has the channels last, as FlexGEMM 2.0 has it. This is so if ``shape`` has five sizes of
+    which the last one, and not the second, is ``channels``. If ``shape`` is None, return False.
     """
     # Where both forms fit, the shape is read as that of FlexGEMM 1.x.
     return shape is not None and len(shape) == 5 and shape[4] == channels != shape[1]
 
 
 def _check_grid(shape: Sequence[int] | None) -> Triple:
-    """Return the three spatial sizes of ``shape`` (B, C, W, H, D). Raise ``SL208`` for another form."""
+    """Return the three spatial sizes of ``shape``, which is ``(B, C, W, H, D)``. Raise ``SL208`` if it is None or does
+    not have five sizes.
+    """
     if shape is None or len(shape) != 5:
         got = None if shape is None else tuple(shape)
         raise error("SL208", where="sparse3d.flexgemm, argument 'shape'", got=got, expected="(B, C, W, H, D)")
@@ -334,7 +343,7 @@ def _check_grid(shape: Sequence[int] | None) -> Triple:
 
 
 def _check_kernel(weight: Tensor) -> Triple:
-    """Return the three kernel sizes of ``weight [co, kw, kh, kd, ci]``. Raise ``SL201`` for another number of
+    """Return the three kernel sizes of ``weight [co, kw, kh, kd, ci]``. Raise ``SL201`` if it does not have five
     dimensions.
     """
     if weight.dim() != 5:
@@ -348,8 +357,8 @@ def _check_kernel(weight: Tensor) -> Triple:
 
 
 def _check_triple(name: str, values: Sequence[int]) -> Triple:
-    """Return ``values``, the argument ``name``, as a tuple of three integers. Raise ``SL208`` if there are not
-    three.
+    """Return ``values``, the argument ``name``, as a tuple of three integers. Raise ``SL208`` if there are not three
+    values.
     """
     return expand_axes(values, f"sparse3d.flexgemm, argument {name!r}")
 
@@ -358,7 +367,7 @@ def _check_triple(name: str, values: Sequence[int]) -> Triple:
 
 
 class SubMConv3dFunction:
-    """Static methods for the steps of a submanifold convolution, under FlexGEMM's names."""
+    """The steps of a submanifold convolution as static methods, under FlexGEMM's names."""
 
     @staticmethod
     def apply(
@@ -370,8 +379,8 @@ class SubMConv3dFunction:
         bias: Tensor | None = None,
         dilation: Sequence[int] = (1, 1, 1),
     ) -> Any:
-        """Return ``(out [n, co], cache)``. This is :func:`sparse_submanifold_conv3d` with FlexGEMM's order of
-        arguments.
+        """Return ``(out [n, co], cache)``. This is :func:`sparse_submanifold_conv3d` with the arguments in the order of
+        FlexGEMM's ``SubMConv3dFunction``.
         """
         return sparse_submanifold_conv3d(feats, coords, shape, weight, bias, neighbor_cache, dilation)
 
@@ -379,8 +388,8 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
     ) -> SubMConv3dNeighborCache:
-        """Return the cache of a submanifold convolution, which holds its neighbour tables, grid and window. ``shape``
-        is (B, C, W, H, D). ``needs_grad`` is not read.
+        """Return the cache of a submanifold convolution, which holds its neighbour tables, grid and window (kernel
+        size, stride, padding, dilation). ``shape`` is ``(B, C, W, H, D)``. ``needs_grad`` is not read.
         """
         grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
         return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
@@ -389,8 +398,9 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache_torch(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple
     ) -> SubMConv3dNeighborCache:
-        """Return the cache (neighbour tables, grid and window) of a submanifold convolution. The neighbours are found
-        by offsets and not by the kernels that find voxels in grids.
+        """Return the cache of a submanifold convolution, which holds its neighbour tables, grid and window (kernel
+        size, stride, padding, dilation). ``shape`` is ``(B, C, W, H, D)``. Neighbours are found by adding offsets to
+        coordinates, and not by the kernels that find voxels in grids.
         """
         low = [k // 2 * d for k, d in zip(kernel_size, dilation, strict=True)]
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=low), coords.device)
@@ -402,7 +412,9 @@ class SubMConv3dFunction:
     def _sparse_submanifold_conv_forward(
         feats: Tensor, neighbor_cache: SubMConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Return the submanifold convolution ``[n, co]`` of ``feats`` over a cache of neighbours."""
+        """Return the submanifold convolution ``[n, co]`` of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over
+        the neighbours in ``neighbor_cache``. If ``bias`` is None, no bias is added.
+        """
         return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
 
     @staticmethod
@@ -413,14 +425,14 @@ class SubMConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of a submanifold convolution with respect to features, weight and bias. A gradient that
-        is not required is None.
+        """Return the gradients of a submanifold convolution with respect to ``feats``, ``weight`` and ``bias``. The
+        gradient of a tensor that does not require one is None.
         """
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 
 class SparseConv3dFunction:
-    """Static methods for the steps of a strided convolution, under FlexGEMM's names."""
+    """The steps of a strided convolution as static methods, under FlexGEMM's names."""
 
     @staticmethod
     def apply(
@@ -433,15 +445,15 @@ class SparseConv3dFunction:
         out_coords: Tensor | None = None,
         *window: Sequence[int],
     ) -> Any:
-        """Return ``(out [m, co], out_coords, cache)``. This is :func:`sparse_conv3d` with FlexGEMM's order of
-        arguments. ``window`` is stride, padding, dilation.
+        """Return ``(out [m, co], out_coords, cache)``. This is :func:`sparse_conv3d` with the arguments in the order of
+        FlexGEMM's ``SparseConv3dFunction``. ``window`` is stride, padding and dilation.
         """
         return sparse_conv3d(feats, coords, shape, weight, bias, neighbor_cache, out_coords, *window)
 
     @staticmethod
     def _get_output_coords(coords: Tensor, shape: Sequence[int], *window: Triple) -> Tensor:
-        """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. ``window`` is kernel, stride,
-        padding, dilation.
+        """Return the output voxels of a strided convolution, ``int32 [m, 4]`` (batch, x, y, z), ascending. ``shape`` is
+        ``(B, C, W, H, D)``. ``window`` is kernel size, stride, padding and dilation.
         """
         voxels: Tensor = ops.out_coords(coords, [*_check_grid(shape)], *map(list, window))
         return voxels
@@ -450,8 +462,9 @@ class SparseConv3dFunction:
     def _get_output_coords_torch(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, stride: Triple, padding: Triple, dilation: Triple
     ) -> Tensor:
-        """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. They are found by offsets and
-        not by the kernels that find voxels in grids.
+        """Return the output voxels of a strided convolution, ``int32 [m, 4]`` (batch, x, y, z), ascending. ``shape`` is
+        ``(B, C, W, H, D)``. The voxels are found by adding offsets to coordinates, and not by the kernels that find
+        voxels in grids.
         """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
         high = [shape[0], *StepWindow(kernel_size, stride, padding, dilation).shape(_check_grid(shape))]
@@ -470,8 +483,9 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache of a convolution from ``coords`` onto ``out_coords``, which holds its neighbour tables,
-        grid, window and outputs. ``shape`` is (B, C, W, H, D). The last two arguments are not read.
+        """Return the cache of a convolution from ``coords`` onto ``out_coords``. It holds the neighbour tables, the
+        grid, the window (kernel size, stride, padding, dilation) and the outputs. ``shape`` is ``(B, C, W, H, D)``.
+        ``needs_grad`` and ``is_out_coords_given`` are not read.
         """
         grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
         return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
@@ -487,8 +501,10 @@ class SparseConv3dFunction:
         dilation: Triple,
         needs_grad: bool = True,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache (neighbour tables, grid, window and outputs) of a convolution onto given outputs. The
-        neighbours are found by offsets and not by the kernels that find voxels in grids. ``needs_grad`` is not read.
+        """Return the cache of a convolution from ``coords`` onto ``out_coords``. It holds the neighbour tables, the
+        grid, the window (kernel size, stride, padding, dilation) and the outputs. ``shape`` is ``(B, C, W, H, D)``.
+        Neighbours are found by adding offsets to coordinates, and not by the kernels that find voxels in grids.
+        ``needs_grad`` is not read.
         """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
         plan = connect_by_offsets(coords, out_coords, taps, (1, *stride))
@@ -499,7 +515,9 @@ class SparseConv3dFunction:
     def _sparse_conv_forward(
         feats: Tensor, neighbor_cache: SparseConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Return the sparse convolution ``[m, co]`` of ``feats`` over a cache of neighbours."""
+        """Return the sparse convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the
+        neighbours in ``neighbor_cache``. If ``bias`` is None, no bias is added.
+        """
         return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
 
     @staticmethod
@@ -510,22 +528,24 @@ class SparseConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of a sparse convolution with respect to features, weight and bias. A gradient that is
-        not required is None.
+        """Return the gradients of a sparse convolution with respect to ``feats``, ``weight`` and ``bias``. The gradient
+        of a tensor that does not require one is None.
         """
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 
 def _tap_columns(offsets: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return ``offsets`` as ``int32 [taps, 4]`` on ``device``, with a first column of zeros for the batch."""
+    """Return ``offsets``, one triple for each tap, as ``int32 [taps, 4]`` on ``device``. The first column is zeros, for
+    the batch.
+    """
     return torch.nn.functional.pad(torch.tensor(offsets, dtype=torch.int32, device=device), (1, 0))
 
 
 def _gradients(
     grad: Tensor, feats: Tensor, cache: WindowCache, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of the convolution over ``cache`` with respect to the features, the weight and the bias.
-    ``grad`` is ``[m, co]``. A gradient that is not required is None.
+    """Return the gradients of the convolution over ``cache`` with respect to ``feats``, ``weight`` and ``bias``. ``grad
+    [m, co]`` is the gradient of its result. The gradient of a tensor that does not require one is None.
     """
     # New leaves, so that the graphs of the caller's tensors are not touched.
     x, w = (t.detach().requires_grad_(t.requires_grad) for t in (feats, weight))
@@ -541,13 +561,17 @@ def _gradients(
 
 
 class SerializationMode:
-    """The names of the orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
+    """FlexGEMM's constants for the order of output voxels. They change nothing here, since the order is always
+    ascending (batch, x, y, z).
+    """
 
     BXYZ, Z_ORDER, HILBERT = 0, 1, 2
 
 
 class SparseConv3dOutCoordAlgorithm:
-    """The names of the algorithms for output voxels. Here there is only one algorithm, whatever the name."""
+    """FlexGEMM's constants for the algorithms that find output voxels. They change nothing here, since there is only
+    one algorithm.
+    """
 
     HASHMAP, EXPAND_UNIQUE = 0, 1
 
@@ -561,10 +585,12 @@ SERIALIZATION_MODE = SerializationMode.BXYZ
 
 def set_algorithm(algorithm: str) -> None:
     """Check the name of an algorithm and change nothing, since each call chooses by its argument ``algorithm``. Raise
-    ``SL208`` for an unknown name. Two models in one process would share a setting that is stored here.
+    ``SL208`` for an unknown name. FlexGEMM stores the name for the whole process, which two models would then share.
     """
     check_algorithm(algorithm)
 
 
 def set_hashmap_ratio(ratio: float) -> None:
-    """Accept any ratio and change nothing, since the size of a table follows from the number of its keys."""
+    """Accept any ratio and change nothing. FlexGEMM's hash tables have ``ratio`` slots for each key, while the size of
+    a table here follows from the number of its keys alone.
+    """

@@ -26,9 +26,9 @@ __all__ = [
 
 
 def with_scene(rows: Tensor) -> Tensor:
-    """Return integer rows ``[n, d]`` as ``int32 [n, 1 + d]`` with a first column of zeros for a scene. Functions of
-    voxels take a row with the scene -1 as padding, so every row needs a scene. Raise ``SL211`` for values beyond int32,
-    except in a graph.
+    """Return integer rows ``[n, d]`` as ``int32 [n, 1 + d]``, with a first column of zeros for the scene. Functions of
+    voxels read the first column as the scene, in which -1 stands for a padding row. Raise ``SL211`` for values beyond
+    int32, which is not checked while a graph is traced.
     """
     if rows.dtype == torch.int64 and not torch.compiler.is_compiling():
         refuse_rows("offset_table", (rows != rows.int()).any(1), "row {row} has a value beyond int32")
@@ -36,8 +36,8 @@ def with_scene(rows: Tensor) -> Tensor:
 
 
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of integer ``rows [n, d]``, ascending, and the number of each row among them, ``int32
-    [n]``.
+    """Return the distinct rows of the integers ``rows [n, d]``, ascending, and the number of the distinct row that
+    equals each row, ``int32 [n]``.
     """
     wide = with_scene(rows)
     cells = distinct_cells(wide)
@@ -47,10 +47,12 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def init_hashmap(
     spatial_size: Sequence[int], hashmap_size: int, device: torch.device | str, with_values: bool = True
 ) -> Any:
-    """Return an empty hash map of FlexGEMM. If ``with_values`` is true, it is a pair of keys and values, and otherwise
-    the keys only. There are ``hashmap_size`` keys, ``uint32`` or ``uint64``, with all bits set. The values are
-    ``uint32`` and not initialised. ``spatial_size`` is ``(N, W, H, D)``, or ``(N, C, W, H, D)`` as in FlexGEMM 1.x.
-    Raise ``SL208`` for 2^63 cells and more.
+    """Return an empty hash map as FlexGEMM's functions take it. If ``with_values`` is true, it is a pair of keys and
+    values, and otherwise the keys only.
+
+    There are ``hashmap_size`` keys with all bits set. They are ``uint32`` if the number of cells is below 2^32, and
+    otherwise ``uint64``. The values are ``uint32`` and not initialised. ``spatial_size`` is ``(N, W, H, D)``, or ``(N,
+    C, W, H, D)`` as in FlexGEMM 1.x. Raise ``SL208`` for 2^63 cells and more.
     """
     n, *grid = [*spatial_size[:1], *spatial_size[-3:]]
     cells = n * math.prod(grid)
@@ -69,16 +71,18 @@ def make_conv_kernel_delta(
     dtype: torch.dtype = torch.int32,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return the offsets of the taps of a box kernel around its output, ``[k, batch_dims + axes]``. The batch columns
-    are zeros. ``batch_dims`` is the number of batch columns. ``dtype`` and ``device`` are those of the result.
+    """Return the offsets of the taps of a box kernel around its output, ``[taps, batch_dims + axes]``, in the order of
+    the weight. The first ``batch_dims`` columns, for the batch, are zeros. ``dtype`` and ``device`` are those of the
+    result.
     """
     taps = torch.tensor(box_offsets(kernel_size, dilation), dtype=dtype, device=device)
     return torch.nn.functional.pad(taps, (batch_dims, 0))
 
 
 def sparse_to_dense(feats: Tensor, coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the dense tensor of ``shape``, channels last, with ``feats [n, c]`` at ``coords [n, batch and axes]`` and
-    zeros elsewhere. Raise ``SL202`` if rows or channels do not match.
+    """Return a tensor of ``shape``, channels last, with ``feats [n, c]`` at the cells ``coords`` and zeros elsewhere. A
+    row of ``coords`` has the batch indices and the coordinates of a cell. Raise ``SL202`` if the numbers of rows or
+    channels do not match.
     """
     check_rows("sparse_to_dense", feats, coords.shape[0])
     axes = coords.shape[1]
@@ -89,8 +93,9 @@ def sparse_to_dense(feats: Tensor, coords: Tensor, shape: Sequence[int]) -> Tens
 
 
 def sort_coords(coords: Tensor, num_keys: int | None = None) -> Tensor:
-    """Return the stable permutation ``int64 [n]`` that sorts the rows of ``coords`` by their first ``num_keys`` columns
-    (default: all). Raise ``SL208`` if there are not so many columns.
+    """Return the permutation ``int64 [n]`` that sorts the rows of ``coords`` by their first ``num_keys`` columns, the
+    first of them being the most significant. Equal rows keep their order. If ``num_keys`` is None, all columns count.
+    Raise ``SL208`` if there are fewer columns.
     """
     columns = coords.shape[1] if num_keys is None else num_keys
     if not 0 <= columns <= coords.shape[1]:
@@ -107,8 +112,9 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
 
 def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bool = False) -> tuple[Tensor, Tensor]:
-    """Return features and coordinates in which equal rows of ``coords`` are merged. ``reduce`` (``"sum"``, ``"mean"``,
-    ``"amax"``, ``"amin"`` or ``"prod"``) combines their features. The order is always ascending, whatever ``sort`` is.
+    """Return new features and coordinates in which equal rows of ``coords`` are merged into one. ``reduce`` (``"sum"``,
+    ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"``) combines the features of equal rows. The coordinates are always
+    ascending, whatever ``sort`` is. Raise ``SL208`` for another ``reduce``.
     """
     check_rows("coalesce_coords", feats, coords.shape[0])
     if reduce not in _REDUCTIONS:
@@ -120,6 +126,8 @@ def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bo
 
 
 def lookup_pytorch(key: Tensor, query: Tensor) -> Tensor:
-    """Return the row number of ``key [k, d]`` that equals each of ``query [..., d]``, as ``int64 [...]``, or -1."""
+    """Return the number of the row of ``key [k, d]`` that equals each row of ``query [..., d]``, as ``int64 [...]``. It
+    is -1 if there is none.
+    """
     found = find_rows(with_scene(key), with_scene(query.reshape(-1, key.shape[1])))
     return found[:, 0].long().view(query.shape[:-1])

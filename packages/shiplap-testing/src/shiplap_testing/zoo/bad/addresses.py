@@ -10,9 +10,9 @@ _plans = {}
 
 
 def _baked(x, bias):
-    """Return ``x + bias``. This function has a defect on purpose: the ``bias`` of the first call with a shape, dtype
-    and device of ``x`` is added in all later ones. A matmul descriptor that holds the address of its ``bias`` acts in
-    the same way.
+    """Return ``x + bias``. This function has a defect on purpose. It adds the ``bias`` of the first call with this
+    shape, dtype and device of ``x`` in all later calls, too. A matmul descriptor that holds the address of its ``bias``
+    acts in the same way.
     """
     key = x.shape, x.dtype, x.device
     if key not in _plans:
@@ -22,8 +22,8 @@ def _baked(x, bias):
 
 @adopt(register("baked_bias(Tensor x, Tensor bias) -> Tensor", _baked, lambda x, bias: x.new_empty(x.shape)))
 def baked_bias(x: M, bias: Float[Tensor, "c"]) -> M:
-    """Return ``x + bias``. This is the reference of a broken operator. The operator adds the ``bias`` of its first call
-    with this shape, dtype and device in all later ones.
+    """Return ``x + bias``, the reference of the broken operator ``zoo::baked_bias``. The operator adds the ``bias`` of
+    its first call with a shape, dtype and device of ``x`` in all later ones.
     """
     return x + bias
 
@@ -45,8 +45,8 @@ def _aligned(x):
 
 @adopt(register("aligned(Tensor x) -> Tensor", _aligned, lambda x: x.new_empty(x.shape)))
 def aligned(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. If the address of a view is not a multiple of 16
-    bytes, the operator reads from the next lower multiple.
+    """Return ``2 * x``, the reference of the broken operator ``zoo::aligned``. If the address of a view is not a
+    multiple of 16 bytes, the operator reads from the next lower multiple.
     """
     return x * 2
 

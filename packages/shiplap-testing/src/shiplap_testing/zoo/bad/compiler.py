@@ -10,7 +10,9 @@ from shiplap_testing.zoo.specimen import register
 
 @adopt(register("keeps_strides(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape)))
 def keeps_strides(x: M) -> M:
-    """Return ``2 * x``. The result of the broken operator has the strides of ``x``, but its fake is contiguous."""
+    """Return ``2 * x``, the reference of the broken operator ``zoo::keeps_strides``. The operator's result has the
+    strides of ``x``, but the result of its fake is contiguous.
+    """
     return x * 2
 
 
@@ -19,7 +21,9 @@ bad("stride bug for a transposed input", keeps_strides, "fake", "compile")
 
 @adopt(register("fake_dtype(Tensor x) -> Tensor", lambda x: x.float().sum(1), lambda x: x.new_empty(x.shape[0])))
 def fake_dtype(x: M) -> Float32[Tensor, "n"]:
-    """Return the sum of each row in float32. The fake of the broken operator has the dtype of ``x``."""
+    """Return the sum of each row in float32, the reference of the broken operator ``zoo::fake_dtype``. The result of
+    the operator's fake has the dtype of ``x``.
+    """
     return x.float().sum(1)
 
 
@@ -28,7 +32,9 @@ bad("fake with another dtype", fake_dtype, "fake", note="right for float32, wron
 
 @adopt(register("fake_device(Tensor x) -> Tensor", lambda x: x * 2, lambda x: torch.empty_like(x, device="meta")))
 def fake_device(x: M) -> M:
-    """Return ``2 * x``. The fake of the broken operator is on the meta device and not on that of ``x``."""
+    """Return ``2 * x``, the reference of the broken operator ``zoo::fake_device``. The result of the operator's fake is
+    on the meta device and not on that of ``x``.
+    """
     return x * 2
 
 
@@ -44,8 +50,9 @@ bad("fake on another device", fake_device, "fake", "compile")
     dims={"m": "cdiv(n, 2)"},
 )
 def odd_sizes(x: V) -> Float[Tensor, "m"]:
-    """Return the sums of neighbouring pairs of ``x``, where the last of an odd number is added to zero. The fake of the
-    broken operator has ``n // 2`` elements, which is one too few for odd sizes.
+    """Return the sums of neighbouring pairs of ``x``, where the last of an odd number is added to zero. It is the
+    reference of the broken operator ``zoo::odd_sizes``. The result of the operator's fake has ``n // 2`` elements,
+    which is one too few for odd sizes.
     """
     return torch.nn.functional.pad(x, (0, x.shape[0] % 2)).view(-1, 2).sum(1)
 
@@ -54,8 +61,9 @@ bad("fake wrong for odd sizes", odd_sizes, "fake", note="n // 2 for cdiv(n, 2)")
 
 
 def _slide(x, L):
-    """Return the lifted activations of SlideSparse. Each group of ``L`` columns becomes ``2 * (L - 2)`` columns, with
-    zeros past the end. The number of columns is padded to a multiple of 32.
+    """Return ``x [n, k]`` with its columns expanded as SlideSparse does for 2:4 sparsity. Each group of ``L`` columns
+    becomes ``L / 2 - 1`` overlapping groups of four columns. Columns past the end of ``x`` are zeros, and zeros pad the
+    number of columns to a multiple of 32.
     """
     k = x.shape[1]
     j = torch.arange(-(-k // L) * 2 * (L - 2))
@@ -66,8 +74,8 @@ def _slide(x, L):
 
 
 def _slide_fake(x, L):
-    """Return an empty result of ``_slide``. This function has a defect on purpose: the number of columns is computed
-    without rounding groups up, if ``L`` does not divide the columns of ``x``.
+    """Return an uninitialised tensor as the fake of ``_slide``. This function has a defect on purpose. If ``L`` does
+    not divide the columns of ``x``, the number of columns is computed without rounding groups up.
     """
     return x.new_empty(x.shape[0], (x.shape[1] * 2 * (L - 2) // L + 31) // 32 * 32)
 
@@ -78,8 +86,9 @@ def _slide_fake(x, L):
     requires=("L >= 4", "L % 2 == 0"),
 )
 def slide(x: Float[Tensor, "n k"], L: int = 12) -> Float[Tensor, "n kp"]:
-    """Return the lifted activations of SlideSparse. The fake of the broken operator has too few columns if ``L`` does
-    not divide the columns of ``x``.
+    """Return ``x`` with its columns expanded as SlideSparse does for 2:4 sparsity. It is the reference of the broken
+    operator ``zoo::slide``. The result of the operator's fake has too few columns if ``L`` does not divide the columns
+    of ``x``.
     """
     return _slide(x, L)
 
@@ -89,7 +98,9 @@ bad("SlideSparse's fake and real sizes", slide, "fake", note="K*2*(L-2)//L for c
 
 @adopt(register("specialises(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty([int(s) for s in x.shape])))
 def specialises(x: M) -> M:
-    """Return ``2 * x``. The fake of the broken operator converts sizes to ints, so that each size is compiled anew."""
+    """Return ``2 * x``, the reference of the broken operator ``zoo::specialises``. The operator's fake converts sizes
+    to ints, so that a graph is compiled anew for each size.
+    """
     return x * 2
 
 
@@ -98,7 +109,9 @@ bad("recompiles for each size", specialises, "fake", "compile", note="int() of a
 
 @adopt(register("no_fake(Tensor x) -> Tensor", lambda x: x.clone().mul_(2), key="CPU"))
 def no_fake(x: M) -> M:
-    """Return ``2 * x``. The broken operator has no fake, so that a compiler breaks the graph where it is called."""
+    """Return ``2 * x``, the reference of the broken operator ``zoo::no_fake``. The operator has no fake, so that a
+    compiler breaks the graph where it is called.
+    """
     return x * 2
 
 

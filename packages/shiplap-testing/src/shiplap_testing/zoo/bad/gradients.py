@@ -9,7 +9,9 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _save_x(ctx, inputs, output):
-    """Save the first of ``inputs`` in ``ctx`` for the backward, as the ``setup_context`` of an operator."""
+    """Save the first of ``inputs`` in ``ctx`` for the backward pass. This is the ``setup_context`` of several
+    operators.
+    """
     ctx.save_for_backward(inputs[0])
 
 
@@ -23,7 +25,9 @@ def _save_x(ctx, inputs, output):
     )
 )
 def wrong_gradient(x: M) -> M:
-    """Return ``x * x``. The gradient of the broken operator lacks the factor 2."""
+    """Return ``x * x``, the reference of the broken operator ``zoo::wrong_gradient``. The operator's gradient lacks the
+    factor 2.
+    """
     return x * x
 
 
@@ -31,7 +35,7 @@ bad("wrong gradient", wrong_gradient, "gradient", note="the factor 2 is missing"
 
 
 def _linear(x, w):
-    """Return ``x @ w``. Raise ``RuntimeError`` if the dtypes differ. They do so under autocast if there is no autocast
+    """Return ``x @ w``. Raise ``RuntimeError`` if the dtypes differ, as they do under autocast without an autocast
     rule.
     """
     if x.dtype != w.dtype:
@@ -44,8 +48,8 @@ def _linear(x, w):
     autocast="widest",
 )
 def no_autocast(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor, "n co"]:
-    """Return ``x @ w``. The broken operator has no autocast rule, though it is declared to compute in the widest
-    dtype.
+    """Return ``x @ w``, the reference of the broken operator ``zoo::no_autocast``. The operator has no autocast rule,
+    though it is declared to compute in the widest dtype.
     """
     return x @ w
 
@@ -55,7 +59,9 @@ bad("missing autocast rule", no_autocast, "autocast")
 
 @adopt(register("looks_at_grad(Tensor x) -> Tensor", lambda x: x * (2 if x.requires_grad else 3), torch.empty_like))
 def looks_at_grad(x: M) -> M:
-    """Return ``3 * x``. The broken operator returns ``2 * x`` if ``x`` requires a gradient."""
+    """Return ``3 * x``, the reference of the broken operator ``zoo::looks_at_grad``. The operator returns ``2 * x`` if
+    ``x`` requires a gradient.
+    """
     return x * 3
 
 
@@ -63,8 +69,8 @@ bad("branch on requires_grad", looks_at_grad, "requires_grad")
 
 
 def _flat_gradient(ctx, grad):
-    """Return the gradient ``2 * grad``. This function has a defect on purpose: the memory of a ``grad`` that is not
-    contiguous is read without regard to its strides.
+    """Return ``2 * grad``, the gradient of ``2 * x``. This function has a defect on purpose. If ``grad`` is not
+    contiguous, its memory is read without regard to its strides.
     """
     return grad.as_strided(grad.shape, torch.empty(grad.shape).stride(), grad.storage_offset()) * 2
 
@@ -75,7 +81,9 @@ def _flat_gradient(ctx, grad):
     )
 )
 def flat_gradient(x: M) -> M:
-    """Return ``2 * x``. The gradient of the broken operator reads any incoming gradient as contiguous."""
+    """Return ``2 * x``, the reference of the broken operator ``zoo::flat_gradient``. The operator's gradient reads any
+    incoming gradient as if it were contiguous.
+    """
     return x * 2
 
 
@@ -84,14 +92,16 @@ bad("backward reads any gradient as contiguous", flat_gradient, "gradient", note
 
 @declare("gradient")
 def sl_gradient(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
-    """Return ``x @ w.T``. Kernels and gradients of the op are compared with this reference."""
+    """Return ``x @ w.T``, the reference of the broken op ``zoo_sl::gradient``. The op's gradient of ``w`` is doubled if
+    ``x`` needs no gradient.
+    """
     return x @ w.T
 
 
 @sl_gradient.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``x @ w.T`` that ``needs`` names. This function has a defect on purpose: the gradient of
-    ``w`` is doubled if ``x`` needs none.
+    """Return the gradients of ``x @ w.T`` by argument name, or None for an argument that ``needs`` does not name. This
+    function has a defect on purpose. The gradient of ``w`` is doubled if ``x`` needs none.
     """
     both = needs.x and needs.w
     return {
@@ -105,7 +115,9 @@ bad("gradient wrong when asked for alone", sl_gradient, "gradient", note="both a
 
 @declare("looks_at_grad")
 def sl_looks_at_grad(x: M) -> M:
-    """Return ``3 * x``. The kernel of the op returns ``2 * x`` if ``x`` requires a gradient."""
+    """Return ``3 * x``, the reference of the broken op ``zoo_sl::looks_at_grad``. The op's kernel returns ``2 * x`` if
+    ``x`` requires a gradient.
+    """
     return x * 3
 
 
@@ -118,8 +130,8 @@ bad("kernel that branches on requires_grad", sl_looks_at_grad, "requires_grad")
 
 @declare("wasteful")
 def sl_gradient_wasteful(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
-    """Return ``x @ w.T``. The gradient of the op is right, but also computes what is not needed. The audit notes this
-    and does not fail.
+    """Return ``x @ w.T``, the reference of the op ``zoo_sl::wasteful``. The op's gradients are right, but both are
+    computed even if only one is needed. The audit reports this and does not fail.
     """
     return x @ w.T
 

@@ -14,8 +14,8 @@ _cache: dict[object, Tensor] = {}
 
 
 def _cached(x):
-    """Return ``2 * x``. This function has a defect on purpose: the result is a buffer kept for its shape and dtype,
-    which the next call overwrites.
+    """Return ``2 * x``. This function has a defect on purpose. The result is a buffer that is kept for each shape and
+    dtype, and the next call overwrites it.
     """
     key = (x.shape, x.dtype)
     if key not in _cache:
@@ -25,8 +25,8 @@ def _cached(x):
 
 @adopt(register("cached_buffer(Tensor x) -> Tensor", _cached, lambda x: x.new_empty(x.shape)))
 def cached_buffer(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. Its result is a kept buffer that the next call
-    overwrites.
+    """Return ``2 * x``, the reference of the broken operator ``zoo::cached_buffer``. The operator's result is a buffer
+    that its next call overwrites.
     """
     return x * 2
 
@@ -35,8 +35,8 @@ bad("cached buffer", cached_buffer, "fresh", note="f(a) + f(b) is 2 f(b)")
 
 
 def _median(x):
-    """Return twice the numbers of ``x`` in ascending order. This function has a defect on purpose: an unsorted ``x`` is
-    sorted in place, which is not declared.
+    """Return twice the numbers of ``x`` in ascending order. This function has a defect on purpose. It sorts an unsorted
+    ``x`` in place, which the schema does not declare.
     """
     if not bool((x[1:] >= x[:-1]).all()):
         x.copy_(x.sort().values)
@@ -45,8 +45,8 @@ def _median(x):
 
 @adopt(register("hidden_mutation(Tensor x) -> Tensor", _median, lambda x: x.new_empty(x.shape)))
 def hidden_mutation(x: V) -> V:
-    """Return twice the numbers of ``x`` in ascending order. This is the reference of a broken operator. The operator
-    sorts ``x`` in place, which is not declared.
+    """Return twice the numbers of ``x`` in ascending order, the reference of the broken operator
+    ``zoo::hidden_mutation``. The operator sorts ``x`` in place, which its schema does not declare.
     """
     return x.sort().values * 2
 
@@ -58,8 +58,8 @@ _scratch = torch.empty(1 << 16, dtype=torch.float64)
 
 
 def _shared_scratch(x):
-    """Return ``2 * x``. This function has a defect on purpose: the result passes through a scratch buffer of the
-    module, which threads share.
+    """Return ``2 * x``. This function has a defect on purpose. The result passes through a buffer of the module, which
+    all threads share.
     """
     mine = _scratch[: x.numel()].view(x.shape)
     mine.copy_(x)
@@ -69,8 +69,8 @@ def _shared_scratch(x):
 
 @adopt(register("scratch(Tensor x) -> Tensor", _shared_scratch, lambda x: x.new_empty(x.shape)))
 def scratch(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. Its result passes through a scratch buffer that all
-    threads share.
+    """Return ``2 * x``, the reference of the broken operator ``zoo::scratch``. The operator's result passes through a
+    buffer that all threads share.
     """
     return x * 2
 
@@ -86,7 +86,9 @@ bad("module-global scratch", scratch, "threads", note="two threads share it")
     )
 )
 def aliases(x: M, a: float = 1.0) -> M:
-    """Return ``x * a``. The broken operator returns ``x`` itself if ``a`` is 1."""
+    """Return ``x * a``, the reference of the broken operator ``zoo::aliases``. The operator returns ``x`` itself if
+    ``a`` is 1.
+    """
     return x * a
 
 
@@ -101,7 +103,9 @@ bad("output is the input", aliases, "fresh", note="a shortcut for a == 1")
     )
 )
 def no_offset(x: M) -> M:
-    """Return ``2 * x``. The broken operator reads ``x`` from the start of its storage."""
+    """Return ``2 * x``, the reference of the broken operator ``zoo::no_offset``. The operator ignores the storage
+    offset of ``x`` and reads from the start of its storage.
+    """
     return x * 2
 
 
@@ -109,8 +113,8 @@ bad("ignores the storage offset", no_offset, "edges")
 
 
 def _flat(x):
-    """Return ``2 * x``. This function has a defect on purpose: the memory of an ``x`` that is not contiguous is read
-    without regard to its strides.
+    """Return ``2 * x``. This function has a defect on purpose. If ``x`` is not contiguous, its memory is read without
+    regard to its strides.
     """
     rows = torch.empty(x.shape).stride()
     return x.as_strided(x.shape, rows, x.storage_offset()).mul(2)
@@ -118,8 +122,8 @@ def _flat(x):
 
 @adopt(register("no_strides(Tensor x) -> Tensor", _flat, lambda x: x.new_empty(x.shape)))
 def no_strides(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. The operator reads an ``x`` that is not contiguous
-    without regard to its strides.
+    """Return ``2 * x``, the reference of the broken operator ``zoo::no_strides``. If ``x`` is not contiguous, the
+    operator reads its memory without regard to its strides.
     """
     return x * 2
 
@@ -128,8 +132,8 @@ bad("reads any input as contiguous", no_strides, "edges")
 
 
 def _int32_offsets(x):
-    """Return ``2 * x``. This function has a defect on purpose: the offsets of rows of large strided tensors wrap at 32
-    bits.
+    """Return ``2 * x``. This function has a defect on purpose. The offsets of rows wrap at 32 bits if ``x`` is large
+    and strided.
     """
     n, c = x.shape
     if not x.numel():
@@ -145,8 +149,8 @@ def _int32_offsets(x):
 
 @adopt(register("int32_offsets(Tensor x) -> Tensor", _int32_offsets, lambda x: x.new_empty(x.shape)))
 def int32_offsets(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. Its offsets of rows wrap at 32 bits for large
-    strided tensors.
+    """Return ``2 * x``, the reference of the broken operator ``zoo::int32_offsets``. The operator's offsets of rows
+    wrap at 32 bits if ``x`` is large and strided.
     """
     return x * 2
 
@@ -158,8 +162,8 @@ _seen: dict[int, Tensor] = {}
 
 
 def _by_address(x):
-    """Return ``2 * x``. This function has a defect on purpose: results are kept by address and shape, and returned
-    again after ``x`` was changed in place.
+    """Return ``2 * x``. This function has a defect on purpose. Results are cached by the address and the shape of
+    ``x``, and returned again after ``x`` was changed in place.
     """
     key = x.data_ptr()
     if key not in _seen or _seen[key].shape != x.shape:
@@ -169,8 +173,8 @@ def _by_address(x):
 
 @adopt(register("stale(Tensor x) -> Tensor", _by_address, lambda x: x.new_empty(x.shape)))
 def stale(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. The operator returns a kept result after ``x`` was
-    changed in place.
+    """Return ``2 * x``, the reference of the broken operator ``zoo::stale``. The operator returns a cached result after
+    ``x`` was changed in place.
     """
     return x * 2
 
@@ -180,7 +184,9 @@ bad("result cached by address", stale, "fresh", note="weights updated in place k
 
 @declare("cached")
 def sl_cached(x: M) -> M:
-    """Return ``2 * x``. The kernel of the op returns a buffer that the next call overwrites."""
+    """Return ``2 * x``, the reference of the broken op ``zoo_sl::cached``. The op's kernel returns a buffer that the
+    next call overwrites.
+    """
     return x * 2
 
 
@@ -191,7 +197,9 @@ bad("kernel that returns a cached buffer", sl_cached, "fresh")
 
 @declare("mutation")
 def sl_mutation(x: V) -> V:
-    """Return twice the numbers of ``x`` in ascending order. The kernel of the op sorts ``x`` in place."""
+    """Return twice the numbers of ``x`` in ascending order, the reference of the broken op ``zoo_sl::mutation``. The
+    op's kernel sorts ``x`` in place, which is not declared.
+    """
     return x.sort().values * 2
 
 
@@ -202,14 +210,16 @@ bad("kernel with a hidden mutation", sl_mutation, "schema")
 
 @declare("workspace")
 def sl_workspace(x: M) -> Float[Tensor, "c"]:
-    """Return the sum of each column of ``x``. The kernel of the op assumes that its workspace is zero."""
+    """Return the sum of each column of ``x``, the reference of the broken op ``zoo_sl::workspace``. The op's kernel
+    assumes that its workspace holds zeros.
+    """
     return x.sum(0)
 
 
 @sl_workspace.kernel("cpu", workspace="4 * c")
 def _(x, *, out, workspace):
-    """Write the sum of each column to ``out``. This function has a defect on purpose: the sums are added to
-    ``workspace`` without setting it to zero.
+    """Write the sum of each column of ``x`` to ``out``. This function has a defect on purpose. It adds the sums to
+    ``workspace`` without setting it to zero first.
     """
     partial = workspace.view(torch.float32)  # "it is always zero"
     partial += x.float().sum(0)
@@ -221,14 +231,16 @@ bad("workspace read before it is written", sl_workspace, "workspace")
 
 @declare("unwritten")
 def sl_unwritten(x: M) -> M:
-    """Return ``x`` with negative numbers replaced by zero. The kernel of the op writes the positive ones only."""
+    """Return ``x`` with negative numbers replaced by zero, the reference of the broken op ``zoo_sl::unwritten``. The
+    op's kernel writes only the positive numbers.
+    """
     return x.clamp(min=0)
 
 
 @sl_unwritten.kernel("cpu")
 def _(x, *, out):
-    """Write the positive elements of ``x`` to ``out``. This function has a defect on purpose: the other elements of
-    ``out`` are not written.
+    """Write the positive elements of ``x`` to ``out``. This function has a defect on purpose. It does not write the
+    other elements of ``out``, which should be zero.
     """
     out[x > 0] = x[x > 0]
 
@@ -238,13 +250,17 @@ bad("output not written everywhere", sl_unwritten, "workspace", note="fresh page
 
 @declare("outside", mutates=["table"])
 def sl_outside(table: M) -> None:
-    """Add 1 to ``table`` in place. If ``table`` is a view, the kernel of the op also writes to memory outside of it."""
+    """Add 1 to ``table`` in place, as the reference of the broken op ``zoo_sl::outside``. If ``table`` is a view, the
+    op's kernel also writes to memory outside of it.
+    """
     table += 1
 
 
 @sl_outside.kernel("cpu")
 def _(table):
-    """Add 1 to ``table`` in place. This function has a defect on purpose: 1 is added to the whole storage of a view."""
+    """Add 1 to ``table`` in place. This function has a defect on purpose. If ``table`` is a view, 1 is added to its
+    whole storage.
+    """
     # The whole storage, of which the table may be a part.
     torch.empty(0, dtype=table.dtype).set_(table.untyped_storage()).add_(1)
 

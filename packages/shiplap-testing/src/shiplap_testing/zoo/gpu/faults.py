@@ -14,8 +14,8 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _malloc(x):
-    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the op takes device memory by
-    ``cudaMalloc`` and releases it by ``cudaFree`` in each call.
+    """Return ``2 * x``. This function has a defect on purpose, which shows under CUDA graph capture. Each call
+    allocates device memory by ``cudaMalloc`` and releases it by ``cudaFree``.
     """
     room, out, size = ctypes.c_void_p(), torch.empty_like(x), ctypes.c_size_t(x.nbytes)
     checked(cudart().cudaMalloc(ctypes.byref(room), size))
@@ -36,8 +36,8 @@ _handles = {}
 
 
 def _handle(x):
-    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the first call of each shape
-    takes device memory for a handle.
+    """Return ``2 * x``. This function has a defect on purpose, which shows under CUDA graph capture. The first call of
+    each shape allocates device memory by ``cudaMalloc`` for a handle.
     """
     if x.shape not in _handles:
         room = ctypes.c_void_p()
@@ -52,8 +52,8 @@ bad("handle created at the first call of a shape", double("gpu_handle", _handle)
 
 
 def _item(x):
-    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the host reads the largest
-    magnitude and waits for the device.
+    """Return ``2 * x``. This function has a defect on purpose, which shows under CUDA graph capture. The host reads the
+    largest magnitude of ``x`` and waits for the device.
     """
     return x / x.abs().max().item() * x.abs().max() * 2 if x.numel() else x * 2
 
@@ -62,8 +62,8 @@ bad("scale read with .item()", double("gpu_item", _item), "waits for the device"
 
 
 def _stream_synchronize(x):
-    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the host waits for the current
-    stream.
+    """Return ``2 * x``. This function has a defect on purpose, which shows under CUDA graph capture. The host waits for
+    the current stream.
     """
     y = x * 2
     checked(cudart().cudaStreamSynchronize(stream_of(x)))
@@ -76,8 +76,8 @@ bad("cudaStreamSynchronize", double("gpu_synchronize", _stream_synchronize), "in
 
 
 def _default_stream(x):
-    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the result is computed on the
-    default stream and not on the current one.
+    """Return ``2 * x``. This function has a defect on purpose, which shows under CUDA graph capture. The result is
+    computed on the default stream and not on the current one.
     """
     with torch.cuda.stream(torch.cuda.default_stream(x.device)):
         return x * 2
@@ -91,8 +91,8 @@ _workspace = {}
 
 
 def _replaced(x):
-    """Return ``2 * x``. This function has a defect on purpose: the result passes through a workspace that a larger call
-    replaces and frees. A replay of a CUDA graph then uses freed memory.
+    """Return ``2 * x``. This function has a defect on purpose. The result passes through a workspace, which a call with
+    a larger ``x`` replaces and frees. A later replay of a CUDA graph then uses freed memory.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _workspace or _workspace[key].nbytes < x.nbytes:
@@ -108,8 +108,8 @@ _tables = {}
 
 
 def _evicted(x):
-    """Return ``2 * x``. This function has a defect on purpose: the factors lie in a table that a call with another
-    shape frees. A replay of a CUDA graph then uses freed memory.
+    """Return ``2 * x``. This function has a defect on purpose. The factors lie in a table, which a call with another
+    shape replaces and frees. A later replay of a CUDA graph then uses freed memory.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _tables or _tables[key].shape != x.shape:
@@ -124,8 +124,8 @@ _pair, _turn = {}, [0]
 
 
 def _ping_pong(x):
-    """Return ``2 * x``. This function has a defect on purpose: the result is one of two buffers in turn, which later
-    calls overwrite.
+    """Return ``2 * x``. This function has a defect on purpose. The result is one of two buffers in turn, so that the
+    second call after this one overwrites it.
     """
     key = x.shape, x.dtype, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _pair:
@@ -143,8 +143,8 @@ _scratch = {}
 
 
 def _shared(x):
-    """Return ``2 * x``. This function has a defect on purpose: on several streams, the result passes through one
-    scratch buffer of the device.
+    """Return ``2 * x``. This function has a defect on purpose. The result passes through one buffer per device, which
+    calls on several streams overwrite for each other.
     """
     room = _scratch.setdefault(x.device, torch.empty(1 << 22, dtype=torch.uint8, device=x.device))
     mine = room[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
@@ -161,8 +161,8 @@ _plans = {}
 
 
 def _plan(x):
-    """Return ``2 * x``. The factor is kept by shape. This function has a defect on purpose: a first call under CUDA
-    graph capture records the computation of the factor without running it.
+    """Return ``2 * x``. This function has a defect on purpose. The factor is computed at the first call of each shape
+    and kept. If that call is under CUDA graph capture, the computation is recorded but does not run.
     """
     if x.shape not in _plans:
         _plans[x.shape] = torch.full((1,), 2.0, dtype=x.dtype, device=x.device)
@@ -177,8 +177,8 @@ _scales = {}
 
 
 def _calibrated(x):
-    """Return ``x`` divided by its largest magnitude. This function has a defect on purpose: the magnitude of the first
-    call of each shape is used for all.
+    """Return ``x`` divided by its largest magnitude. This function has a defect on purpose. It uses the magnitude of
+    the first call of each shape in all later ones.
     """
     if x.shape not in _scales:
         _scales[x.shape] = x.abs().max().item()
@@ -187,8 +187,8 @@ def _calibrated(x):
 
 @sl.adopt(register("gpu_calibrated(Tensor x) -> Tensor", _calibrated, torch.empty_like), autocast=None)
 def calibrated(x: M) -> M:
-    """Return ``x`` divided by its largest magnitude. This is the reference of a broken operator. The operator keeps the
-    magnitude of the first call of each shape.
+    """Return ``x`` divided by its largest magnitude, the reference of the broken operator ``zoo::gpu_calibrated``. The
+    operator uses the magnitude of the first call of each shape in all later ones.
     """
     return x / x.abs().max()
 
@@ -200,15 +200,15 @@ _factor = []
 
 @sl.adopt(register("gpu_host_scalar(Tensor x) -> Tensor", lambda x: _mean(x), lambda x: x.new_empty(())), autocast=None)
 def host_scalar(x: V) -> Float[Tensor, ""]:
-    """Return the mean of ``x``. This is the reference of a broken operator. Later calls change its factor in host
-    memory before a CUDA graph is replayed.
+    """Return the mean of ``x``, the reference of the broken operator ``zoo::gpu_host_scalar``. The operator reads a
+    factor from host memory. Later calls change the factor before a CUDA graph is replayed.
     """
     return x.mean()
 
 
 def _mean(x):
-    """Return the mean of ``x``. This function has a defect on purpose: the factor is read from pinned host memory,
-    which later calls change before a CUDA graph is replayed.
+    """Return the mean of ``x``. This function has a defect on purpose. The factor ``1 / n`` is read from pinned host
+    memory, and later calls change it before a CUDA graph is replayed.
     """
     if not _factor:
         # Pinned memory is copied without the host waiting, so a capture records its address.
@@ -225,8 +225,8 @@ _chosen = {}
 
 
 def _tuned(x):
-    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the first call of each shape
-    times two candidates and waits for events.
+    """Return ``2 * x``. This function has a defect on purpose, which shows under CUDA graph capture. The first call of
+    each shape times two implementations and waits for events.
     """
     if x.shape not in _chosen:
         times = []
@@ -247,8 +247,8 @@ bad("autotuning in the op", double("gpu_tuned", _tuned), "made while capturing, 
 
 
 def _branch(x):
-    """Return ``2 * x``. This function has a defect on purpose: under CUDA graph capture, the host branches on whether
-    ``x`` has NaN. It waits for the device.
+    """Return ``2 * x``. This function has a defect on purpose, which shows under CUDA graph capture. The host waits for
+    the device to branch on whether ``x`` has NaN.
     """
     return x * 2 if bool((x == x).all()) else torch.nan_to_num(x) * 2
 
@@ -259,8 +259,8 @@ bad("host branch on a value", double("gpu_branch", _branch), "waits for the devi
 
 
 def _sorts(x):
-    """Return twice the numbers of each column in ascending order. This function has a defect on purpose: ``x`` is
-    sorted in place, which is not declared.
+    """Return twice the numbers of each column of ``x`` in ascending order. This function has a defect on purpose. It
+    sorts ``x`` in place, which the schema does not declare.
     """
     x.copy_(x.sort(0).values)
     return x * 2
@@ -268,8 +268,8 @@ def _sorts(x):
 
 @sl.adopt(register("gpu_sorts(Tensor x) -> Tensor", _sorts, torch.empty_like), autocast=None)
 def sorts(x: M) -> M:
-    """Return twice the numbers of each column in ascending order. This is the reference of a broken operator. The
-    operator sorts ``x`` in place, which is not declared.
+    """Return twice the numbers of each column of ``x`` in ascending order, the reference of the broken operator
+    ``zoo::gpu_sorts``. The operator sorts ``x`` in place, which its schema does not declare.
     """
     return x.sort(0).values * 2
 
@@ -289,8 +289,8 @@ bad("undeclared mutation", sorts, "replay 0 writes to an input", "cuda_graph", "
     autocast=None,
 )
 def nonzero(x: V) -> Int64[Tensor, "m"]:
-    """Return the positions of positive elements. The op cannot be captured in a CUDA graph, since their number depends
-    on data.
+    """Return the positions of the positive elements of ``x``, the reference of the operator ``zoo::gpu_nonzero``. The
+    operator cannot be captured in a CUDA graph, since the number of positions depends on data.
     """
     return (x > 0).nonzero()[:, 0]
 
@@ -301,8 +301,8 @@ bad("data-dependent output", nonzero, "its size m depends on data; use the capac
 
 
 def _current_device(x):
-    """Return ``2 * x``. This function has a defect on purpose: the result is on the current device, which may be
-    another one than that of ``x``.
+    """Return ``2 * x``. This function has a defect on purpose. The result is on the current device, even if ``x`` is on
+    another one.
     """
     return torch.empty(x.shape, dtype=x.dtype, device="cuda").copy_(x).mul_(2)
 
@@ -313,8 +313,8 @@ bad("output on the current device", double("gpu_device", _current_device, lambda
 
 
 def _atomics(x):
-    """Return the sum of all elements times 4096 weights. This function has a defect on purpose: atomic additions have
-    no fixed order, so that the last bits vary.
+    """Return the sum of all products of an element of ``x`` and one of 4096 weights, as a tensor of one element. This
+    function has a defect on purpose. It uses atomic additions, which have no fixed order, so that the last bits vary.
     """
     spread = (x.reshape(1, -1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype)[:, None]).reshape(-1)
     index = torch.zeros(len(spread), dtype=torch.int64, device=x.device)
@@ -323,8 +323,8 @@ def _atomics(x):
 
 @sl.adopt(register("gpu_atomics(Tensor x) -> Tensor", _atomics, lambda x: x.new_empty(1)), autocast=None)
 def atomics(x: M) -> Float[Tensor, "1"]:
-    """Return the sum of ``x`` times the sum of 4096 weights from 0.1 to 1. This is the reference of a broken operator.
-    The operator adds in no fixed order, so that the last bits vary.
+    """Return the sum of ``x`` times the sum of 4096 weights from 0.1 to 1, the reference of the broken operator
+    ``zoo::gpu_atomics``. The operator adds in no fixed order, so that the last bits vary.
     """
     return x.sum().reshape(1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype).sum()
 

@@ -19,25 +19,27 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _fixed_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
-        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``N`` in all. ``N`` is a
-        constant of the kernel, so that each size is compiled and loaded anew.
+        """Write ``2 * x`` to ``out`` for the block of ``BLOCK`` elements that belongs to this program. ``x`` has ``N``
+        elements in all. ``N`` is a constant of the kernel, so that a kernel is compiled and loaded for each size.
         """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, at < N) * 2, at < N)
 
     @triton.jit(do_not_specialize=["n"])
     def _any_kernel(x, out, n, BLOCK: tl.constexpr):
-        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all. The kernel is
-        compiled once for all ``n``.
+        """Write ``2 * x`` to ``out`` for the block of ``BLOCK`` elements that belongs to this program. ``x`` has ``n``
+        elements in all. The kernel is compiled once for all ``n``.
         """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
 
     def _launch(kernel):
-        """Return a function that launches the Triton kernel ``kernel`` over all elements of a tensor."""
+        """Return a function that runs the Triton kernel ``kernel`` on a tensor and returns its result."""
 
         def run(x):
-            """Return ``2 * x``, computed by the Triton kernel."""
+            """Return ``2 * x`` as a new tensor, computed by the Triton kernel ``kernel``, an argument of the enclosing
+            function.
+            """
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():
                 # Triton launches its kernels on the current device.
@@ -48,7 +50,7 @@ if importlib.util.find_spec("triton"):
         return run
 
     def _empty(x):
-        """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``. This is the fake of the
+        """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``, as the fake of the Triton
         operators.
         """
         return x.new_empty(x.shape)
@@ -63,8 +65,8 @@ _staging = {}
 
 
 def _staged(x, weight):
-    """Return ``x * weight``. This function has a defect on purpose: each replay of a CUDA graph copies ``weight`` to a
-    buffer of the op, which is not needed.
+    """Return ``x * weight``. This function has a defect on purpose. Each replay of a CUDA graph copies ``weight`` to a
+    buffer that the function keeps, which is not needed.
     """
     key = weight.shape, weight.dtype, weight.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _staging:
@@ -77,8 +79,8 @@ def _staged(x, weight):
     autocast=None,
 )
 def staged(x: M, weight: M) -> M:
-    """Return ``x * weight``. This is the reference of a wasteful operator. The operator copies ``weight`` in each
-    call.
+    """Return ``x * weight``, the reference of the wasteful operator ``zoo::gpu_staged``. The operator copies ``weight``
+    to a buffer in each call, which is not needed.
     """
     return x * weight
 
@@ -100,8 +102,8 @@ good("result that starts as a copy of an input", appended)
 
 
 def _on_host(x):
-    """Return the number of positive elements of ``x`` as a tensor without dims in the memory of the host. This function
-    has a defect on purpose: under CUDA graph capture, the host waits for the device.
+    """Return the number of positive elements of ``x`` as a tensor without dimensions on the CPU. This function has a
+    defect on purpose, which shows under CUDA graph capture. The host waits for the device.
     """
     return (x > 0).sum().cpu()
 
@@ -111,8 +113,8 @@ def _on_host(x):
     autocast=None,
 )
 def on_host(x: M) -> Int64[Tensor, ""]:
-    """Return the number of positive elements of ``x`` as a tensor on the host. This is the reference of a broken
-    operator. The host waits for the device, which a CUDA graph cannot record.
+    """Return the number of positive elements of ``x`` as a tensor on the CPU, the reference of the broken operator
+    ``zoo::gpu_on_host``. The host waits for the device, which a CUDA graph cannot record.
     """
     return (x > 0).sum().cpu()
 
@@ -123,8 +125,8 @@ bad("result on the host", on_host, "Cannot copy between CPU and CUDA tensors", "
 
 
 def _callback(x):
-    """Return ``2 * x``. This function has a defect on purpose: each replay of a CUDA graph runs a function on the host,
-    which does nothing.
+    """Return ``2 * x``. This function has a defect on purpose. Each replay of a CUDA graph calls a function on the
+    host, which does nothing.
     """
     y = x * 2
     nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)

@@ -15,9 +15,7 @@ OPS = {}
 
 
 def _empty(x):
-    """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``. This is the fake of the
-    operators.
-    """
+    """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``, as the fake of the operators."""
     return x.new_empty(x.shape)
 
 
@@ -27,22 +25,23 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _tile(x, out, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all. If ``MASKED``
-        is true, there is no defect. If it is false, there is one on purpose: elements up to the next multiple of 8 are
-        written too.
+        """Write ``2 * x`` to ``out`` for the block of ``BLOCK`` elements that belongs to this program. ``x`` has ``n``
+        elements in all. If ``MASKED`` is false, the kernel has a defect on purpose. It also writes elements past ``n``,
+        up to the next multiple of 8.
         """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         y = tl.load(x + at, at < n, 0.0) * 2
         tl.store(out + at, y, at < n if MASKED else at < (n + 7) // 8 * 8)
 
     def _run(masked):
-        """Return a function that launches the Triton kernel ``_tile`` over all elements of a tensor, with ``MASKED``
-        set to ``masked``.
+        """Return a function that runs the Triton kernel ``_tile`` on a tensor and returns its result. ``masked`` is the
+        kernel's ``MASKED``. If it is false, the kernel writes past the end of the result.
         """
 
         def run(x):
-            """Return ``2 * x``, computed by the Triton kernel. If ``masked`` (argument of ``_run``) is true, there is
-            no defect. If it is false, there is one on purpose: up to 7 elements past the end of the result are written.
+            """Return ``2 * x`` as a new tensor, computed by a Triton kernel. If ``masked``, an argument of the
+            enclosing function, is false, there is a defect on purpose. The kernel writes up to 7 elements past the end
+            of the result.
             """
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():
@@ -57,12 +56,16 @@ if importlib.util.find_spec("triton"):
 
     @sl.adopt(register("gpu_out_of_bounds(Tensor x) -> Tensor", _run(False), _empty), autocast=None)
     def out_of_bounds(x: M) -> M:
-        """Return ``2 * x``. The broken operator writes past the end of its result."""
+        """Return ``2 * x``, the reference of the broken operator ``zoo::gpu_out_of_bounds``. The operator writes past
+        the end of its result.
+        """
         return x * 2
 
     @sl.adopt(register("gpu_in_bounds(Tensor x) -> Tensor", _run(True), _empty), autocast=None)
     def in_bounds(x: M) -> M:
-        """Return ``2 * x``. The sound operator writes only within its result."""
+        """Return ``2 * x``, the reference of the sound operator ``zoo::gpu_in_bounds``. The operator writes only within
+        its result.
+        """
         return x * 2
 
     OPS.update(gpu_out_of_bounds=out_of_bounds, gpu_in_bounds=in_bounds)

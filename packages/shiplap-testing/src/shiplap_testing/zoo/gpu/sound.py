@@ -29,7 +29,7 @@ def softmax(x: M) -> M:
 
 @softmax.kernel("cuda", workspace="n * itemsize")
 def _(x, *, out, workspace):
-    """Write the softmax of each row to ``out``, with the row maxima in ``workspace``."""
+    """Write the softmax of each row of ``x`` to ``out``. ``workspace`` holds the row maxima meanwhile."""
     if not x.numel():
         return
     top = workspace.view(x.dtype)[: x.shape[0], None]
@@ -100,12 +100,14 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _scale_kernel(x, out, n, BLOCK: tl.constexpr):
-        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all."""
+        """Write ``2 * x`` to ``out`` for the block of ``BLOCK`` elements that belongs to this program. ``x`` has ``n``
+        elements in all.
+        """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
 
     def _triton(x):
-        """Return ``2 * x``, computed by a Triton kernel."""
+        """Return ``2 * x`` as a new tensor, computed by a Triton kernel."""
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.numel():
             # Triton launches its kernels on the current device.

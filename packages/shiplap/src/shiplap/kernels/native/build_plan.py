@@ -84,8 +84,13 @@ def make_plan(op: Op) -> LibraryPlan:
             expected="sizes and dtypes that generated C++ can check",
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
-    for form in forms.values():
-        _form_library_file(form)
+    for device, form in forms.items():
+        try:
+            _form_library_file(form)
+        except ShiplapError as e:
+            # Without nvcc and a GPU, the sources of a CUDA kernel are left uncompiled, and nobody needs them.
+            if e.id != "SL420" or device != "cuda" or torch.cuda.is_available() or len(forms) < 2:
+                raise
     entries = _related_entries(op, [e for o in registry.declared_op_list() for e in bindable_entries(o)])
     if not entries:
         for form in forms.values():

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from shiplap.declare.code_text import GLOBAL_LOADS
 from shiplap.dispatch import Op
 
 OWN_PACKAGES = ("shiplap", "jaxtyping")  # a copy imports neither: annotations are dropped
@@ -383,7 +384,7 @@ def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool
 
 def _global_names(code: CodeType) -> list[str]:
     """Return the global names that ``code`` and the functions in it load, in order, each once."""
-    found = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    found = [i.argval for i in dis.get_instructions(code) if i.opname in GLOBAL_LOADS]
     # Functions inside of it load globals, too.
     found += [n for c in code.co_consts if isinstance(c, CodeType) for n in _global_names(c)]
     return list(dict.fromkeys(found))

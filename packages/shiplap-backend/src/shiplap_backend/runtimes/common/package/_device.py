@@ -126,7 +126,7 @@ def current_device() -> int:
 def _device_index(which: Any) -> int:
     """Return the index of the device ``which``.
 
-    ``which`` is an index, a text such as ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"`` stand for the
+    ``which`` is an index, a string such as ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"`` stand for the
     current device. Raise ``ValueError`` if there is no such device.
     """
     if isinstance(which, str):
@@ -149,7 +149,7 @@ def set_device(device: Any) -> None:
 
 
 class device:
-    """A context manager that makes a device current in its block.
+    """A context manager that makes a device current for the calling thread in its block.
 
     After the block the previous device is current again.
     """
@@ -180,7 +180,7 @@ def get_device_name(device: Any = None) -> str:
 def get_device_capability(device: Any = None) -> dict[str, Any]:
     """Return the capabilities of the device, such as the dtypes of its tensors.
 
-    The dict has the form of ``torch.accelerator.get_device_capability``. It is empty if this torch does not have that
+    The dict has the keys of ``torch.accelerator.get_device_capability``. It is empty if this torch does not have that
     function.
     """
     index = _device_index(device)
@@ -253,7 +253,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> None:
-    """Make the stream with these three numbers the current stream of the calling thread."""
+    """Make the stream that these three numbers identify the current stream of the calling thread."""
     set_stream(torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
 
 
@@ -285,9 +285,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return ``including_emulation``, since the device computes with bfloat16 tensors by emulation.
+    """Return ``including_emulation``, that is, whether emulated support counts.
 
-    The computation runs in float32. The result is false if emulation is not to count.
+    The device computes with bfloat16 tensors by emulation, namely in float32.
     """
     return including_emulation
 
@@ -397,7 +397,7 @@ def max_memory_reserved(device: Any = None) -> int:
 
 
 def memory_summary(device: Any = None) -> str:
-    """Return the figures of the device's memory as a text table."""
+    """Return the figures of the device's memory as a string, with one name and number in each line."""
     lines = (f"{name:<12}{value:>20,}" for name, value in _C.memory_stats(_device_index(device)).items())
     return "\n".join((f"memory of {NAME}:{_device_index(device)}", *lines))
 

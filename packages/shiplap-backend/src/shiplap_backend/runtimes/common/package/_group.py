@@ -17,7 +17,7 @@ def register(name: str) -> None:
     """
 
     def made(store: Any, rank: int, size: int, timeout: timedelta) -> HostGroup:
-        """Return the process group of this rank."""
+        """Return the ``HostGroup`` of the rank ``rank`` among ``size`` ranks."""
         return HostGroup(name, store, rank, size, timeout)
 
     dist.Backend.register_backend(name, made, devices=[name, "cpu"])
@@ -164,7 +164,7 @@ def _make_collective(name: str, writes: bool) -> Callable[..., HostWork]:
     """
 
     def called(self: HostGroup, *args: Any, **kwargs: Any) -> HostWork:
-        """Start Gloo's collective on copies of the arguments, and return the work."""
+        """Start Gloo's collective ``name`` on copies of the arguments, and return the work."""
         copies = [_on_host(value) for value in args]
         # Torch renamed some collectives, so the group and Gloo may know different names.
         host = getattr(self._host, name, None) or getattr(self._host, _RENAMED.get(name, name))

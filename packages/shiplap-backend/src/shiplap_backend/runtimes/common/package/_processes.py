@@ -21,7 +21,8 @@ _NAME = ""  # of the device: `register`
 
 
 def register(name: str) -> None:
-    """Register with ``torch.multiprocessing`` how tensors and storages of the device ``name`` are sent to processes.
+    """Register with ``torch.multiprocessing`` how tensors and storages of the device ``name`` are sent to other
+    processes.
 
     They are sent as copies in host memory.
     """
@@ -35,8 +36,8 @@ def register(name: str) -> None:
 def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return a function and the arguments with which another process rebuilds the tensor ``value``.
 
-    A tensor of this device is rebuilt from a copy of its values. Raise ``RuntimeError`` if autograd computed the
-    tensor.
+    A tensor of this device is rebuilt from a copy of its values. Raise ``RuntimeError`` if autograd computed it. Any
+    other tensor is reduced by torch's own function.
     """
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_tensor(value)
@@ -51,7 +52,7 @@ def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, 
 def _reduce_storage(value: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return a function and the arguments with which another process rebuilds the storage ``value``.
 
-    A storage of this device is rebuilt from a copy of its bytes.
+    A storage of this device is rebuilt from a copy of its bytes. Any other storage is reduced by torch's own function.
     """
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_storage(value)
@@ -88,8 +89,8 @@ def _load_device() -> None:
 def _rebuild_tensor(copy: bytes, device: str, grad: bool, parameter: bool) -> torch.Tensor:
     """Return the tensor that another process has sent as the pickled ``copy``, on ``device``.
 
-    It requires a gradient if and only if ``grad`` is true. It is a ``torch.nn.Parameter`` if ``parameter`` is true, and
-    otherwise a plain tensor.
+    It requires a gradient if and only if ``grad`` is true. If ``parameter`` is true, it is a ``torch.nn.Parameter``,
+    and otherwise a ``torch.Tensor``.
     """
     _load_device()
     made = pickle.loads(copy).to(device)

@@ -16,15 +16,16 @@ __all__ = ["hashmap_build", "hashmap_lookup", "hashmap_unique"]
 
 
 def hashmap_build(keys: Tensor) -> Tensor:
-    """Return the map of the rows ``keys [n, d]``, ``int32 [distinct]``. It holds the first row number of each distinct
-    key, in ascending order of the keys.
+    """Return the hash map of the rows ``keys [n, d]``, which is a tensor ``int32 [distinct]``. It holds the number of
+    the first row with each distinct value, in ascending order of these values.
     """
     return _first_rows(*distinct_rows(keys))
 
 
 def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    """Return the row number of ``keys`` that equals each of ``queries [q, d]``, as ``int32 [q]``, or -1. Only the rows
-    in ``hashmap`` are searched.
+    """Return the number of the row of ``keys [n, d]`` that equals each of ``queries [q, d]``, as ``int32 [q]``. It is
+    -1 if there is none. ``hashmap`` is the result of :func:`hashmap_build` for ``keys``, and only the rows that it
+    lists are searched.
     """
     found = lookup_pytorch(keys.index_select(0, hashmap), queries)
     # An empty map has no row to index, and everything is -1 already.
@@ -32,11 +33,12 @@ def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
 
 
 def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: bool = False) -> Any:
-    """Return the distinct rows of ``keys [n, d]`` in ascending order. If ``return_index`` or ``return_inverse`` is
-    true, return a tuple that begins with them. If ``return_index`` is true, it then has the first row number of each
-    distinct row. If ``return_inverse`` is true, it ends with the number of each row among the distinct ones.
+    """Return the distinct rows of ``keys [n, d]`` in ascending order, or a tuple that begins with this tensor if a flag
+    is true.
 
-    Rows are numbered from 0 as ``int32``.
+    If ``return_index`` is true, the next tensor has the number of the first row of ``keys`` that equals each distinct
+    row. If ``return_inverse`` is true, the last tensor has the number of the distinct row that equals each row of
+    ``keys``. The numbers are ``int32`` and count from 0.
     """
     rows, number = distinct_rows(keys)
     results = (rows, *([_first_rows(rows, number)] if return_index else []), *([number] if return_inverse else []))
@@ -44,8 +46,9 @@ def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: boo
 
 
 def _first_rows(rows: Tensor, number: Tensor) -> Tensor:
-    """Return the number of the first input with the ``number`` of each of the distinct ``rows``, as ``int32
-    [distinct]``.
+    """Return the lowest index at which ``number`` holds each of 0, 1, 2 and so on, as ``int32 [distinct]``. ``number
+    [n]`` is the number of the distinct row that equals each input. Of ``rows``, the distinct rows, only the length is
+    read.
     """
     here = torch.arange(number.shape[0], dtype=torch.int32, device=number.device)
     first = torch.full((rows.shape[0],), number.shape[0], dtype=torch.int32, device=number.device)

@@ -26,9 +26,11 @@ def build_neighbor_map_from_kernel_size_dilation(
     hashmap: Tensor | None = None,
     symmetric: bool | None = None,
 ) -> Tensor:
-    """Return the neighbour map of a box kernel, ``int32 [m, V]``. It holds the input row under each tap of each output,
-    or -1. Without ``output_coords`` the inputs are the outputs. ``hashmap`` and ``symmetric`` are not needed here and
-    change nothing. The default of ``stride`` and ``dilation`` is 1, and that of ``offset`` is 0, for each axis.
+    """Return the neighbour map of a box kernel, ``int32 [m, V]``. It holds the row of ``input_coords`` under each tap
+    of each output, or -1 if there is no voxel.
+
+    If ``output_coords`` is None, the inputs are the outputs. The default of ``stride`` and ``dilation`` is 1, and that
+    of ``offset`` is 0, for each axis. ``hashmap`` and ``symmetric`` are not read.
     """
     outputs = input_coords if output_coords is None else output_coords
     cache = build_neighbor_cache(
@@ -52,9 +54,11 @@ def build_neighbor_map_from_kernel_delta(
     hashmap: Tensor | None = None,
     symmetric: bool | None = None,
 ) -> Tensor:
-    """Return the neighbour map of the taps ``delta [V, axes]``, ``int32 [m, V]``. It holds the input row at ``output *
-    stride + offset + delta``, or -1. Without ``output_coords`` the inputs are the outputs. The default of ``stride`` is
-    1, and that of ``offset`` is 0, for each axis. ``hashmap`` and ``symmetric`` are not needed here and change nothing.
+    """Return the neighbour map of the taps ``delta [V, axes]``, ``int32 [m, V]``. It holds the row of ``input_coords``
+    at ``output * stride + offset + delta``, or -1 if there is no voxel.
+
+    If ``output_coords`` is None, the inputs are the outputs. The default of ``stride`` is 1, and that of ``offset`` is
+    0, for each axis. ``hashmap`` and ``symmetric`` are not read.
     """
     outputs = input_coords if output_coords is None else output_coords
     cache = build_neighbor_cache(
@@ -64,8 +68,8 @@ def build_neighbor_map_from_kernel_delta(
 
 
 def transpose_neighbor_map(neighbor_map: Tensor, num_input_coords: int) -> Tensor:
-    """Return the transpose of a neighbour map ``[m, V]``, ``int32 [n, V]``. It holds the output row that reads each
-    input by each tap, or -1.
+    """Return the transpose of ``neighbor_map [m, V]``, ``int32 [n, V]`` for ``n = num_input_coords``. It holds the
+    output row that reads each input by each tap, or -1 if there is none.
     """
     table: Tensor = transpose_table(neighbor_map.view(torch.int32).contiguous(), num_input_coords)
     return table

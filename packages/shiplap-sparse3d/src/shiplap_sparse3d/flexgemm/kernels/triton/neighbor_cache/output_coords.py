@@ -30,13 +30,15 @@ def get_output_coords_kernel_size_dilation(
     boundary: Boundary | None = None,
     transposed: bool = False,
 ) -> Reached:
-    """Return the output voxels that a box kernel reaches inside ``boundary``, ascending. Return also the input row, the
-    output row and the tap of each pair of voxels, as ``int32``.
+    """Return the output voxels that a box kernel reaches inside ``boundary``, and the pairs of voxels that it connects.
 
-    Outputs are at ``(input - offset - delta) / stride`` if that is whole. If ``transposed`` is true, they are at
-    ``input * stride + offset + delta``. The default of ``stride`` and ``dilation`` is 1, and that of ``offset`` is 0,
-    for each axis. ``boundary`` holds the lowest and one past the highest coordinate of each column. If it is None, all
-    coordinates are allowed.
+    The result is ``(voxels, inputs, outputs, taps)``. ``voxels`` are rows like those of ``input_coords``, ascending.
+    The others are ``int32`` and hold the input row, the output row and the tap of each pair.
+
+    An output lies at ``(input - offset - delta) / stride`` if that is whole, where ``delta`` is the offset of a tap. If
+    ``transposed`` is true, it lies at ``input * stride + offset + delta``. The default of ``stride`` and ``dilation``
+    is 1, and that of ``offset`` is 0, for each axis. ``boundary`` holds the lowest and one past the highest coordinate
+    of each column. If it is None, all coordinates are allowed.
     """
     taps = read_taps(input_coords, kernel_size, None, stride, dilation, None, offset)
     return _reach(input_coords, taps, boundary, transposed)
@@ -50,9 +52,10 @@ def get_output_coords_kernel_delta(
     boundary: Boundary | None = None,
     transposed: bool = False,
 ) -> Reached:
-    """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, ascending.
-    Return also the input row, the output row and the tap of each pair of voxels, as ``int32``. The other arguments,
-    with ``transposed``, are those of :func:`get_output_coords_kernel_size_dilation`.
+    """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, and the pairs of
+    voxels that they connect. The form of the result, ``boundary`` and ``transposed`` are those of
+    :func:`get_output_coords_kernel_size_dilation`. The default of ``stride`` is 1, and that of ``offset`` is 0, for
+    each axis.
     """
     axes = delta.shape[1]
     # Offsets may have columns for the batch, whose stride and offset are not given.
@@ -62,9 +65,12 @@ def get_output_coords_kernel_delta(
 
 
 def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bool) -> Reached:
-    """Return the voxels that ``taps`` reach from ``coords``, ascending. Also return the input row, the output row and
-    the tap of each pair, as ``int32``. If ``transposed`` is true, outputs lie at ``input * stride + offset``, and
-    otherwise inputs lie at ``output * stride + offset``. ``boundary`` limits each axis to a range, unless it is None.
+    """Return the voxels that ``taps`` reach from ``coords``, ascending, and the pairs of voxels that they connect. The
+    pairs are three ``int32`` tensors, which hold the input row, the output row and the tap of each pair.
+
+    If ``transposed`` is true, outputs lie at ``input * stride + offset``. Otherwise inputs lie at ``output * stride +
+    offset``. ``boundary`` holds the lowest and one past the highest coordinate of each column. If it is None, all
+    coordinates are allowed.
     """
     wide, columns = with_scene(coords), taps.columns(coords.device)
     low, high = unbounded(coords.shape[1])

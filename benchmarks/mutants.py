@@ -1,0 +1,593 @@
+"""Mutants of four rooms of the core, and which tests kill them.
+
+    python benchmarks/mutants.py [--seed 3506] [--limit 500] [--text] [--json benchmarks/results/mutants.json]
+
+A mutant is one changed expression, drawn at random from each room alike. The tests of the rooms are collected once.
+Each test file then runs in a fork that lists which tests reach the lines of a mutant. For each mutant a fork of the
+same process gets the changed code in place of the functions' own and runs the tests that reach it, the nearest and the
+shortest first, up to the first failure. What no test kills there, and what is not the code of a function, runs again in
+a copy of the repository whose file is changed, with tests that are collected there. A test kills only if it passes
+without the change. Rows are kept in the folder, so that the next run goes on where the limit ended the last one;
+``equivalents.json`` there names mutants that no test can kill, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import gc
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import pytest
+from _record import ROOT, record, write
+
+ROOMS = ("declare", "plan", "dispatch", "kernels/native")
+SOURCE = "packages/shiplap/src/shiplap"
+TESTS = "packages/shiplap/tests"
+NEAR = ("declare", "plan", "dispatch", "kernels", "codegen", "test_plan.py", "test_dtypes.py")
+MARKS = "not gpu and not long and not docs and not device"
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult},
+}
+# Calls whose arguments are texts for people, types, or settings that Python checks.
+NOT_CODE = ("error", "dataclass", "lru_cache", "cast", "TypeVar", "notice", "zip")
+PER_FILE, ONE_S = 3, 20.0
+
+
+@dataclass(frozen=True)
+class SourceMutant:
+    """One changed expression.
+
+    Attributes:
+        kind: which rule changed it, such as ``compare``.
+        line: where it begins, and ``last`` where it ends.
+        start: its first byte in the file, and ``end`` the one after its last.
+        inside: whether it is code of a function, which a fork can exchange.
+        sha: of the file's bytes.
+    """
+
+    room: str
+    number: int
+    file: str
+    line: int
+    last: int
+    kind: str
+    before: str
+    after: str
+    start: int
+    end: int
+    inside: bool
+    sha: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.room.replace('/', '.')}-{self.number}"
+
+    def change(self, data: bytes) -> bytes:
+        return data[: self.start] + self.after.encode() + data[self.end :]
+
+
+def find_sites(tree: ast.AST) -> Iterator[tuple[Any, str, bool]]:
+    """Yield each expression or statement that can be changed, its kind, and whether it is code of a function."""
+    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+
+    def place_of(node: ast.AST) -> bool | None:
+        """Return whether ``node`` is code of a function, or None for texts and types."""
+        inside = False
+        while node in parents:
+            parent = parents[node]
+            if isinstance(parent, ast.Raise | ast.Assert | ast.arg | ast.JoinedStr):
+                return None
+            if isinstance(parent, ast.AnnAssign) and node is not parent.value:
+                return None
+            if isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in NOT_CODE:
+                return None
+            if isinstance(parent, ast.If) and getattr(parent.test, "id", "") == "TYPE_CHECKING":
+                return None
+            if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+                if node is parent.returns:
+                    return None
+                inside |= node in parent.body
+            inside |= isinstance(parent, ast.Lambda) and node is parent.body
+            node = parent
+        return inside
+
+    for node in ast.walk(tree):
+        if (kind := kind_of(node)) and (inside := place_of(node)) is not None:
+            yield node, kind, inside
+
+
+def kind_of(node: ast.AST) -> str:
+    """Return which rule changes ``node``, or an empty text."""
+    if isinstance(node, ast.Compare):
+        return "compare" if len(node.ops) == 1 and type(node.ops[0]) in SWAPS else ""
+    if isinstance(node, ast.BinOp):
+        texts = [n for n in (node.left, node.right) if isinstance(n, ast.JoinedStr | ast.Constant)]
+        is_text = any(not isinstance(n, ast.Constant) or isinstance(n.value, str) for n in texts)
+        return "arithmetic" if type(node.op) in SWAPS and not is_text else ""
+    if isinstance(node, ast.Constant):
+        return {int: "number", bool: "flag"}.get(type(node.value), "")
+    if isinstance(node, ast.Return):
+        return "return" if node.value is not None and not isinstance(node.value, ast.Constant) else ""
+    if isinstance(node, ast.UnaryOp):
+        return "not" if isinstance(node.op, ast.Not) else ""
+    others = {ast.BoolOp: "and, or", ast.IfExp: "branches", ast.Break: "jump", ast.Continue: "jump"}
+    return others.get(type(node), "")
+
+
+def change_node(node: Any, kind: str) -> str:
+    """Return the text of the changed ``node``."""
+    made = copy.deepcopy(node)
+    if kind == "compare":
+        made.ops[0] = SWAPS[type(node.ops[0])]()
+    elif kind in ("arithmetic", "and, or"):
+        made.op = SWAPS[type(node.op)]()
+    elif kind == "not":
+        made = made.operand
+    elif kind in ("number", "flag"):
+        return repr(node.value + 1 if kind == "number" else not node.value)
+    elif kind == "branches":
+        made.body, made.orelse = made.orelse, made.body
+    elif kind == "jump":
+        return "continue" if isinstance(node, ast.Break) else "break"
+    else:
+        return "return None"
+    return f"({ast.unparse(made)})"
+
+
+def draw_mutants(seed: int, each: int) -> tuple[list[SourceMutant], dict[str, int]]:
+    """Return ``each`` mutants of each room, and the number of places from which they are drawn."""
+    rng, drawn, places = random.Random(seed), list[SourceMutant](), dict[str, int]()
+    for room in ROOMS:
+        pool = []
+        for path in sorted((ROOT / SOURCE / room).glob("*.py")):
+            data = path.read_bytes()
+            pool += [(path, data, *site) for site in find_sites(ast.parse(data))]
+        places[room] = len(pool)
+        rng.shuffle(pool)
+        made = (make_mutant(room, number, *site) for number, site in enumerate(pool))
+        drawn += islice((mutant for mutant in made if mutant), each)
+    return sorted(drawn, key=lambda m: (m.number, m.room)), places
+
+
+def make_mutant(
+    room: str, number: int, path: Path, data: bytes, node: Any, kind: str, inside: bool
+) -> SourceMutant | None:
+    """Return the mutant at ``node``, or None if the changed file means the same or is not Python."""
+    lines = [0]
+    for line in data.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line))
+    start, end = lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
+    sha, name = hashlib.sha256(data).hexdigest()[:16], str(path.relative_to(ROOT))
+    what = (kind, data[start:end].decode(), change_node(node, kind), start, end, inside, sha)
+    mutant = SourceMutant(room, number, name, node.lineno, node.end_lineno, *what)
+    with suppress(SyntaxError):
+        if ast.dump(ast.parse(mutant.change(data))) != ast.dump(ast.parse(data)):
+            return mutant
+    return None
+
+
+def exchange_code(mutant: SourceMutant) -> None:
+    """Give the functions of this process the code of the mutant. Raise ``LookupError`` if none has the changed code."""
+    path, data = ROOT / mutant.file, (ROOT / mutant.file).read_bytes()
+    old, new = (compile(text, str(path), "exec", dont_inherit=True) for text in (data, mutant.change(data)))
+    codes = {(a.co_qualname, a.co_firstlineno): b for a, b in pair_codes(old, new) if a != b}
+    count = 0
+    gc.unfreeze()  # what is frozen is not listed
+    for each in gc.get_objects():
+        if type(each) is FunctionType and each.__code__.co_filename == str(path):
+            code = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno))
+            if code is not None and len(code.co_freevars) == len(each.__code__.co_freevars):
+                each.__code__, count = code, count + 1
+    if not count:
+        raise LookupError(mutant.name)
+
+
+def pair_codes(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """Yield the pairs of code objects that stand at the same place of two versions of a file."""
+    yield old, new
+    within = [[c for c in code.co_consts if isinstance(c, CodeType)] for code in (old, new)]
+    if [c.co_qualname for c in within[0]] == [c.co_qualname for c in within[1]]:
+        for a, b in zip(*within, strict=True):
+            yield from pair_codes(a, b)
+
+
+class Tracer:
+    """Lists the lines that run, of some lines of some files; and the files of which any function runs."""
+
+    def __init__(self, mutants: list[SourceMutant]) -> None:
+        """Wait for the lines of ``mutants``."""
+        self.wanted: dict[str, set[int]] = defaultdict(set)
+        for mutant in mutants:
+            self.wanted[str(ROOT / mutant.file)].update(range(mutant.line, mutant.last + 1))
+        self.known: dict[CodeType, bool] = {}
+        self.lines, self.files = set[tuple[str, int]](), set[str]()
+
+    def begin(self) -> None:
+        """Trace this thread and all that begin later."""
+        sys.settrace(self.enter)
+        threading.settrace(self.enter)
+
+    def enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        code = frame.f_code
+        wanted = self.wanted.get(code.co_filename)
+        if wanted is None:
+            return None
+        self.files.add(code.co_filename)
+        if code not in self.known:
+            self.known[code] = any(line in wanted for _, _, line in code.co_lines() if line)
+        return self.follow if self.known[code] else None
+
+    def follow(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line" and frame.f_lineno in self.wanted[frame.f_code.co_filename]:
+            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return self.follow
+
+    def take(self) -> tuple[list[tuple[str, int]], list[str]]:
+        """Return the lines and the files since the last call, named from the root of the repository."""
+        cut = len(str(ROOT)) + 1
+        lines, files = [(f[cut:], n) for f, n in sorted(self.lines)], [f[cut:] for f in sorted(self.files)]
+        self.lines.clear()
+        self.files.clear()
+        return lines, files
+
+
+def fork_child(work: Callable[[Callable[[Any], None]], None], seconds: float, cpu: int) -> tuple[list[Any], str]:
+    """Run ``work`` in a fork that may take so many seconds, and return the values that it passes to its argument, and
+    how it ended: ``right``, ``time``, or the status.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            os.close(reading)
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+            work(lambda value: void(os.write(writing, json.dumps(value).encode() + b"\n")))
+            os._exit(0)
+        except BaseException as e:
+            os.write(2, f"{e!r}\n".encode())
+            os._exit(99)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    text, ends, status = b"", time.monotonic() + seconds, None
+    while status is None and time.monotonic() < ends:
+        select.select([reading], [], [], 0.05)
+        text += read_all(reading)
+        done, code = os.waitpid(pid, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(code) if done else None
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if status is None:
+        os.waitpid(pid, 0)
+    text += read_all(reading)
+    os.close(reading)
+    how = (
+        "right" if status == 0 else "time" if status in (None, -signal.SIGXCPU, -signal.SIGKILL) else f"status {status}"
+    )
+    return [json.loads(line) for line in text.splitlines() if line.endswith((b"]", b"}", b'"'))], how
+
+
+def void(value: object) -> None:
+    """Return nothing."""
+
+
+def read_all(descriptor: int) -> bytes:
+    """Return all bytes that wait in a pipe."""
+    text = b""
+    with suppress(BlockingIOError):
+        while piece := os.read(descriptor, 1 << 16):
+            text += piece
+    return text
+
+
+def start_server() -> None:
+    """Start the process from which tests fork their programs here, so that it outlives the forks of this process."""
+    path = ROOT / "packages" / "shiplap-testing" / "src" / "shiplap_testing" / "forked.py"
+    spec = importlib.util.spec_from_file_location("forked_alone", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # In another thread, since a connection is for one thread, and no fork may share one.
+    thread = threading.Thread(target=module.python, args=("-c", "pass"))
+    thread.start()
+    thread.join()
+
+
+class Workshop:
+    """A plugin of pytest that tries mutants in forks instead of running the collected tests.
+
+    Attributes:
+        reached: for each file of tests, for each test its outcome, seconds, lines and files.
+    """
+
+    def __init__(self, given: argparse.Namespace, mutants: list[SourceMutant]) -> None:
+        """Go on with what ``given.folder`` holds, until ``given.limit`` seconds from now."""
+        self.given, self.mutants, self.ends = given, mutants, time.monotonic() + given.limit
+        self.folder: Path = given.folder
+        self.reached: dict[str, dict[str, Any]] = {}
+        self.failed: list[str] = []
+        self.passing: dict[str, bool] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what failed or was left out."""
+        if report.outcome != "passed":
+            self.failed.append(report.outcome)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """List what tests reach, then try each mutant that has no row."""
+        start_server()
+        files: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in reversed(session.items):  # whose files begin with the longest
+            files[item.nodeid.partition("::")[0]].append(item)
+        for file, items in files.items():
+            self.list_reached(file, items[::-1])
+        items_by_name = {item.nodeid: item for item in session.items}
+        for mutant in self.mutants:
+            place = self.folder / "rows" / f"{mutant.name}.json"
+            if mutant.inside and not place.exists() and time.monotonic() < self.ends:
+                row = self.try_mutant(mutant, items_by_name)
+                place.write_text(json.dumps({**row, "way": "exchanged"}))
+                print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
+        return True
+
+    def run_items(self, items: list[pytest.Item], pass_on: Callable[[Any], None], tracer: Tracer | None) -> None:
+        """Run tests and pass on for each its name, outcome, seconds and what it has reached; without a tracer up to the
+        first failure.
+        """
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            self.failed.clear()
+            began = time.monotonic()
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            outcome = "failed" if "failed" in self.failed else self.failed[0] if self.failed else "passed"
+            lines, files = tracer.take() if tracer else ([], [])
+            pass_on([item.nodeid, outcome, round(time.monotonic() - began, 3), lines, files])
+            if outcome == "failed" and tracer is None:
+                break
+
+    def list_reached(self, file: str, items: list[pytest.Item]) -> None:
+        """Run the tests of a file under a tracer, unless the folder has their rows."""
+        sha = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12]
+        place = self.folder / "reached" / f"{file.replace('/', '+')}-{sha}.json"
+        if not place.exists() and time.monotonic() < self.ends:
+            tracer = Tracer(self.mutants)
+
+            def work(pass_on: Callable[[Any], None]) -> None:
+                tracer.begin()
+                self.run_items(items, pass_on, tracer)
+
+            rows, how = fork_child(work, 120, 100)
+            place.write_text(json.dumps({name: rest for name, *rest in rows}))
+            print(file, len(rows), "of", len(items), how, file=sys.__stderr__, flush=True)
+        if place.exists():
+            self.reached[file] = json.loads(place.read_text())
+
+    def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
+        """Return what became of the mutant: the test that kills it, and how many run."""
+        chosen = [name for name in choose_tests(mutant, self.reached, self.given.together) if name in items]
+        while True:
+            picked = [items[name] for name in chosen]
+
+            def work(pass_on: Callable[[Any], None], picked: list[pytest.Item] = picked) -> None:
+                exchange_code(mutant)
+                pass_on(["exchanged"])
+                self.run_items(picked, pass_on, None)
+
+            rows, how = fork_child(work, 120, 60) if picked else ([], "right")
+            ran = rows[1:]
+            if picked and not rows:
+                return {"killed": None, "ran": 0, "of": len(chosen), "note": how}
+            lost = picked[len(ran)].nodeid if how != "right" and len(ran) < len(picked) else None
+            killer = next((name for name, outcome, *_ in ran if outcome == "failed"), lost)
+            if killer is None or self.is_passing(killer, items):
+                note = how if killer and killer == lost else ""
+                return {"killed": killer, "ran": len(ran), "of": len(chosen), "note": note}
+            chosen = chosen[chosen.index(killer) + 1 :]
+
+    def is_passing(self, name: str, items: dict[str, pytest.Item]) -> bool:
+        """Return whether a test passes in a fork without a change."""
+        if name not in self.passing:
+            rows, _ = fork_child(lambda pass_on: self.run_items([items[name]], pass_on, None), 120, 60)
+            self.passing[name] = bool(rows) and rows[0][1] == "passed"
+        return self.passing[name]
+
+
+def choose_tests(mutant: SourceMutant, reached: dict[str, dict[str, Any]], together: float) -> list[str]:
+    """Return the tests that run a line of the mutant, or its file if it is not the code of a function.
+
+    The shortest ones of each file come first, of the file with the mutant's name before others; then the rest, as long
+    as all of them take fewer than ``together`` seconds.
+    """
+    lines, stem = range(mutant.line, mutant.last + 1), Path(mutant.file).stem
+    first, rest, spent = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0.0
+    for file, tests in reached.items():
+        near = (f"test_{stem}" not in file, mutant.room.split("/")[0] not in file)
+        hits = []
+        for name, (outcome, seconds, where, files) in tests.items():
+            runs = any(f == mutant.file and n in lines for f, n in where) if mutant.inside else mutant.file in files
+            if runs and outcome == "passed":
+                hits.append((seconds, name))
+        hits.sort()
+        cost = sum(seconds for seconds, _ in hits[:PER_FILE])
+        first += [(*near, cost, file, *hit) for hit in hits[:PER_FILE]]
+        rest += [(*near, cost, file, *hit) for hit in hits[PER_FILE:]]
+    chosen = []
+    for *_, seconds, name in [*sorted(first), *sorted(rest)]:
+        spent += seconds
+        if seconds < ONE_S and spent < together:
+            chosen.append(name)
+    return chosen
+
+
+def try_texts(given: argparse.Namespace, mutants: list[SourceMutant], ends: float) -> None:
+    """Try the mutants that no exchange killed in a copy of the repository whose file is changed."""
+    reached = {
+        p.name.rpartition("-")[0].replace("+", "/"): json.loads(p.read_text()) for p in list_newest(given.folder)
+    }
+    place = given.folder / "copy"
+    shutil.rmtree(place, ignore_errors=True)
+    skipped = shutil.ignore_patterns(".git", ".venv", "build", "results", ".*_cache", "site", "__pycache__")
+    shutil.copytree(ROOT, place, symlinks=True, ignore=skipped)
+    (place / "build").mkdir()
+    (place / "build" / "test-compilers").symlink_to(ROOT / "build" / "test-compilers")
+    (place / ".git").symlink_to(ROOT / ".git")
+    start_server()
+    passing: dict[str, bool] = {}
+    equal = read_equivalents(given.folder)
+    for mutant in mutants:
+        row_place = given.folder / "rows" / f"{mutant.name}.json"
+        row = json.loads(row_place.read_text()) if row_place.exists() else {}
+        wanted = mutant.name in given.only if given.only else row.get("way") != "text" and (row or not mutant.inside)
+        if mutant.name in equal or row.get("killed") or not wanted or time.monotonic() > ends:
+            continue
+        path, data = place / mutant.file, (ROOT / mutant.file).read_bytes()
+        chosen = given.also or choose_tests(mutant, reached, given.together)
+        path.write_bytes(mutant.change(data))
+        try:
+            killer, count = run_texts(place, chosen, 180)
+        finally:
+            path.write_bytes(data)
+        if killer and killer not in passing:
+            passing[killer] = run_texts(place, [killer] if "::" in killer else chosen[:1], 120)[0] is None
+        count += row.get("ran", 0) if given.also else 0
+        row = {"killed": killer if killer and passing[killer] else None, "ran": count, "of": len(chosen), "way": "text"}
+        row_place.write_text(json.dumps(row | {"note": "" if row["killed"] == killer else f"{killer} fails unchanged"}))
+        print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
+
+
+def run_texts(place: Path, chosen: list[str], seconds: float) -> tuple[str | None, int]:
+    """Run tests in the copy ``place`` up to the first failure; return the test that failed, and how many ran."""
+    told = place / "build" / "failed"
+    told.unlink(missing_ok=True)
+
+    class Teller:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call" or report.failed:
+                with told.open("a") as file:
+                    file.write(f"{report.outcome} {report.nodeid}\n")
+
+    def work(pass_on: Callable[[Any], None]) -> None:
+        os.chdir(place)
+        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp()
+        here = [str(place / f"packages/{p}/src") for p in ("shiplap", "shiplap-testing")]
+        sys.path[:0], sys.dont_write_bytecode = here, True
+        os.environ["PYTHONPATH"] = os.pathsep.join(here)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-m", MARKS]
+        code = pytest.main([*options, *chosen], plugins=[Teller()])
+        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
+        pass_on([int(code)])
+
+    codes, how = fork_child(work, seconds, int(seconds)) if chosen else ([[0]], "right")
+    lines = told.read_text().splitlines() if told.exists() else []
+    failed = next((line.partition(" ")[2] for line in lines if line.startswith("failed")), None)
+    if failed is None and (how != "right" or codes[0][0] not in (0, 5)):
+        failed = how if how != "right" else f"status {codes[0][0]} before the tests"
+    return failed, len(lines)
+
+
+def list_newest(folder: Path) -> list[Path]:
+    """Return what tests reach, of the present text of each file of tests."""
+    listed = []
+    for place in sorted((folder / "reached").glob("*.json")):
+        file, _, sha = place.stem.rpartition("-")
+        path = ROOT / file.replace("+", "/")
+        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest()[:12] == sha:
+            listed.append(place)
+    return listed
+
+
+def read_equivalents(folder: Path) -> dict[str, str]:
+    """Return the reasons why no test can kill some mutants, by their names."""
+    place = folder / "equivalents.json"
+    return json.loads(place.read_text()) if place.exists() else {}
+
+
+def summarise(given: argparse.Namespace, mutants: list[SourceMutant], places: dict[str, int]) -> dict[str, Any]:
+    """Return the rates of each room and of all, and the rows of those that no test kills."""
+    equal, rows = read_equivalents(given.folder), []
+    for mutant in mutants:
+        place = given.folder / "rows" / f"{mutant.name}.json"
+        row = json.loads(place.read_text()) if place.exists() else {}
+        outcome = "equivalent" if mutant.name in equal else "not tried"
+        if row.get("killed") or (row.get("way") == "text" and mutant.name not in equal):
+            outcome = "killed" if row["killed"] else "survived"
+        where = {
+            k: v
+            for k, v in asdict(mutant).items()
+            if k in ("room", "number", "file", "line", "kind", "before", "after")
+        }
+        rows.append({**where, "outcome": outcome, **row, "reason": equal.get(mutant.name, "")})
+    measured: dict[str, Any] = {"places": places}
+    for room in (*ROOMS, "all"):
+        count = Counter(row["outcome"] for row in rows if room in ("all", row["room"]))
+        counted = count["killed"] + count["survived"]
+        measured[room] = {**count, "rate": round(count["killed"] / counted, 4) if counted else None}
+    return {**measured, "not_killed": [row for row in rows if row["outcome"] in ("survived", "equivalent")]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=3506)
+    parser.add_argument("--each", type=int, default=60)
+    parser.add_argument("--limit", type=float, default=500.0)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants")
+    parser.add_argument("--tests", nargs="+", default=[f"{TESTS}/{name}" for name in NEAR])
+    parser.add_argument("--together", type=float, default=45.0, help="seconds of the tests of a mutant")
+    parser.add_argument("--text", action="store_true", help="try the rest in a copy of the repository")
+    parser.add_argument("--only", nargs="+", default=[], help="the names of mutants for --text")
+    parser.add_argument(
+        "--also", nargs="+", default=[], help="the tests that --text runs, in place of those that reach it"
+    )
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    os.chdir(ROOT)
+    for name in ("rows", "reached"):
+        (given.folder / name).mkdir(parents=True, exist_ok=True)
+    mutants, places = draw_mutants(given.seed, given.each)
+    if given.text:
+        import hypothesis  # noqa: F401
+        import numpy  # noqa: F401
+        import torch  # noqa: F401
+
+        try_texts(given, mutants, time.monotonic() + given.limit)
+    elif not given.json:
+        options = ["-q", "-q", "--no-header", "-p", "no:cacheprovider", "-m", MARKS]
+        pytest.main([*options, *given.tests], plugins=[Workshop(given, mutants)])
+    measured = summarise(given, mutants, places)
+    print(json.dumps({name: measured[name] for name in ("places", *ROOMS, "all")}))
+    if given.json:
+        sources = [f"{SOURCE}/{room}/*.py" for room in ROOMS]
+        write(given.json, record(sources, ("shiplap",), seed=given.seed, each=given.each, **measured))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What an op returned, as values: none, one, several or a list; and kernels that fill their outputs, repeatedly."""
+
+import pytest
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.dispatch.outputs import _is_same_argument, result_values
+from shiplap.dispatch.second_derivative import _detach_nested
+
+X = Float32[Tensor, "n"]
+ONE, OTHER = torch.zeros(1), torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("result", "count", "values"),
+    [
+        (None, 0, []),
+        (ONE, 1, [ONE]),
+        ([ONE], 1, [[ONE]]),
+        ((ONE,), 1, [ONE]),
+        ((ONE, OTHER), 2, [ONE, OTHER]),
+        (ONE, 2, [ONE]),
+    ],
+)
+def test_results_are_values(result, count, values):
+    made = result_values(result, count)
+    assert len(made) == len(values)
+    assert all(a is b or a == b for a, b in zip(made, values, strict=True))
+
+
+def test_a_list_of_the_same_members_is_the_argument():
+    assert _is_same_argument([ONE, OTHER], (ONE, OTHER)) is True
+    assert not _is_same_argument([ONE], [ONE, OTHER])
+    assert not _is_same_argument([OTHER, ONE], [ONE, OTHER])
+    assert _is_same_argument(ONE, ONE)
+    assert not _is_same_argument(ONE, OTHER)
+
+
+def test_a_kernel_with_two_outputs_fills_them_in_each_call(ns):
+    @sl.op(f"{ns}::both", outputs=("a", "b"))
+    def both(x: X) -> tuple[X, X]:
+        return x + 1, x + 2
+
+    @both.kernel("cpu")
+    def fill(x, a, b):
+        torch.add(x, 10, out=a)
+        torch.add(x, 20, out=b)
+
+    for value in range(4):
+        a, b = both(torch.full((3,), float(value)))
+        assert (a[0], b[0]) == (value + 10, value + 20)
+    (kernel,) = both.kernels["cpu"]
+    _, repeated = kernel.run_first_call(both.bind(both.spec.complete((torch.zeros(3),), {})))
+    assert [t.tolist() for t in repeated((torch.ones(3),))] == [[11.0] * 3, [21.0] * 3]
+
+
+@pytest.mark.parametrize("room", ["4 * n", "4 * n + threads"])
+def test_each_call_into_given_outputs_has_a_workspace(ns, room):
+    @sl.op(f"{ns}::f")
+    def f(x: X) -> X:
+        return x.clone()
+
+    sizes = []
+
+    @f.kernel("cpu", workspace=room)
+    def fill(x, out, workspace):
+        sizes.append(workspace.numel())
+        out.copy_(x)
+
+    threads, expected = torch.get_num_threads(), []
+    try:
+        for count in (1, 1, 2):
+            torch.set_num_threads(count)
+            f.out(torch.ones(5), out=torch.empty(5))
+            expected.append(20 + count * ("threads" in room))
+    finally:
+        torch.set_num_threads(threads)
+    assert sizes == expected
+    (kernel,), out = f.kernels["cpu"], torch.empty(5)
+    filled = kernel.fill_first_call(f.bind(f.spec.complete((torch.ones(5),), {})), (out,))
+    assert (filled is None) is ("threads" in room)
+    if filled is not None:
+        filled((torch.full((5,), 2.0),), (out,))
+        assert (out.tolist(), sizes[-1]) == ([2.0] * 5, 20)
+
+
+def test_a_reference_needs_no_workspace(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: X) -> X:
+        return x + 1
+
+    out = torch.empty(5)
+    assert f.out(torch.ones(5), out=out, workspace=torch.empty(0, dtype=torch.uint8)) is out
+    assert out.tolist() == [2.0] * 5
+
+
+def test_a_call_that_writes_counts_as_a_write(ns):
+    @sl.op(f"{ns}::add_", mutates="x")
+    def add_(x: X, y: X) -> None:
+        x.add_(y)
+
+    x = torch.zeros(3)
+    before = [x._version]
+    for _ in range(3):
+        add_(x, torch.ones(3))
+        before.append(x._version)
+    assert before == sorted(set(before))
+
+
+def test_nested_tensors_are_detached():
+    x = torch.ones(2, requires_grad=True)
+    alone, (member, number), nothing = _detach_nested([x, (x * 2, 3), None])
+    assert alone.tolist() == [1.0, 1.0]
+    assert member.tolist() == [2.0, 2.0]
+    assert not alone.requires_grad
+    assert not member.requires_grad
+    assert (number, nothing) == (3, None)

@@ -1,0 +1,119 @@
+"""The parts of a native build: what is generated anew, what is waited for, and what is named."""
+
+import fcntl
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from jaxtyping import Float32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import ShiplapError
+from shiplap.kernels.native import binding, build, build_plan, cache, deploy
+from shiplap.kernels.native.choice_table import _native_choice_key
+from shiplap.kernels.native.gradient_recorder import _is_detached
+from shiplap.kernels.native.packed_kernel import PackedKernel
+
+X = Float32[Tensor, "n"]
+
+
+class Form:
+    """What the source of an op is kept for."""
+
+
+def test_the_source_of_an_op_is_kept_until_it_changes(monkeypatch):
+    form, facts = Form(), [("one",), ("one", "two")[:1], ("two",)]
+    monkeypatch.setattr(build_plan, "_source_facts", lambda op, device, form: facts[0])
+    kept = build_plan._native_source(None, "cpu", form)
+    assert kept is facts.pop(0)
+    assert build_plan._native_source(None, "cpu", form) is kept
+    facts.pop(0)
+    assert build_plan._native_source(None, "cpu", form) is facts[0]
+
+
+def test_a_folder_that_cannot_be_removed_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "broken").mkdir()
+
+    def refuse(*given, **named):
+        raise PermissionError(1, "refused")
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    build._remove_path(tmp_path / "broken")
+    assert (tmp_path / "broken").is_dir()
+
+
+def test_a_lock_is_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    held = path.open("ab", buffering=0)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    monkeypatch.setattr(build.time, "sleep", lambda seconds: held.close())
+    with path.open("r+b", buffering=0) as lock:
+        build._acquire_build_lock(lock, path, 60.0)
+    assert held.closed
+
+
+def test_a_choice_of_other_numbers_has_no_key(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: X, by: int = 1) -> X:
+        return x * by
+
+    key = ("cpu", 5, 3, "x=float32", "c")
+    assert (_native_choice_key(f, key) or [])[:2] == [5, 3]
+    assert _native_choice_key(f, ("cpu", 5, 1 << 63, "x=float32", "c")) is None
+    assert _native_choice_key(f, ("cpu", 5, -(1 << 63) - 1, "x=float32", "c")) is None
+    assert _native_choice_key(f, ("cpu", 5, 0.5, "x=float32", "c")) is None
+
+
+def test_an_argument_is_detached_if_all_results_are():
+    def spec(*detached):
+        return SimpleNamespace(results=("a", "b"), detached=detached)
+
+    assert _is_detached(spec("x"), "x")
+    assert _is_detached(spec("a", "b"), "x")
+    assert not _is_detached(spec("a"), "x")
+
+
+def test_names_of_deployed_libraries(tmp_path):
+    def entry(name, generated=False):
+        form = SimpleNamespace(generated=generated)
+        return SimpleNamespace(form=form, kernels=Path(name), op=SimpleNamespace(spec=SimpleNamespace(name="demo::f")))
+
+    assert list(deploy._deployed_names([entry("/a/one.so", True), entry("/a/two.so")], tmp_path)) == ["two.so"]
+    with pytest.raises(ShiplapError, match="SL308"):
+        deploy._deployed_names([entry("/a/one.so"), entry("/b/one.so")], tmp_path)
+
+
+def test_why_an_op_whose_kernels_python_picks_has_no_binding(monkeypatch):
+    spec, form = SimpleNamespace(name="demo::f"), SimpleNamespace(calls=binding.HOT_CALLS, place=None)
+    monkeypatch.setattr(binding, "form_is_native", lambda op, form: False)
+    monkeypatch.setattr(binding.registry, "find_declared_op", lambda name: object())
+    assert binding._advance_binding(spec, form) == "Python picks the kernels of demo::f"
+    form.calls -= 1
+    assert binding._advance_binding(spec, form) == ""
+    form.calls += 1
+    monkeypatch.setattr(binding.registry, "find_declared_op", lambda name: None)
+    assert binding._advance_binding(spec, form) == ""
+
+
+def test_what_can_be_removed_of_a_folder_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "kept").mkdir()
+    for name in "abc":
+        (tmp_path / "kept" / name).touch()
+    unlink, refused = os.unlink, []
+
+    def refuse_once(*given, **named):
+        if not refused:
+            raise refused.append(given[0]) or PermissionError(1, "refused")
+        unlink(*given, **named)
+
+    monkeypatch.setattr(os, "unlink", refuse_once)
+    assert not cache.remove_artefact(tmp_path / "kept")
+    assert len(os.listdir(tmp_path / "kept")) == 1
+
+
+@pytest.mark.parametrize(("counting", "why", "stays"), [(False, "no", True), (True, "no", False), (False, "", False)])
+def test_calls_that_stay_in_python(counting, why, stays):
+    kernel = SimpleNamespace(native=SimpleNamespace(counting=counting, why=why))
+    assert PackedKernel.stays_in_python.fget(kernel) is stays

@@ -1,0 +1,37 @@
+"""Which declared expressions may fail in a call, so that their errors are caught there; and sizes that are symbols."""
+
+import ast
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from shiplap import torch_private
+from shiplap.plan.expression import _node_can_fail, can_fail
+from shiplap.plan.values import has_own_memory
+
+SAFE = ("n", "n // 2", "n % 7", "cdiv(n, 2)", "min(n, m)", "max(n, m, 3)", "broadcast(n, m)", "-1")
+FAILS = ("n // m", "n // 0", "n % 0", "cdiv(n, m)", "cdiv(n, 0)", "min(n)", "-n", "n + m", "n * 2", "n[0]", "sum(n)")
+
+
+@pytest.mark.parametrize("text", [*SAFE, *FAILS])
+def test_what_may_fail(text):
+    assert any(map(_node_can_fail, ast.walk(ast.parse(text, mode="eval")))) is (text in FAILS)
+
+
+@pytest.mark.parametrize(
+    ("scalars", "spread", "fails"), [({}, (), False), ({"n": "float"}, (), True), ({}, ("n",), True)]
+)
+def test_numbers_of_any_size_and_lists_may_fail(scalars, spread, fails):
+    names = SimpleNamespace(scalars=scalars, spread=spread)
+    expression = SimpleNamespace(names={"n"}, source="n")
+    assert can_fail(expression, names) is fails
+
+
+def test_memory_of_unknown_sizes_is_not_looked_at():
+    with torch_private.fake_mode(symbolic=True) as mode:
+        view = torch_private.make_fake_tensor(mode, torch.empty(4, 6), True).t()
+        contiguous, before = view.is_contiguous(), len(mode.shape_env.guards)
+        assert not contiguous
+        assert has_own_memory(view)
+        assert len(mode.shape_env.guards) == before
