@@ -189,8 +189,7 @@ class _CodeWalk:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
             self.add("data", self.text(root))
-            # A library's version covers the code of its function, not the objects that this one has captured.
-            if isinstance(root, FunctionType) and not is_followed(root):
+            if isinstance(root, FunctionType) and not is_followed(root):  # no version covers what it has captured
                 self.add("data", self.text(tuple(map(closure_cell_value, root.__closure__ or ()))))
         while self._left and len(self._held) <= self.most:
             value, self._home = self._left.popleft()
@@ -504,15 +503,14 @@ class _CodeWalk:
     def _native(self, value: AnyValue) -> None:
         """Add the name and library version of a compiled function, or the file of an author's compiled extension."""
         owner = getattr(value, "__self__", None)
-        module = defining_module(owner) if isinstance(owner, type) else defining_module(value)
+        module = defining_module(owner if isinstance(owner, type) else value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
         if owner is not None and not isinstance(owner, (ModuleType, type)):
             self.add("data", f"bound {name} {self.text(owner)}")
         top = top_package(module or defining_module(getattr(value, "__objclass__", type(value))))
         self.add("library", f"{version_text(top) if version_covers_code(top) else ''} {name}", top)
         if not version_covers_code(top):
-            file = extension_file(module)
-            if file is not None:
+            if (file := extension_file(module)) is not None:
                 self._file(file)
             self._unfollowed(f"{name}, which is not written in Python")
 
@@ -574,8 +572,7 @@ class _CodeWalk:
         Python function.
         """
         held = instance_dict(value)
-        function = held.get("fn")
-        if function is None:
+        if (function := held.get("fn")) is None:
             self._attributes(value)
             return
         source = getattr(value, "src", None)

@@ -13,12 +13,10 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import replace
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -579,30 +577,3 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
         for node in reversed(made):
             graph.erase_node(node)
         program.graph_module.recompile()
-
-
-@contextmanager
-def shared_onnx_registry() -> Iterator[None]:
-    """Return a context in which torch makes its registry of translations to ONNX once, and each export uses a copy.
-
-    Making the registry takes seconds.
-    """
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    make: Any = ONNXRegistry.from_torchlib
-    known: dict[tuple[Any, ...], Any] = {}
-
-    def copied(*args: Any, **kwargs: Any) -> Any:
-        """Return a copy of the registry of translations for these arguments. The first call with them makes the
-        registry.
-        """
-        key = (*args, *kwargs.items())
-        if key not in known:
-            known[key] = make(*args, **kwargs)
-        registry = copy(known[key])
-        # The lists are copied as well, since an export may add to them.
-        registry.functions = {target: list(entries) for target, entries in registry.functions.items()}
-        return registry
-
-    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(copied)):
-        yield
