@@ -4,7 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
-from types import ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.declare.code_digest import code_digest, first_unfollowed
+from shiplap.declare.code_text import code_use
 from shiplap.declare.code_walk import constants_used, libraries_used
 
 HELPERS = '''
@@ -315,6 +316,59 @@ def test_an_edit_that_changes_results_changes_the_digest(author, edit):
 @pytest.mark.parametrize("edit", NEUTRAL.values(), ids=NEUTRAL)
 def test_an_edit_that_changes_no_result_leaves_the_digest(author, edit):
     assert code_digest(author(edit, files=SIMPLE).root) == digest_before(author, SIMPLE)
+
+
+def test_annotations_of_a_function_that_is_returned_at_once_are_no_part_of_the_digest():
+    """More instructions compute the annotations than follow behind them."""
+
+    def typed():
+        def inner(a: Tensor, b: Tensor, c: torch.dtype, d: torch.device) -> tuple[Tensor, torch.Size]:
+            return a + b, c, d
+
+        return inner
+
+    def plain():
+        def inner(a, b, c, d):
+            return a + b, c, d
+
+        return inner
+
+    assert code_use(typed.__code__).text == code_use(plain.__code__).text
+
+
+def test_what_a_function_of_a_library_has_captured_is_part_of_the_digest():
+    def digest(rate):
+        settings = SimpleNamespace(rate=rate)
+
+        def root(x):
+            return x * settings.rate
+
+        return code_digest(FunctionType(root.__code__, {"__name__": "scipy.special"}, closure=root.__closure__))
+
+    assert digest(1.0) == digest(1.0)
+    assert digest(1.0) != digest(2.0)
+
+
+class Stand:
+    """An object that stands for another, which is not there yet."""
+
+    __slots__ = ("why",)
+
+    def __init__(self, why):
+        self.why = why
+
+    def __getattr__(self, name):
+        raise RuntimeError(self.why)
+
+
+def test_an_object_that_raises_where_it_has_no_attribute_is_followed():
+    def root(x):
+        return x if stand is None else -x
+
+    stand = Stand("not built")
+    digest = code_digest(root)
+    stand.why = "not here"
+    assert code_digest(root) != digest
 
 
 def test_all_of_the_package_is_followed(author):

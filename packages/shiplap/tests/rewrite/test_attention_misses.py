@@ -103,6 +103,11 @@ def talking_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhij,hg->bgij", scores.softmax(-1), HEADS) @ v
 
 
+def normalized_between_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    return F.layer_norm(weights.permute(0, 2, 3, 1), (3,)).permute(0, 3, 1, 2) @ v
+
+
 def normalized_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     grown = torch.exp(q @ k.mT)
     return grown @ v / grown.sum(-1, keepdim=True)
@@ -118,6 +123,7 @@ def by_logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     [
         (talking, "(linear) lies between the softmax and the product with the values", True),
         (talking_before, "(einsum) lies between the product of queries and keys and the softmax", True),
+        (normalized_between_heads, "(layer_norm) lies between the softmax and the product with the values", True),
         (normalized_last, "the softmax is written out as an exponential that is normalized elsewhere", True),
         (by_logsumexp, "the softmax is written out as an exponential that is normalized elsewhere", True),
         (windows, "(.new_zeros) lies between the product of queries and keys and the softmax", True),
@@ -155,7 +161,12 @@ def probabilities(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-1) + v.mean()
 
 
-@pytest.mark.parametrize("model", [router, entropy, probabilities])
+def weights_of_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    gated = (q @ k.mT).mean((2, 3)).softmax(-1)[..., None, None] * v
+    return F.layer_norm(gated, (4,)) @ q.mT
+
+
+@pytest.mark.parametrize("model", [router, entropy, probabilities, weights_of_channels])
 def test_what_weighs_no_activations_is_no_attention(model: Callable[..., Tensor]) -> None:
     assert looked(model) == ([], [])
 

@@ -35,7 +35,7 @@ SCHEMAS = {
     "group_quant": "(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, bool ue8m0) -> ()",
     "silu_and_mul": "(Tensor! result, Tensor input) -> ()",
     "rotary_embedding": "(Tensor positions, Tensor! query, Tensor!? key, int head_size, Tensor cache,"
-    " bool is_neox) -> ()",
+    " bool is_neox, int offset=0, bool inverse=False) -> ()",
     "all_reduce": "(Tensor x, str group_name) -> Tensor",
     "norm_static_quant": "(Tensor! result, Tensor input, Tensor weight, Tensor scale, float epsilon) -> ()",
     "add_norm_static_quant": "(Tensor! result, Tensor input, Tensor! residual, Tensor weight, Tensor scale, float e)"
@@ -102,7 +102,7 @@ def silu_and_mul(result, input):
     result.copy_(gated(input))
 
 
-def rotary_embedding(positions, query, key, head_size, cache, is_neox):
+def rotary_embedding(positions, query, key, head_size, cache, is_neox, offset=0, inverse=False):
     query.copy_(turned(query, positions, cache))
     if key is not None:
         key.copy_(turned(key, positions, cache))
@@ -160,7 +160,7 @@ def all_reduce_add_norm_quant(input, residual, result, weight, scale, e, group_n
 def library() -> Iterator[None]:
     held = torch.library.Library("serving", "FRAGMENT")
     for name, schema in SCHEMAS.items():
-        held.define(name + schema)
+        held.define(name + schema, tags=torch.Tag.needs_exact_strides)
         held.impl(name, globals()[name], "CPU")
         fake = (lambda x, group_name: torch.empty_like(x)) if name == "all_reduce" else (lambda *_, **__: None)
         torch.library.register_fake(f"serving::{name}", fake, lib=held)
@@ -457,6 +457,28 @@ def written_through_a_view(model: Callable[..., Any], args: list[Tensor]) -> tup
     graph.lint()
     (call,) = [n for n in graph.nodes if n.args[:1] == (C.rms_norm.default,)]
     return before == [n.format_node() for n in graph.nodes], call
+
+
+def test_a_call_that_is_separated_and_stays_compiles():
+    """For ops that need their exact strides, torch keeps the eager values beside the arguments of a call."""
+
+    def pattern(x, w):
+        return of_norm(x, w).cos()
+
+    def replacement(x, w):
+        return normed(x, w).cos()
+
+    def model(x, w):
+        y = torch.zeros(80)
+        C.rms_norm(y.view(5, 16), x, w, E)
+        return y.sin()
+
+    args = drawn((5, 16), (16,))
+    made = rewrite(pattern, replacement, level="post-grad", samples=lambda: [tuple(args())])
+    with inductor.patch(enable_auto_functionalized_v2=True):
+        got, placed = compiled(made, model, args())
+    assert not [o for o in placed.outcomes if isinstance(o, Match)]
+    torch.testing.assert_close(got, model(*args()))
 
 
 def test_a_view_of_an_argument_of_the_graph_stays():

@@ -24,7 +24,7 @@ from shiplap.torch_private.dispatcher_calls import without_modes
 STABLE = frozenset({"builtins", "jaxtyping", "numpy", "shiplap", "shiplap_headers", "torch", "triton"})
 _VERSIONED = (
     "beartype cuda cupy cutlass einops functorch hypothesis jinja2 msgspec networkx numba pandas pytest _pytest "
-    "pybind11 rich scipy sympy torchaudio torchvision transformers typer typing_extensions"
+    "pybind11 rich scipy sympy torchaudio torchvision transformers typer typing_extensions vllm"
 )
 VERSIONED = frozenset(_VERSIONED.split())
 SUFFIXES = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".jinja", *EXTENSION_SUFFIXES)
@@ -53,7 +53,7 @@ def version_covers_code(top: str) -> bool:
 
 @cache
 def version_text(top: str) -> str:
-    """Return ``name version`` for the well-known library ``top``. If no version is installed, return only the name.
+    """Return ``name version`` for the well-known library ``top``. If its version is not known, return only the name.
 
     Return only the name also for any other package. For Python and torch, digests include the version elsewhere.
     """
@@ -63,8 +63,8 @@ def version_text(top: str) -> str:
         return top
     try:
         return f"{top} {version(top.strip('_'))}"
-    except PackageNotFoundError:
-        return top
+    except PackageNotFoundError:  # a build for one device may be distributed under another name
+        return f"{top} {getattr(sys.modules.get(top), '__version__', '')}".rstrip()
 
 
 def file_digest(path: str | Path) -> str:

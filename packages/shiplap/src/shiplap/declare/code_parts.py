@@ -56,9 +56,12 @@ def closure_cell_value(cell: AnyValue) -> AnyValue:
         return None
 
 
-def has_instance_dict(value: AnyValue) -> bool:
-    """Return whether the object has a ``__dict__``."""
-    return hasattr(value, "__dict__")
+def instance_dict(value: AnyValue) -> dict[str, AnyValue]:
+    """Return a copy of an object's ``__dict__``. Return an empty dict if there is none."""
+    try:
+        return dict(vars(value))
+    except Exception:  # an object that stands for another may raise any error where it has no attribute
+        return {}
 
 
 def shortened_text(text: str) -> str:

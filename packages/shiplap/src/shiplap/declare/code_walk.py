@@ -56,7 +56,7 @@ from shiplap.declare.code_parts import (
     HasCode,
     closure_cell_value,
     defining_module,
-    has_instance_dict,
+    instance_dict,
     shortened_text,
 )
 from shiplap.declare.code_text import ENVIRONMENT, PLAIN, CodeUse, code_use, plain_text, syntax_digest
@@ -189,6 +189,8 @@ class _CodeWalk:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
             self.add("data", self.text(root))
+            if isinstance(root, FunctionType) and not is_followed(root):  # no version covers what it has captured
+                self.add("data", self.text(tuple(map(closure_cell_value, root.__closure__ or ()))))
         while self._left and len(self._held) <= self.most:
             value, self._home = self._left.popleft()
             self._describe(value)
@@ -487,7 +489,7 @@ class _CodeWalk:
     def _attributes(self, value: AnyValue) -> None:
         """Add as parts the attributes of an object, also those in ``__slots__``, without cached properties."""
         members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
-        held = dict(vars(value)) if has_instance_dict(value) else {}
+        held = instance_dict(value)
         for name, member in members.items():
             if isinstance(member, MemberDescriptorType) and name not in DERIVED:
                 try:
@@ -501,15 +503,14 @@ class _CodeWalk:
     def _native(self, value: AnyValue) -> None:
         """Add the name and library version of a compiled function, or the file of an author's compiled extension."""
         owner = getattr(value, "__self__", None)
-        module = defining_module(owner) if isinstance(owner, type) else defining_module(value)
+        module = defining_module(owner if isinstance(owner, type) else value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
         if owner is not None and not isinstance(owner, (ModuleType, type)):
             self.add("data", f"bound {name} {self.text(owner)}")
         top = top_package(module or defining_module(getattr(value, "__objclass__", type(value))))
         self.add("library", f"{version_text(top) if version_covers_code(top) else ''} {name}", top)
         if not version_covers_code(top):
-            file = extension_file(module)
-            if file is not None:
+            if (file := extension_file(module)) is not None:
                 self._file(file)
             self._unfollowed(f"{name}, which is not written in Python")
 
@@ -570,9 +571,8 @@ class _CodeWalk:
         """Add the settings of a Triton kernel and a digest of its syntax. Add the attributes of any object without a
         Python function.
         """
-        held = vars(value) if has_instance_dict(value) else {}
-        function = held.get("fn")
-        if function is None:
+        held = instance_dict(value)
+        if (function := held.get("fn")) is None:
             self._attributes(value)
             return
         source = getattr(value, "src", None)

@@ -44,7 +44,8 @@ from shiplap.packaging.onnx_reference import (
 from shiplap.packaging.onnx_reference import (
     Path as ReferencePath,
 )
-from shiplap.torch_private.graph_nodes import asserting_results, node_value, operator_name, shared_onnx_registry
+from shiplap.torch_private.graph_nodes import asserting_results, node_value, operator_name
+from shiplap.torch_private.process_state import shared_onnx_registry
 from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, forgotten_sizes, number_of_tensor
 
 # The packages of ``shiplap[onnx]``.

@@ -13,12 +13,10 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import replace
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -207,12 +205,16 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
-    if node.target is auto_functionalized:
-        return node.args[0], dict(node.kwargs)
     bases = node.kwargs.get("_all_bases")
-    if node.target is not auto_functionalized_v2 or not isinstance(bases, (list, tuple)):
+    if node.target not in (auto_functionalized, auto_functionalized_v2):
         return None
     operator_: Any = node.args[0]
+    # A graph has the defaults of arguments that were left out, a pattern has what its author wrote.
+    defaults = {a.name: a.default_value for a in operator_._schema.arguments if a.has_default_value()}
+    if node.target is auto_functionalized:
+        return operator_, defaults | node.kwargs
+    if not isinstance(bases, (list, tuple)):
+        return None
     names = [a.name for a in operator_._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     # Only where each tensor that is written to is a base of its own, results of both forms have the same numbers.
     numbers = [node.kwargs.get(f"_{name}_base_index") for name in names]
@@ -220,7 +222,7 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
     plain = {k: v for k, v in node.kwargs.items() if k not in known}
     if numbers != list(range(len(bases))) or any(k.startswith("_") for k in plain):
         return None
-    return operator_, {**plain, **dict(zip(names, bases, strict=True))}
+    return operator_, {**defaults, **plain, **dict(zip(names, bases, strict=True))}
 
 
 def separate_written_views(graph: Graph, operators: Collection[Any], level: str) -> None:
@@ -277,6 +279,11 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
         if seen:
             node.kwargs = {**kwargs, "_all_bases": bases}
             set_value(node, tuple(values), level)
+            if eager := node.meta.get("eager_input_vals"):  # torch pairs them with the arguments of the call
+                kept = {n: v for n, v in eager[1].items() if n in kwargs}
+                of_bases = [seen[i][1] if i in seen else base for i, base in enumerate(kept["_all_bases"])]
+                kept["_all_bases"] = type(kept["_all_bases"])(of_bases)
+                node.meta["eager_input_vals"] = eager[0], kept
 
 
 def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any, Tensor] | None:
@@ -570,30 +577,3 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
         for node in reversed(made):
             graph.erase_node(node)
         program.graph_module.recompile()
-
-
-@contextmanager
-def shared_onnx_registry() -> Iterator[None]:
-    """Return a context in which torch makes its registry of translations to ONNX once, and each export uses a copy.
-
-    Making the registry takes seconds.
-    """
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    make: Any = ONNXRegistry.from_torchlib
-    known: dict[tuple[Any, ...], Any] = {}
-
-    def copied(*args: Any, **kwargs: Any) -> Any:
-        """Return a copy of the registry of translations for these arguments. The first call with them makes the
-        registry.
-        """
-        key = (*args, *kwargs.items())
-        if key not in known:
-            known[key] = make(*args, **kwargs)
-        registry = copy(known[key])
-        # The lists are copied as well, since an export may add to them.
-        registry.functions = {target: list(entries) for target, entries in registry.functions.items()}
-        return registry
-
-    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(copied)):
-        yield

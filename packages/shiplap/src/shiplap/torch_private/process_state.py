@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import _imp
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from types import BuiltinFunctionType, CodeType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
@@ -137,3 +140,30 @@ def all_threads_config() -> Any:
         return _ExperimentalConfig(profile_all_threads=True)
     except TypeError:
         return None
+
+
+@contextmanager
+def shared_onnx_registry() -> Iterator[None]:
+    """Return a context in which torch makes its registry of translations to ONNX once, and each export uses a copy.
+
+    Making the registry takes seconds.
+    """
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    make: Any = ONNXRegistry.from_torchlib
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        """Return a copy of the registry of translations for these arguments. The first call with them makes the
+        registry.
+        """
+        key = (*args, *kwargs.items())
+        if key not in known:
+            known[key] = make(*args, **kwargs)
+        registry = copy(known[key])
+        # The lists are copied as well, since an export may add to them.
+        registry.functions = {target: list(entries) for target, entries in registry.functions.items()}
+        return registry
+
+    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(copied)):
+        yield

@@ -20,7 +20,13 @@ from shiplap.rewrite.graph import (
 )
 from shiplap.rewrite.obstacle import RewriteObstacle
 from shiplap.rewrite.passthrough_ops import keeps_values, positional_then_named, skip_idle_calls, torch_call_name
-from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion, find_region, log_softmax_below, mixes_heads
+from shiplap.rewrite.shipped.softmax_region import (
+    NORM_OPERATORS,
+    SoftmaxRegion,
+    find_region,
+    log_softmax_below,
+    mixes_heads,
+)
 
 CallFilter = Callable[[Node], bool]
 
@@ -109,7 +115,7 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
         )
         yield RewriteObstacle(region.scores, "operator", what, NO_FIX)
     unknown = (n for n in region.above if not above(n) and not _is_part_of_softmax(n, by_hand))
-    if (strange := next(filter(mixes_heads, region.above), next(unknown, None))) is not None:
+    if (strange := next(filter(_couples_heads, region.above), next(unknown, None))) is not None:
         what = f"{name_and_operator(strange)} lies between the product of queries and keys and the softmax"
         yield RewriteObstacle(
             strange, "operator", what, _fix_for_call(strange, "write it as a bias that is added to the scores")
@@ -125,7 +131,7 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
         what = f"the softmax is not over the last dim of the scores, {shape}, where attention has the keys"
         yield RewriteObstacle(softmax, "constant", what, "put the keys last: softmax(queries @ keys.mT, dim=-1)")
     unknown = (n for n in region.below if not below(n))
-    if (strange := next(filter(mixes_heads, region.below), next(unknown, None))) is not None:
+    if (strange := next(filter(_couples_heads, region.below), next(unknown, None))) is not None:
         what = f"{name_and_operator(strange)} lies between the softmax and the product with the values"
         yield RewriteObstacle(strange, "operator", what, _fix_for_call(strange, "move it behind the product"), 2)
     read = (softmax, *region.below)
@@ -138,6 +144,13 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
         names = ", ".join(n.name for n in region.outs)
         what = f"the weights go into {len(region.outs)} products, {names}; attention has one"
         yield RewriteObstacle(softmax, "user", what, "join the values, and multiply once", 2)
+
+
+def _couples_heads(node: Node) -> bool:
+    """Return whether ``node``, a call near a softmax, mixes or normalizes scores or weights, often those of several
+    heads. No fused kernel computes that.
+    """
+    return mixes_heads(node) or torch_call_name(node) in NORM_OPERATORS
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
@@ -164,7 +177,7 @@ def _fix_for_call(node: Node, otherwise: str) -> str:
     is none. If the call mixes attention heads, return ``NO_FIX``, a text which says that nothing would help.
     """
     name = torch_call_name(node)
-    if mixes_heads(node):
+    if _couples_heads(node):
         return NO_FIX
     # In-place and plain forms of a call have one fix.
     return FIXES_BY_CALL.get(name, FIXES_BY_CALL.get(f"{name}_", FIXES_BY_CALL.get(name.removesuffix("_"), otherwise)))

@@ -24,28 +24,29 @@ from shiplap.rewrite.walk import inputs_of, walk_from
 CONTRACTIONS = frozenset(
     {"matmul", "bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "einsum", "tensordot", "inner", "dot", "linear"}
 )
+NORM_OPERATORS = frozenset({"layer_norm", "group_norm", "batch_norm", "rms_norm"})
 # Values behind these calls are other quantities than scores or weights, so paths end here.
-BOUNDARY_OPERATORS = CONTRACTIONS | {
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "bilinear",
-    "embedding",
-    "layer_norm",
-    "group_norm",
-    "batch_norm",
-    "rms_norm",
-    "softmax",
-    "_softmax",
-    "log_softmax",
-    "topk",
-    "argmax",
-    "argmin",
-    "sort",
-    "argsort",
-    "multinomial",
-    "scaled_dot_product_attention",
-}
+BOUNDARY_OPERATORS = (
+    CONTRACTIONS
+    | NORM_OPERATORS
+    | {
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "bilinear",
+        "embedding",
+        "softmax",
+        "_softmax",
+        "log_softmax",
+        "topk",
+        "argmax",
+        "argmin",
+        "sort",
+        "argsort",
+        "multinomial",
+        "scaled_dot_product_attention",
+    }
+)
 SOFTMAX_OPERATORS = frozenset({"softmax", "_softmax"})
 # Writes through these views change the tensor that they look at.
 VIEW_OPERATORS = frozenset(
@@ -159,12 +160,21 @@ def _paths_to_products(
             if ends(at, seen):
                 yield path
                 continue
-            if torch_call_name(at) in BOUNDARY_OPERATORS:
+            if torch_call_name(at) in BOUNDARY_OPERATORS and not _normalizes_weights(at, start):
                 continue
         for near in step(at):
             if near not in seen and isinstance(fake_value(near), (Tensor, tuple, list)):
                 seen.add(near)
                 queue.append([*path, near])
+
+
+def _normalizes_weights(node: Node, start: Node) -> bool:
+    """Return whether ``node`` is a norm over some dims of ``start``, scores or weights of at least four dims. Some
+    models normalize them between heads. A norm of hidden states has a tensor of other sizes.
+    """
+    made, known = fake_value(node), fake_value(start)
+    both = isinstance(made, Tensor) and isinstance(known, Tensor) and made.dim() >= 4
+    return both and torch_call_name(node) in NORM_OPERATORS and sorted(made.shape) == sorted(known.shape)
 
 
 def mixes_heads(node: Node) -> bool:
