@@ -383,7 +383,9 @@ def _detached_positions(spec: OpSpec) -> list[int]:
 
 
 def _results_at(result: Result, places: Sequence[int]) -> list[Value]:
-    """Return, in a list, the results at the positions ``places`` of a single result or a tuple of results."""
+    """Return the results at the positions ``places`` as a list. ``result`` is a tuple of results, or a single result,
+    whose position is 0.
+    """
     values = (result,) if not isinstance(result, tuple) else result
     return [values[i] for i in places]
 

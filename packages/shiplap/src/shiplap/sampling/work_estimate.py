@@ -110,8 +110,9 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
 
 
 def parse_budget(budget: float | str) -> float:
-    """Return a time in seconds that is given as ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds. Raise ``SL612``
-    for another text.
+    """Return ``budget`` in seconds. A number is a number of seconds and is returned unchanged. A string is a number
+    with a unit, such as ``"5m"``, ``"90s"`` or ``"1h"``, or a number of seconds. Raise ``SL612`` for any other string,
+    and for one whose number is not positive.
     """
     if isinstance(budget, (int, float)):
         return budget

@@ -157,9 +157,9 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """Call the op on tensors with equal values but other strides or an offset. Return a message that says how the
-    result changes, or an empty string. Raise ``NotApplicable`` if the op refuses some of them and the others change
-    nothing. ``make()`` returns the arguments.
+    """Call the op on tensors with equal values but other strides or another storage offset. Return a message that says
+    how the result changes, or an empty string. Raise ``NotApplicable`` if the op refuses some of these calls and the
+    result changes in none of the others. ``make()`` returns the arguments.
     """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""
