@@ -120,11 +120,11 @@ def _fresh() -> str:
 
 def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
     """Return a function that declares an op with ``declare`` in a given namespace, calls each of ``parts`` with the op,
-    and returns it. The parts add kernels and gradients to the op.
+    and returns the op. The parts add kernels and gradients to the op.
     """
 
     def make(namespace: str) -> sl.Op:
-        """Declare the op in ``namespace``, call each of ``parts`` (argument of ``of``) with the op, and return it."""
+        """Declare the op in ``namespace``, call each of ``parts`` (argument of ``of``) with it, and return the op."""
         op = declare(namespace)
         for part in parts:
             part(op)

@@ -345,8 +345,9 @@ def make_autograd(
 
 
 def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
-    """Return a function that calls ``record``, which records a call for autograd, after detaching arguments. It
-    detaches those that are declared to have no gradient. If no result carries a gradient, it detaches all tensors.
+    """Return a function with the arguments and the result of ``record``, which records a call for autograd. It first
+    detaches the arguments that are declared to have no gradient. If no result carries a gradient, it detaches all
+    tensors.
     """
     # Without a result that carries a gradient, autograd would keep the arguments for nothing.
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
@@ -428,8 +429,8 @@ def _tensors_in_lists(values: Iterable[Value]) -> Iterator[Tensor]:
 
 
 def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
-    """Return ``called(*args)``, which takes all arguments by position in declared order. It passes the keyword-only
-    ones to ``call`` by keyword.
+    """Return ``called(*args)``, which takes all arguments of the op by position in declared order. It passes the
+    keyword-only ones to ``call`` by keyword, and returns the result.
     """
 
     def called(*args: Value) -> Result:

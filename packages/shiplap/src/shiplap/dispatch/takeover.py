@@ -187,8 +187,8 @@ def _unfit_source_error(spec: OpSpec, got: str, expected: str, fix: str = "") ->
 
 
 def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel function that takes the arguments by name and passes them in declared order to ``call``. ``call``
-    is the existing implementation that the new op takes over.
+    """Return a kernel function that takes the arguments by name, passes them in declared order to ``call``, and returns
+    the result. ``call`` is the existing implementation that the new op takes over.
     """
 
     def kernel(**values: Any) -> Any:
