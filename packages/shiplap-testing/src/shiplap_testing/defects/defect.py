@@ -75,11 +75,11 @@ class Defect:
 
     @property
     def half(self) -> str:
-        """The part of the benchmark of planted defects to which this one belongs.
+        """The part of the benchmark of planted defects to which this defect belongs.
 
         It is ``later`` if the defect was written after the checks of the audit had been improved on all others. Other
-        defects are ``seen`` or ``held_out``, by a hash of their name. Authors of checks may look at the former, but not
-        at the latter.
+        defects are ``seen`` or ``held_out``, by a hash of their name. Authors of checks may look at those that are
+        ``seen``, but not at those that are ``held_out``.
         """
         if self.later:
             return "later"

@@ -322,7 +322,7 @@ def realize_buffer(node: Any) -> Any:
 
 
 def shared_buffer(nodes: Sequence[Any]) -> str:
-    """Return the name of a buffer of which two or more of ``nodes`` are views, or an empty string."""
+    """Return the name of a buffer of which two or more of ``nodes`` are views, or an empty string if there is none."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
