@@ -84,7 +84,7 @@ class _Point2Voxel:
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Return the voxels of ``points`` as :meth:`point_to_voxel` does. The unused rows of a voxel that has fewer
-        points than it can hold contain the mean of its points instead of zeros.
+        points than it can hold contain the mean of its points instead of zeros. ``clear_voxels`` is not read.
         """
         return self._run(points, True)
 
