@@ -202,8 +202,9 @@ def linear_cross_entropy_with_gradients(
 
 
 def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
-    """Return the factor by which the sum of the losses is multiplied, as a float32 number on the device. It is 1 for a
-    sum. For a mean it is one over the number of rows that are not ignored, and infinite if there are none.
+    """Return the factor by which the sum of the losses is multiplied, as a float32 number on the device. It is 1 if
+    ``reduction`` is ``"sum"``. Otherwise it is one over the number of rows whose ``target`` is not ``ignore_index``,
+    and infinite if there are none.
     """
     if reduction == "sum":
         return torch.ones((), dtype=torch.float32, device=target.device)
