@@ -205,8 +205,8 @@ def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any
 
 def _source_gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
     """Return the gradient function ``(grad, saved, needs)`` of the new op. It runs ``call``, the existing
-    implementation, again under autograd and differentiates it. It returns a dict from each tensor argument to its
-    gradient, which is None if it is not needed.
+    implementation, again under autograd and differentiates it. It returns a dict from the name of each tensor argument
+    to its gradient, which is None if it is not needed.
     """
     tensors = {a.name for a in spec.tensors}
 
