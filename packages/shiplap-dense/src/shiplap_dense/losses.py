@@ -123,8 +123,9 @@ def linear_cross_entropy(
 ) -> Float32[Tensor, "n"]:
     """Return the cross entropy of each row of ``hidden @ weight.T + bias``, 0 for an ignored target.
 
-    Where ``softcap`` is not 0, logits are ``softcap * tanh(logits / softcap)``. ``lse_square_scale`` is the factor of
-    the squared logarithm of the sum of exponentials, which is added.
+    A target of ``ignore_index`` is ignored. ``label_smoothing`` is that of ``torch.nn.functional.cross_entropy``. Where
+    ``softcap`` is not 0, logits are ``softcap * tanh(logits / softcap)``. ``lse_square_scale`` is the factor of the
+    squared logarithm of the sum of exponentials, which is added to each loss.
     """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
     return _written_losses(hidden, weight, target, bias, options)[0].to(torch.float32)
@@ -153,6 +154,9 @@ def linear_cross_entropy_gradients(
 ) -> tuple[Float32[Tensor, "n"], HiddenGradient, WeightGradient, BiasGradient]:
     """Return the losses of the rows and the gradients of ``sum(scales * losses)`` with respect to hidden states, weight
     and bias. A gradient whose flag is 0 is empty.
+
+    The flags are ``of_hidden``, ``of_weight`` and ``of_bias``. The losses and their options are those of
+    :func:`linear_cross_entropy`.
     """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
     flags = (of_hidden, of_weight, of_bias)
@@ -186,8 +190,9 @@ def linear_cross_entropy_with_gradients(
     """Return the mean or the sum of the losses, and its gradients with respect to hidden states, weight and bias. If
     ``wide`` is 1, gradients of 16 bits are summed in float32. If it is 0, they are summed in their own dtype.
 
-    The backward of the op owns the gradients that are returned. It may multiply them in place by the gradient of the
-    loss.
+    The losses and their options are those of :func:`linear_cross_entropy`. A gradient is empty if its flag
+    ``of_hidden``, ``of_weight`` or ``of_bias`` is 0. The backward of the op owns the gradients that are returned. It
+    may multiply them in place by the gradient of the loss.
     """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
     scale, flags = _loss_scale(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
@@ -197,8 +202,9 @@ def linear_cross_entropy_with_gradients(
 
 
 def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
-    """Return the factor by which the sum of the losses is multiplied, as a float32 number on the device. It is 1 for a
-    sum. For a mean it is one over the number of rows that are not ignored, and infinite if there are none.
+    """Return the factor by which the sum of the losses is multiplied, as a float32 number on the device. It is 1 if
+    ``reduction`` is ``"sum"``. Otherwise it is one over the number of rows whose ``target`` is not ``ignore_index``,
+    and infinite if there are none.
     """
     if reduction == "sum":
         return torch.ones((), dtype=torch.float32, device=target.device)

@@ -72,7 +72,9 @@ def linear_int8(
 ) -> Float[Tensor, "m n"]:
     """Return ``x``, quantised per row, times an int8 weight and a ``scale`` per column, plus ``bias``.
 
-    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    ``dense`` and ``packed`` are two forms of one weight. Raise ``SL211`` if both are None. ``pairs`` is the number of
+    pairs in a group of the pattern. ``layout`` is the number of the packed format, 0 for the portable one and 1 for
+    that of cuSPARSELt.
     """
     return _quantised_product(
         x, _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.int8), scale, bias
@@ -91,7 +93,9 @@ def linear_fp8(
 ) -> Float[Tensor, "m n"]:
     """Return ``x``, quantised per row, times a float8_e4m3fn weight and a ``scale`` per column, plus ``bias``.
 
-    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    ``dense`` and ``packed`` are two forms of one weight. Raise ``SL211`` if both are None. ``pairs`` is the number of
+    pairs in a group of the pattern. ``layout`` is the number of the packed format, 0 for the portable one and 1 for
+    that of cuSPARSELt.
     """
     weight = _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
     return _quantised_product(x, weight, scale, bias)
@@ -109,7 +113,9 @@ def linear_bf16(
 ) -> BFloat16[Tensor, "m n"]:
     """Return ``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32.
 
-    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    ``dense`` and ``packed`` are two forms of one weight. Raise ``SL211`` if both are None. ``pairs`` is the number of
+    pairs in a group of the pattern. ``layout`` is the number of the packed format, 0 for the portable one and 1 for
+    that of cuSPARSELt.
     """
     weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.bfloat16)
     return _add_bias(product_of_transposed(x, weight), bias, torch.bfloat16)
@@ -127,7 +133,9 @@ def linear_fp16(
 ) -> Float16[Tensor, "m n"]:
     """Return ``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32.
 
-    The weight is ``packed`` if it is not None, and otherwise ``dense``.
+    ``dense`` and ``packed`` are two forms of one weight. Raise ``SL211`` if both are None. ``pairs`` is the number of
+    pairs in a group of the pattern. ``layout`` is the number of the packed format, 0 for the portable one and 1 for
+    that of cuSPARSELt.
     """
     weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
     return _add_bias(product_of_transposed(x, weight), bias, torch.float16)

@@ -159,8 +159,10 @@ class SlidesparseLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the weight as a parameter of ``layer``, and its scale for 8 bits. vLLM loads this rank's shard of
-        the layer into them.
+        """Register the weight as a parameter of ``layer``, and for 8 bits also its scale, both zeros. vLLM loads this
+        rank's shard of the layer into them. ``input_size_per_partition`` and ``output_partition_sizes`` are the sizes
+        of the shard, and ``input_size`` is that of the whole layer. ``weight_loader`` is the only further attribute
+        that is read.
         """
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
         loader = extra_weight_attrs.get("weight_loader")

@@ -264,8 +264,8 @@ class FixedNumbers(TorchFunctionMode):
     """
 
     def __init__(self, numbers: list[Any] | None = None) -> None:
-        """Record the numbers that are read while the mode is active. If ``numbers`` is given, return those in order
-        instead.
+        """Store ``numbers``. If it is given, each read of a number while the mode is active returns the next of them.
+        If it is None, the attribute ``numbers`` collects the numbers that are read.
         """
         super().__init__()
         self.numbers: list[Any] = []

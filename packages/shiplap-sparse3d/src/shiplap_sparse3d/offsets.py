@@ -96,8 +96,8 @@ def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int])
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
     """Compute the op ``offset_table`` with sorted keys, as its kernel for CPU and CUDA. Return the table ``int32 [m,
-    k]`` of the rows of ``coords`` at ``outputs * stride + offsets``, or -1. Raise ``SL211`` for duplicate rows of
-    ``coords``.
+    k]`` of the rows of ``coords`` at ``outputs * stride + offsets``, or -1 if there is none. Raise ``SL211`` for
+    duplicate rows of ``coords``.
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])

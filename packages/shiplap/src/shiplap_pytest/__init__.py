@@ -52,7 +52,9 @@ def shiplap_launcher() -> Iterator[SandboxLauncher]:
 
 @pytest.fixture
 def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: SandboxLauncher) -> Callable[..., JudgeResult]:
-    """Return ``shiplap.judge`` with the launcher of the session. Files are looked for beside the test first."""
+    """Return a function with the arguments of ``shiplap.judge``, except ``launcher``, that returns its verdict. It uses
+    the launcher of the test session. Paths of files are relative to the test's folder if they exist there.
+    """
     from shiplap.judge import judge
 
     folder = request.path.parent

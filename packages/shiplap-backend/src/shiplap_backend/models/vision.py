@@ -11,7 +11,8 @@ from shiplap_backend.models.case import CaseMaker, ModelCase
 
 
 def _timm_case(name: str, pixels: int = 64, **options: Any) -> CaseMaker:
-    """Return a function that creates the test case of the timm model ``name``.
+    """Return a function without parameters that creates the test case of the timm model ``name``. ``options`` are
+    passed to ``timm.create_model``.
 
     Its inputs are random images of ``pixels`` x ``pixels``.
     """

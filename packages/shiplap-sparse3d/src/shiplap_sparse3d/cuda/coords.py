@@ -173,8 +173,9 @@ def reach_kernel(
     BLOCK: tl.constexpr,
 ):
     """Add the keys of all output cells that a block of input voxels reaches to the hash set ``slots``. Append each new
-    key to the list ``keys`` and count it in ``count``. Rows outside the grid are reported in a status word, from which
-    the host raises ``SL211`` later.
+    key to the list ``keys`` and count it in ``count``. If ``count`` exceeds ``capacity``, or if a key finds no slot
+    within ``limit + 1`` steps, ``count`` ends above ``capacity`` and keys are missing. Rows outside the grid are
+    reported in a status word, from which the host raises ``SL211`` later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)

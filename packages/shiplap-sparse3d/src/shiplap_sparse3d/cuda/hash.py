@@ -99,7 +99,8 @@ def cell_addresses(slots, slot, x, y, z, capacity):
 @triton.jit
 def insert_rows(slots, row, b, x, y, z, active, width, height, depth, capacity):
     """Insert the ``active`` rows into the hash of blocks at the address ``slots``. Return, for each row, the number + 1
-    of a row that had its cell before, or 0. Of several rows with the same coordinates the last one remains.
+    of a row that had its cell before, or 0 if there was none. Of several rows with the same coordinates the last one
+    remains.
     """
     # Launch programs pass addresses of the workspace as integers.
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)

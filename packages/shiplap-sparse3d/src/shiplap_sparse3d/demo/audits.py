@@ -46,7 +46,9 @@ def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdict
 
 
 def _audit_op(quick: bool, op: sl.Op) -> AuditVerdicts:
-    """Audit one op, and return its verdicts."""
+    """Audit ``op``, and return the numbers of its verdicts. If ``quick`` is true, the audit makes only ``QUICK_CHECKS``
+    and ends after 4 s. Otherwise it makes all checks and ends after 20 s.
+    """
     report = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget=4 if quick else 20)
     count = [f.verdict for f in report].count
     return AuditVerdicts(count("ok"), count("fail"), count("skip"), report.failed, count("incomplete"))

@@ -100,7 +100,7 @@ class SparseConvolution(SparseModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Create the layer and its parameters. Raise ``SL208`` if sizes or options do not fit together."""
+        """Create the layer. The class describes the arguments. Raise ``SL208`` if they do not fit together."""
         super().__init__(name=name)
         check_ndim(type(self).__name__, ndim)
         self.ndim, self.in_channels, self.out_channels, self.groups = ndim, in_channels, out_channels, groups

@@ -154,7 +154,8 @@ class SparseConvTensor(SummableTensor):
         enable_timer: bool = False,
         force_algo: ConvAlgo | None = None,
     ) -> None:
-        """Set the members. Raise ``SL208`` or ``SL204`` if features, indices and spatial shape do not fit together.
+        """Set the members from the arguments, which the class describes. Raise ``SL208`` or ``SL204`` if features,
+        indices and spatial shape do not fit together.
 
         The number of rows is checked later, by the first layer.
         """

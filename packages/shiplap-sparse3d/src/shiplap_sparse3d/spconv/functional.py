@@ -116,8 +116,8 @@ def implicit_gemm(
     """Return the convolution ``[m, co]`` of ``features [n, ci]`` with ``filters [co, *k, ci]``, plus ``bias`` if it is
     given. ``pair_fwd``, ``int32 [taps, m]``, holds the input row of each output under each tap, or -1.
 
-    The result is differentiable. Masks, sorting orders and ``pair_bwd`` are not read. Raise ``SL208`` if ``act_type``
-    is given. The arguments ``timer``, ``fp32_accum``, ``act_alpha`` and ``act_beta`` are not read either.
+    The result is differentiable. Raise ``SL208`` if ``act_type`` is given. All other arguments, such as masks and
+    sorting orders, are not read.
     """
     return ops.implicit_gemm(
         features,

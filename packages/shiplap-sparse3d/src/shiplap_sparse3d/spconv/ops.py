@@ -321,8 +321,8 @@ def implicit_gemm(
     """Return ``(out, None, -1)``. ``out [m, co]`` is the convolution of ``features [n, ci]`` with ``filters [co, *k,
     ci]``. ``pair_fwd``, ``int32 [taps, m]``, holds the input row of each output under each tap, or -1.
 
-    spconv's masks are not read. Raise ``SL208`` if an activation, a scale or an added output is given. If ``bias`` is
-    given, it is added. If ``output_dtype`` is given, the result has that dtype.
+    Raise ``SL208`` if an activation, a scale or an added output is given. If ``bias`` is given, it is added. If
+    ``output_dtype`` is given, the result has that dtype. All other arguments, such as spconv's masks, are not read.
     """
     _no_activation("implicit_gemm", act_type)
     if scale is not None or output_add is not None or output_scale != 1.0:

@@ -68,7 +68,7 @@ class IndicePool(SparseModule):
         record_voxel_count: bool = False,
         name: str | None = None,
     ) -> None:
-        """Create the pool. If ``stride`` is None, it is the kernel size.
+        """Create the pool. The class describes the arguments.
 
         Raise ``SL208`` if the number of axes is not supported or differs from the number of sizes.
         """

@@ -82,7 +82,7 @@ class Tensor:
         return len(self.torch)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """Return the elements as a NumPy array of ``dtype``, for ``np.asarray``."""
+        """Return the elements as a NumPy array of ``dtype``, for ``np.asarray``. ``copy`` is not read."""
         return np.asarray(self.numpy_view(), dtype)
 
     def __repr__(self) -> str:

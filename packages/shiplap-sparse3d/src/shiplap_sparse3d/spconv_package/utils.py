@@ -84,7 +84,7 @@ class _Point2Voxel:
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Return the voxels of ``points`` as :meth:`point_to_voxel` does. The unused rows of a voxel that has fewer
-        points than it can hold contain the mean of its points instead of zeros.
+        points than it can hold contain the mean of its points instead of zeros. ``clear_voxels`` is not read.
         """
         return self._run(points, True)
 
@@ -235,7 +235,10 @@ class VoxelGeneratorV2(VoxelGenerator):
         block_size: int = 3,
         height_threshold: float = 0.1,
     ) -> None:
-        """Create the generator. Raise ``SL208`` if ``block_filtering`` is true, since this package does not have it."""
+        """Create the generator. If ``full_mean`` is true, unused rows of a voxel hold the mean of its points, and
+        otherwise zeros. Raise ``SL208`` if ``block_filtering`` is true, since this package does not have it. The
+        arguments after it are not read.
+        """
         if block_filtering:
             raise error("SL208", where="VoxelGeneratorV2", got="block_filtering=True", expected="False")
         super().__init__(voxel_size, point_cloud_range, max_num_points, max_voxels, full_mean)

@@ -22,8 +22,9 @@ def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120
 
 
 def _alike(record: Record, failure: Record) -> bool:
-    """Return whether ``record``, the outcome of one call, is a failure like ``failure``. Both must have one outcome and
-    one way of calling the op (such as ``vmap``). If the outcome is an exception, it must also have one type.
+    """Return whether ``record``, the outcome of one call, is a failure like ``failure``. Their outcomes must be equal,
+    and so must the ways of calling the op (such as ``vmap``). If the calls raised exceptions, the types of these must
+    be equal as well.
     """
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:
         return False

@@ -49,9 +49,9 @@ def aot_eager(calls: Calls) -> str:
 
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
-    """Return how a call of the op of ``calls``, compiled by Inductor, differs from its reference, or an empty string.
-    ``dynamic`` is passed to ``torch.compile``. Raise ``NotMetError`` if torch fails for the reference with an exception
-    of the same type, such as torch 2.11 for tensors without rows on a GPU.
+    """Return how a call of the op of ``calls``, compiled by Inductor, differs from its reference, or an empty string if
+    nothing differs. ``dynamic`` is passed to ``torch.compile``. Raise ``NotMetError`` if torch fails for the reference
+    with an exception of the same type, such as torch 2.11 for tensors without rows on a GPU.
     """
     try:
         return _compiled(calls, "inductor", dynamic)
@@ -68,7 +68,7 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
 
 def inductor_dynamic(calls: Calls) -> str:
     """Return how calls of the op of ``calls`` at two sizes, compiled by Inductor with dynamic shapes, differ from its
-    reference, or an empty string.
+    reference, or an empty string if nothing differs.
     """
     return inductor(calls, True)
 
@@ -109,7 +109,7 @@ class OfTensors(torch.nn.Module):
 
 def _exported(calls: Calls, dims: bool) -> str:
     """Export a module that calls the op of ``calls``, with dynamic dims if ``dims`` is true, and with fixed sizes
-    otherwise. Return how the exported program differs from the reference, or an empty string.
+    otherwise. Return how the exported program differs from the reference, or an empty string if nothing differs.
     """
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()
@@ -319,8 +319,8 @@ def jvp(calls: Calls) -> str:
 
 def autocast(calls: Calls) -> str:
     """Return how a call of the op of ``calls`` under autocast to bfloat16 differs from its reference, or an empty
-    string. The arguments of the reference are converted as the autocast rule of the op declares. Raise ``NotMetError``
-    if the op writes to an argument that is converted.
+    string if nothing differs. The arguments of the reference are converted as the autocast rule of the op declares.
+    Raise ``NotMetError`` if the op writes to an argument that is converted.
     """
     rule, case = calls.case.rule, calls.case
     to = {"autocast": torch.bfloat16, "float32": torch.float32}.get(rule or "")
@@ -350,8 +350,8 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Call the op of ``calls`` in inference mode and then outside it. Return how a call differs from the reference,
-    or an empty string.
+    """Call the op of ``calls`` in inference mode and then outside it. Return how a call differs from the reference, or
+    an empty string if nothing differs.
     """
     with torch.inference_mode():
         values = calls.given.fresh()
@@ -407,7 +407,7 @@ def _faked(mode: Any, value: Any) -> Any:
 
 def checkpoint(calls: Calls) -> str:
     """Return how a call of the op of ``calls`` under activation checkpointing differs from its reference, or an empty
-    string. The forward runs again in the backward. Raise ``NotMetError`` if the op has no gradient.
+    string if nothing differs. The forward runs again in the backward. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -422,8 +422,8 @@ def checkpoint(calls: Calls) -> str:
 
 def threads(calls: Calls) -> str:
     """Call the op of ``calls`` in four threads at once, three times in each. Return how a call differs from the
-    reference, or an empty string. An exception in a thread is raised again. Raise ``NotMetError`` for Triton's
-    interpreter, which supports only one thread.
+    reference, or an empty string if nothing differs. An exception in a thread is raised again. Raise ``NotMetError``
+    for Triton's interpreter, which supports only one thread.
     """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")
@@ -459,7 +459,7 @@ def threads(calls: Calls) -> str:
 
 def with_compiled_autograd(calls: Calls) -> str:
     """Return how a call of the op of ``calls``, with its backward compiled as one graph, differs from its reference, or
-    an empty string. Raise ``NotMetError`` if the op has no gradient.
+    an empty string if nothing differs. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -470,7 +470,7 @@ def with_compiled_autograd(calls: Calls) -> str:
 
 def double_backward(calls: Calls) -> str:
     """Return how the first and second gradients of the op of ``calls`` differ from those of its reference, or an empty
-    string. Raise ``NotMetError`` if the op has no gradient.
+    string if nothing differs. Raise ``NotMetError`` if the op has no gradient.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -479,14 +479,14 @@ def double_backward(calls: Calls) -> str:
 
 def with_deepcopy(calls: Calls) -> str:
     """Return how a call of the op of ``calls``, made by a deep copy of a module, differs from its reference, or an
-    empty string.
+    empty string if nothing differs.
     """
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
 def out(calls: Calls) -> str:
-    """Return how the out-variant of the op of ``calls`` differs from its reference, or an empty string. The outputs are
-    filled with 77 before the call. Raise ``NotMetError`` if the op has no out-variant.
+    """Return how the out-variant of the op of ``calls`` differs from its reference, or an empty string if nothing
+    differs. The outputs are filled with 77 before the call. Raise ``NotMetError`` if the op has no out-variant.
     """
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
@@ -516,7 +516,7 @@ def out(calls: Calls) -> str:
 
 def cuda_graph(calls: Calls) -> str:
     """Capture a call of the op of ``calls`` as a CUDA graph, and replay the graph. Return how the result differs from
-    the reference, or an empty string. Raise ``NotMetError`` without a GPU.
+    the reference, or an empty string if nothing differs. Raise ``NotMetError`` without a GPU.
     """
     if calls.device != "cuda":
         raise NotMetError("no GPU")

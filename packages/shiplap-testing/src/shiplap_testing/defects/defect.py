@@ -75,11 +75,11 @@ class Defect:
 
     @property
     def half(self) -> str:
-        """The part of the benchmark of planted defects to which this one belongs.
+        """The part of the benchmark of planted defects to which this defect belongs.
 
         It is ``later`` if the defect was written after the checks of the audit had been improved on all others. Other
-        defects are ``seen`` or ``held_out``, by a hash of their name. Authors of checks may look at the former, but not
-        at the latter.
+        defects are ``seen`` or ``held_out``, by a hash of their name. Authors of checks may look at those that are
+        ``seen``, but not at those that are ``held_out``.
         """
         if self.later:
             return "later"
@@ -120,11 +120,11 @@ def _fresh() -> str:
 
 def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
     """Return a function that declares an op with ``declare`` in a given namespace, calls each of ``parts`` with the op,
-    and returns it. The parts add kernels and gradients to the op.
+    and returns the op. The parts add kernels and gradients to the op.
     """
 
     def make(namespace: str) -> sl.Op:
-        """Declare the op in ``namespace``, call each of ``parts`` (argument of ``of``) with the op, and return it."""
+        """Declare the op in ``namespace``, call each of ``parts`` (argument of ``of``) with it, and return the op."""
         op = declare(namespace)
         for part in parts:
             part(op)

@@ -378,8 +378,8 @@ def picked(ns):
 
 
 def _copy(kind):
-    """Return a function that registers a kernel of the op ``picked`` in C. The kernel copies ``x`` and computes offsets
-    in the C type ``kind``. If it is ``int64_t``, there is no defect. If it is ``int``, there is a defect on purpose:
+    """Return a function that registers a C kernel of the op ``picked``. The kernel copies ``x`` and computes offsets in
+    the C type ``kind``. If it is ``int64_t``, there is no defect. If it is ``int``, there is a defect on purpose:
     offsets of two gigabytes and more wrap around.
     """
     return c_kernel(

@@ -330,7 +330,7 @@ def offset(ns):
 
 
 def _offset(kind):
-    """Return a function that registers a kernel of the op ``offset`` in C, which adds ``k`` to ``x``. The kernel keeps
+    """Return a function that registers a C kernel of the op ``offset``, which adds ``k`` to ``x``. The kernel keeps
     ``k`` in the C type ``kind``. If it is ``int64_t``, there is no defect. If it is ``int``, there is a defect on
     purpose: a ``k`` of more than 32 bits wraps around.
     """

@@ -262,7 +262,9 @@ class _ChildWatch:
         self.began = self.used = _processor_seconds(self.child)
 
     def _exceeded_limit(self) -> str:
-        """Return a message that names the limit of memory or time that the child has exceeded, or an empty string."""
+        """Return a message that names the limit of memory or time that the child has exceeded, or an empty string if it
+        exceeds none.
+        """
         # The child shares the parent's pages, so only its growth counts.
         if resident_bytes(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"

@@ -166,8 +166,9 @@ def _chainable_pair(op: Op) -> tuple[int, int] | None:
 
 
 def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
-    """Return a function that calls the op ``length`` times on the arguments it gets. If possible, each call takes a
-    result of the previous one, so that a compiler does not merge the calls.
+    """Return a function that takes a list of the arguments of each call, calls the op on the first ``length`` of them,
+    and returns a list of the results. If possible, each call takes a result of the previous one, so that a compiler
+    does not merge the calls. The list then holds only the result of the last call.
     """
     link = _chainable_pair(op)
 

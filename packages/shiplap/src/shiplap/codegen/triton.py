@@ -127,7 +127,7 @@ class _Writer:
 
     def __init__(self, ranks: dict[str, int], out_rank: int, wide: bool) -> None:
         """Start a rendering for inputs with the ranks ``ranks`` by name, and an output of the rank ``out_rank``. If
-        ``wide`` is true, offsets have 64 bits.
+        ``wide`` is true, offsets have 64 bits, and otherwise 32 bits.
         """
         self.ranks: dict[str | None, int] = {None: out_rank}
         self.ranks.update(ranks)

@@ -141,7 +141,7 @@ def libraries_used(*roots: AnyValue) -> set[str]:
 
 
 def is_followed(value: AnyValue) -> bool:
-    """Return whether the walk reads the code of a function or class. It does not for torch and known libraries."""
+    """Return whether the walk reads the code of ``value``. It leaves out torch, Python's and well-known libraries."""
     return not version_covers_code(top_package(defining_module(value)))
 
 

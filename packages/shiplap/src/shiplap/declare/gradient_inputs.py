@@ -48,8 +48,8 @@ def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callab
 
 
 def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -> Callable[..., Gradients]:
-    """Return a function that makes the gradients and the saved tensors named in ``saves`` contiguous, then calls
-    ``fn(grad, saved, needs)``.
+    """Return a gradient function ``(grad, saved, needs)`` that makes the gradients and the saved tensors named in
+    ``saves`` contiguous, and then returns the result of ``fn`` for them.
     """
     names = tuple(dict.fromkeys(saves))
 

@@ -173,8 +173,9 @@ def _check_unordered(spec: OpSpec) -> None:
 
 
 def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
-    """Return ``given``, the declared tolerance, as ``(relative error, reason)``. Return None if it is None. Raise
-    ``SL118`` unless it is a number between 0 and 1 with a reason.
+    """Return ``given``, the declared tolerance, as ``(relative error, reason)``, or None if ``given`` is None. Raise
+    ``SL118`` if the error is not a number above 0 and below 1, or if the reason is missing or blank. ``name`` names the
+    op in the error.
     """
     if given is None:
         return None

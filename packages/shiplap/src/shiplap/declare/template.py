@@ -253,8 +253,8 @@ def _resolve_includes(path: Path, where: str) -> str:
     """
 
     def read(match: re.Match[str]) -> str:
-        """Return the content of the file that ``match``, an include in the text, names. Raise ``SL114`` if there is no
-        such file.
+        """Return the content of the file that the include directive ``match`` names. It is looked for beside the
+        template, then in the folder of Shiplap's headers. Raise ``SL114`` if neither has the file.
         """
         for folder in (path.parent, include_dir()):
             if (folder / match[1]).is_file():

@@ -345,8 +345,9 @@ def make_autograd(
 
 
 def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
-    """Return a function that calls ``record``, which records a call for autograd, after detaching arguments. It
-    detaches those that are declared to have no gradient. If no result carries a gradient, it detaches all tensors.
+    """Return a function with the arguments and the result of ``record``, which records a call for autograd. It first
+    detaches the arguments that are declared to have no gradient. If no result carries a gradient, it detaches all
+    tensors.
     """
     # Without a result that carries a gradient, autograd would keep the arguments for nothing.
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
@@ -383,7 +384,9 @@ def _detached_positions(spec: OpSpec) -> list[int]:
 
 
 def _results_at(result: Result, places: Sequence[int]) -> list[Value]:
-    """Return, in a list, the results at the positions ``places`` of a single result or a tuple of results."""
+    """Return the results at the positions ``places`` as a list. ``result`` is a tuple of results, or a single result,
+    whose position is 0.
+    """
     values = (result,) if not isinstance(result, tuple) else result
     return [values[i] for i in places]
 
@@ -426,8 +429,8 @@ def _tensors_in_lists(values: Iterable[Value]) -> Iterator[Tensor]:
 
 
 def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
-    """Return ``called(*args)``, which takes all arguments by position in declared order. It passes the keyword-only
-    ones to ``call`` by keyword.
+    """Return ``called(*args)``, which takes all arguments of the op by position in declared order. It passes the
+    keyword-only ones to ``call`` by keyword, and returns the result.
     """
 
     def called(*args: Value) -> Result:

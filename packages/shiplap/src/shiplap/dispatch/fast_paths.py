@@ -185,8 +185,8 @@ def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool
 
 
 def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
-    """Return ``start(call, key)``, which runs a call with checked arguments. If the kernel can repeat the call, it
-    stores the function for that under ``key``.
+    """Return ``start(call, key)``, which runs ``call``, a call with checked arguments, and returns its result. If the
+    kernel provides a function that repeats the call with other tensors, ``start`` stores this function under ``key``.
     """
     ready = tuned_choices.ready_calls(op.spec.name)
 
@@ -210,8 +210,9 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
 
 
 def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Outputs, Hashable], bool]:
-    """Return ``start(args, outs, key)``, which runs an ``op.out``. If the kernel can repeat the call, it stores the
-    function for that under ``key``. ``check`` checks the outputs and picks the kernel.
+    """Return ``start(args, outs, key)``, which runs a call of ``op.out``. It fills ``outs`` and returns True, or
+    returns False if no kernel accepts the call. If the kernel provides a function that repeats the call with other
+    tensors, ``start`` stores this function under ``key``. ``check`` checks the outputs and picks the kernel.
     """
     ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
 

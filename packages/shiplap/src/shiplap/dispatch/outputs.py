@@ -348,8 +348,9 @@ def can_refit_outputs(spec: OpSpec) -> bool:
 
 
 def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
-    """Return ``fit(args, result)``, which returns the result of a repeated call. It compares dtypes, sizes and device
-    of the result with ``outs``, the outputs of the first ``call``. It keeps no tensor.
+    """Return ``fit(args, result)``, which returns the result of a repeated call. If the result differs from ``outs``,
+    the outputs of the first ``call``, in dtype, size or device, ``fit`` checks it against the declaration and raises
+    ``SL301`` if it does not fit. ``fit`` keeps no tensor of the first call alive.
     """
     bounds = {dim: int(bound(call.env)) for dim, bound in spec.dynamic.items()}
     expected = []

@@ -190,8 +190,8 @@ class PythonKernel(Kernel):
         return outs, self._rerun_out_style(made, call, workspace_size(self.workspace, call))
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Run the kernel on a call with checked arguments into ``outs``. Return a function that repeats this with other
-        tensors of the same layout, or None if each call has to be checked.
+        """Run the kernel on ``call``, whose arguments are checked, and fill ``outs``. Return a function ``refill(args,
+        outs)`` that repeats this with other tensors of the same layout, or None if each call has to be checked.
         """
         self.run_into(call, outs, None)
         # The number of threads may change between calls, and with it the size of the workspace.
@@ -209,8 +209,9 @@ class PythonKernel(Kernel):
         return refill
 
     def _rerun_functional(self, call: Binding, outs: Outputs) -> Rerun:
-        """Return a function that repeats ``call`` for a kernel that returns its outputs. It compares dtypes and sizes
-        of the new outputs with those of the first ones, ``outs``.
+        """Return a function that takes the arguments of a call like ``call`` and returns the kernel's result. It is for
+        kernels that return their outputs. If a result differs from ``outs``, the outputs of the first call, in dtype,
+        size or device, the function checks it against the declaration.
         """
         fit, device, room = make_output_refit(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
         known = self._arguments_fit_as_they_are(call)
@@ -233,8 +234,9 @@ class PythonKernel(Kernel):
         )
 
     def _rerun_out_style(self, made: list[tuple[str, torch.Size, torch.dtype]], call: Binding, room: int) -> Rerun:
-        """Return a function that repeats ``call`` for a kernel that fills its outputs. ``made`` holds their names,
-        shapes and dtypes, and ``room`` the bytes of the workspace.
+        """Return a function that takes the arguments of a call like ``call``, allocates the outputs, lets the kernel
+        fill them, and returns them. It is for kernels that fill their outputs. ``made`` holds the names, shapes and
+        dtypes of the outputs, and ``room`` the bytes of the workspace.
         """
         device, known = call.device, self._arguments_fit_as_they_are(call)
 

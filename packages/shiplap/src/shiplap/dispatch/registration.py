@@ -50,7 +50,9 @@ def kernel_overload_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
 
 
 def _check_before_call(check: Check, call: FastPath) -> FastPath:
-    """Return a function that first calls ``check`` with its positional arguments, then ``call``."""
+    """Return a function that first calls ``check`` with its positional arguments, and then returns the result of
+    ``call`` for these arguments.
+    """
 
     def checked(*args: Value) -> Result:
         """Call ``check`` with the arguments, which raises for wrong ones. Return the result of ``call``."""

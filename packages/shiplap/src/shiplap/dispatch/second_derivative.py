@@ -321,8 +321,9 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         return result
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record which tensors the call of the torch function ``name`` makes. Record also those results through which
-        no gradient flows although an argument has one.
+        """Record which tensors the call of the torch function ``name`` makes. If an argument requires a gradient,
+        record also each result through which autograd passes none, with the reason. ``args`` and ``kwargs`` are the
+        arguments, and ``result`` is the result of the call.
         """
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]

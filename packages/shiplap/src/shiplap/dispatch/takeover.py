@@ -187,8 +187,8 @@ def _unfit_source_error(spec: OpSpec, got: str, expected: str, fix: str = "") ->
 
 
 def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel function that takes the arguments by name and passes them in declared order to ``call``. ``call``
-    is the existing implementation that the new op takes over.
+    """Return a kernel function that takes the arguments by name, passes them in declared order to ``call``, and returns
+    the result. ``call`` is the existing implementation that the new op takes over.
     """
 
     def kernel(**values: Any) -> Any:
@@ -204,8 +204,9 @@ def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any
 
 
 def _source_gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
-    """Return a gradient function for the new op. It runs ``call``, the existing implementation, again under autograd
-    and differentiates it.
+    """Return the gradient function ``(grad, saved, needs)`` of the new op. It runs ``call``, the existing
+    implementation, again under autograd and differentiates it. It returns a dict from the name of each tensor argument
+    to its gradient, which is None if it is not needed.
     """
     tensors = {a.name for a in spec.tensors}
 

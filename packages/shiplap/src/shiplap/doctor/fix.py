@@ -88,8 +88,8 @@ def remedy_for_break(
 
 
 def _example_from_template(template: str) -> ExampleWriter:
-    """Return a function that writes an example of a fix. The example is ``template`` with the source line of the break
-    in place of the text ``__AT__``.
+    """Return a function that takes the description of a graph break and returns an example of a fix as source code. The
+    example is ``template`` with the line of source code at which the graph breaks in place of ``__AT__``.
     """
     return lambda message, place, call, paths: template.replace("__AT__", place.code)
 

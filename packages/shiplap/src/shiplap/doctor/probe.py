@@ -87,8 +87,8 @@ class Probe:
             torch.compiler.set_stance("force_eager")
 
     def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Return ``compiled``, made of ``model``, as a function whose calls are timed, recorded or compared. A call
-        inside another observed call is not observed.
+        """Return a function with the parameters and the results of ``compiled``, which was compiled from ``model``. Its
+        calls are timed, recorded or compared, unless they are inside another observed call or are traced.
         """
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)

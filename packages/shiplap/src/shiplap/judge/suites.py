@@ -75,9 +75,9 @@ class SuiteFolders:
         return file
 
     def find_candidate(self, problem: Path, *names: str) -> Path | None:
-        """Return the first existing file with one of ``names`` in the folder of candidates, or None. ``problem`` is the
-        path of the problem's file. The candidate may lie in the folder of candidates itself, or in a subfolder with the
-        path or the name of the problem's folder.
+        """Return the first existing file with one of ``names`` in the folder of candidates, or None if there is none.
+        ``problem`` is the path of the problem's file. The candidate may lie in the folder of candidates itself, or in a
+        subfolder with the path or the name of the problem's folder.
         """
         if not self.candidates:
             return None

@@ -379,8 +379,9 @@ def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
 
 
 def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return the function that torch's exporter calls at each call of one op. ``queue`` holds the kinds of these calls
-    in the order of the graph. ``names`` maps the name of each kind to that of its ONNX function.
+    """Return the function that torch's exporter calls at each call of one op. It takes the exporter's values of the
+    arguments and returns the ONNX node that calls the op's ONNX function. ``queue`` holds the kinds of these calls in
+    the order of the graph. ``names`` maps the name of each kind to that of its ONNX function.
     """
 
     def translate(*args: Any, **kwargs: Any) -> Any:

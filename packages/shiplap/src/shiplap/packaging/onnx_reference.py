@@ -132,7 +132,9 @@ class PathFinder:
     """
 
     def __init__(self, call: Callable[..., Any], examples: tuple[Tensor, ...], shapes: Any) -> None:
-        """Keep the reference, its example tensors and the dims of them that vary. No path has been traced."""
+        """Store the reference ``call``, its example tensors, and ``shapes``, the dims of these tensors that vary. No
+        path has been traced.
+        """
         self.call, self.examples, self.shapes, self.paths = call, examples, shapes, 0
 
     def find(self, answers: tuple[bool, ...] = ()) -> Path:

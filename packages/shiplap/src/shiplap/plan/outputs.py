@@ -235,10 +235,10 @@ class OutputPlan:
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
         """Return a generated function ``name(call, <extra>)`` that runs ``steps`` on ``call``, a ``Binding`` of checked
-        arguments.
+        arguments, and returns None.
 
-        ``extra`` is the text of its further parameters. The function first sets the variables of the arguments, sizes,
-        dtypes and device.
+        ``extra`` is the source code of its further parameters. The function first sets the variables of the arguments,
+        sizes, dtypes and device.
         """
         # Given outputs may be fakes with symbolic sizes.
         writer = PythonWriter(careful=True)

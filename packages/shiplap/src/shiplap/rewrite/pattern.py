@@ -227,8 +227,8 @@ def make_replacement(
     """Return a function that computes the outputs of ``pattern`` through ``replacement``. ``names`` are the parameters
     of ``replacement``.
 
-    For a pattern that was traced with gradients, the function takes the arguments and the gradients of the results. It
-    then returns the results and the gradients of the arguments.
+    The function takes the arguments of ``replacement`` and returns its results as a list. For a pattern that was traced
+    with gradients, it also takes the gradients of the results, and the list ends with the gradients of the arguments.
     """
 
     def forward(*args: Any) -> list[Any]:

@@ -67,7 +67,8 @@ class PatternSamples:
         replacement: Callable[..., Any] | None = None,
     ) -> None:
         """Turn the pattern's annotations and its guards on sizes into a declaration like that of an op. Samples are
-        drawn from this declaration. ``given`` is the author's function that returns samples, or None.
+        drawn from this declaration. ``given`` is the author's function that returns samples, or None. Sizes are drawn
+        around the integer constants in the code of ``replacement``, too.
         """
         self.fn, self.signature, self.guards, self.given, self.replacement = fn, signature, guards, given, replacement
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
@@ -283,8 +284,9 @@ class PatternSamples:
             yield from ({name: size} for size in (number + 1, number) for name in names)
 
     def _with_equal_sizes(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls the pattern ``fn`` after it asserts that dims of one name in the annotations
-        have one size. The assertion becomes a part of the graph.
+        """Return a function that takes the arguments of the pattern ``fn`` and returns its results. Before it calls
+        ``fn``, it asserts that dims with equal names in the annotations have equal sizes. The assertion becomes a part
+        of the traced graph.
         """
         pairs: list[tuple[int, int, int, int]] = []
         first: dict[str, tuple[int, int]] = {}

@@ -57,7 +57,7 @@ class Rewrites:
         """Collect the rewrites without duplicates, and prove those that do not wait for their first match. Raise
         ``SL802`` for an object that is no rewrite. Raise ``SL801`` for a rewrite that changes results.
 
-        Rewrites are duplicates if they have one name, one class and one digest.
+        Rewrites are duplicates if their names, classes and digests are equal.
         """
         if strange := [r for r in rewrites if not isinstance(r, Rewrite)]:
             fix = "write sl.rewrites(*several) for a list, or sl.rewrite(pattern, replacement) for functions"

@@ -380,7 +380,9 @@ class _CompiledVariant:
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
     ) -> None:
-        """Compile ``fn`` with ``options``, call it once on ``args``, and count the kernels of its code."""
+        """Compile ``fn`` with ``options`` and ``dynamic``, as arguments of ``torch.compile``. Call it once on ``args``,
+        and count the kernels of its code. If ``train`` is true, a backward pass follows each call.
+        """
         from shiplap.torch_private.inductor_report import observe_graphs
 
         self.args, self.train, self.dynamic = args, train, dynamic

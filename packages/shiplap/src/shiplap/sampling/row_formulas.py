@@ -114,8 +114,9 @@ ROW_FORMULAS: dict[str, Callable[..., Any]] = {
 
 
 def row_formula(name: str, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return a function that computes the aten operator ``name`` from elementary operators. Return None if there is no
-    such formula, or if the first of ``args`` is not a tensor of float64 with at least one dim and one element.
+    """Return a function that takes the arguments of the aten operator ``name`` and computes its result from elementary
+    operators. Return None if there is no such formula, or if the first of ``args`` is not a tensor of float64 with at
+    least one dim and one element.
     """
     x = args[0] if args else None
     if not isinstance(x, Tensor) or not x.numel() or not x.dim() or not x.is_floating_point() or x.itemsize < 8:

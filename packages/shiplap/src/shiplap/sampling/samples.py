@@ -417,8 +417,8 @@ class Samples:
             self._note(case, began)
 
     def _note(self, case: SampleCase | None, began: float) -> None:
-        """Record the processor time since the time ``began`` as that of ``case`` if the case is large. Estimates for
-        later samples use it.
+        """Compute the processor time per element since the time ``began``, and store it for estimates of later samples
+        if it is the longest so far. Do nothing if ``case``, the sample that was run, is small or None.
         """
         if case is not None and case.numel > LONG_SUM:
             self._pace = max(self._pace, (time.process_time() - began) / case.numel)

@@ -15,7 +15,9 @@ MAX_MATCHED_ROWS = 2048  # rows that are matched one by one
 
 def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
     """Return the indices of the results whose rows have no order, and a float64 matrix with the first columns of all
-    these results side by side. At most ``ORDERED_COLUMNS`` (16) columns of each result are included.
+    these results side by side. At most ``ORDERED_COLUMNS`` (16) columns of each result are included. The matrix is None
+    if there are no such results or if they differ in their number of rows. A comparison of shapes reports such a
+    difference.
 
     The matrix is None if there are no such results or if they differ in their number of rows. A comparison of shapes
     reports the latter.

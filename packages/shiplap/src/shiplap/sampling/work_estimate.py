@@ -83,7 +83,7 @@ class _WorkLimit(TorchDispatchMode):
 
 
 def why_too_large(op: Op, case: SampleCase) -> str:
-    """Return the reason why the op should not be run on ``case``, or an empty string.
+    """Return the reason why the op should not be run on ``case``, or an empty string if there is none.
 
     The only reason is that a scalar beyond 32 bits makes the work too large. Such a scalar may be a size, for which
     that much memory would be allocated.
@@ -93,8 +93,8 @@ def why_too_large(op: Op, case: SampleCase) -> str:
 
 
 def _why_too_much_work(op: Op, case: SampleCase) -> str:
-    """Return the reason why the reference should not run on ``case``, or an empty string. A run on the meta device
-    determines this.
+    """Return the reason why the reference should not run on ``case``, or an empty string if there is none. A run on the
+    meta device determines this.
 
     The reason is that the run exceeds a limit of work, or that it raises an error, which leaves the work unknown.
     """
@@ -110,8 +110,9 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
 
 
 def parse_budget(budget: float | str) -> float:
-    """Return a time in seconds that is given as ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds. Raise ``SL612``
-    for another text.
+    """Return ``budget`` in seconds. A number is a number of seconds and is returned unchanged. A string is a number
+    with a unit, such as ``"5m"``, ``"90s"`` or ``"1h"``, or a number of seconds. Raise ``SL612`` for any other string,
+    and for one whose number is not positive.
     """
     if isinstance(budget, (int, float)):
         return budget

@@ -211,7 +211,7 @@ class TargetProcess:
         self.use_block(None)
 
     def use_block(self, block: DeviceBlock | None) -> None:
-        """Keep ``block``, the GPU memory of the last arguments, or none. Unmap the block that was kept before."""
+        """Store ``block``, the GPU memory of the last arguments, or None. Unmap the block that was stored before."""
         if block is not self.block and self.block is not None:
             # Queued kernels may still use the memory that is unmapped here.
             self.block.driver.synchronize()

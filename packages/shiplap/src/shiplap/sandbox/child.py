@@ -86,7 +86,9 @@ class ArgumentsDeclined(Exception):
 
 
 def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[ReplyT]]:
-    """Return a decorator that registers a function as the handler of requests of the class ``kind``."""
+    """Return a decorator that registers a function as the handler of requests of the class ``kind``, and returns the
+    function unchanged.
+    """
 
     def register(handler: Handler[ReplyT]) -> Handler[ReplyT]:
         """Register ``handler`` in ``HANDLERS`` for requests of the class ``kind`` of the enclosing function, and return

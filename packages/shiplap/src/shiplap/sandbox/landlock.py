@@ -216,8 +216,9 @@ def _drop_capabilities() -> str:
 
 
 def _restrict_files(cell: SandboxPolicy) -> str:
-    """Restrict this process by Landlock to reading the readable places and writing the scratch folder of ``cell``.
-    Return an empty string, or the error.
+    """Restrict this process by Landlock. It may then read only the folders and files that ``cell`` lists and those that
+    every sandbox needs, and write only the scratch folder of ``cell`` and files of devices. Return an empty string, or
+    a message if the restriction fails.
 
     If the kernel supports it, signals and abstract sockets stay within the process and its descendants, too.
     """

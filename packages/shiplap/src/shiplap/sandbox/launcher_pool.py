@@ -160,7 +160,7 @@ class LauncherPool:
 
     def _swap(self, launcher: IdleLauncher | None) -> IdleLauncher | None:
         """Make ``launcher`` wait in the pool from now on with a new timer, or leave the pool empty if it is None.
-        Return the launcher that waited before, or None.
+        Return the launcher that waited before, or None if none waited.
         """
         timer = None
         if launcher is not None:

@@ -450,7 +450,8 @@ class SandboxedProcess:
 
     def _exceeded_limit(self, ends: float, seconds: float) -> str:
         """Return a text that describes the limit on time, memory, processes or threads that the process exceeds, or an
-        empty string. ``ends`` is the time at which the reply is due, which is ``seconds`` after the request.
+        empty string if it exceeds none. ``ends`` is the time at which the reply is due, which is ``seconds`` after the
+        request.
         """
         if self.run is not None:
             allowed, since = self.run()
@@ -502,7 +503,9 @@ class SandboxedProcess:
         return ProcessEnded(f"{how} ({words})" if words else how, lack=lack)
 
     def _last_words(self) -> str:
-        """Return at most 200 characters of the last line that the process has printed, or an empty string."""
+        """Return at most 200 characters of the last line that the process has printed, or an empty string if it has
+        printed nothing.
+        """
         try:
             text = os.pread(self.output, 2000, max(0, os.fstat(self.output).st_size - 2000)).decode(errors="replace")
         except OSError:

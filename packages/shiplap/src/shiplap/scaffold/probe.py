@@ -105,7 +105,7 @@ class _MetaProber:
     """
 
     def __init__(self, form: SchemaForm, overload: Overload) -> None:
-        """Keep the op and allow ``MOST_TRIES`` calls."""
+        """Store the schema ``form`` and the ``overload`` of the op, and allow ``MOST_TRIES`` calls."""
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
     def try_call(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:

@@ -66,7 +66,8 @@ def register_node(
 
 def register_constant(cls: type) -> Callable[[], None]:
     """Register objects of ``cls`` as constants of compiled graphs and of pytrees. In each call, Dynamo compares them
-    with ``==``.
+    with ``==``. Return a function without parameters that undoes the registration. If the class is already registered,
+    it stays so, and the function does nothing.
 
     Return a function that undoes the registration. If the class is already registered, it stays so, and the function
     does nothing.

@@ -322,7 +322,7 @@ def realize_buffer(node: Any) -> Any:
 
 
 def shared_buffer(nodes: Sequence[Any]) -> str:
-    """Return the name of a buffer of which two or more of ``nodes`` are views, or an empty string."""
+    """Return the name of a buffer of which two or more of ``nodes`` are views, or an empty string if there is none."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
@@ -480,14 +480,13 @@ def inline_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
 
 
 def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
-    """Return ``graph``, compiled on its own while another is lowered. ``values`` are fake inputs of static sizes."""
+    """Compile ``graph`` as :func:`write_graph` does, at once in this thread. Return it as a function of tensors."""
     return write_graph(graph, values)()
 
 
 def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
-    """Lower ``graph`` and write its code in this thread. Return a function that compiles and loads it in any thread.
-
-    That function is the second half of :func:`compile_graph`.
+    """Lower ``graph`` and write its code in this thread. Return a function without parameters that compiles and loads
+    the code in any thread, and returns it as a function of tensors. ``values`` are fake inputs of static sizes.
     """
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.graph import GraphLowering

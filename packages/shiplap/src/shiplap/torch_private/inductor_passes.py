@@ -52,7 +52,9 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
         self.inner: tuple[Any, ...] = tuple(inner) if isinstance(inner, (list, tuple)) else (inner,) if inner else ()
 
     def __call__(self, graph: Graph, is_inference: bool = True) -> None:
-        """Run the passes of the user, then this pass, on the graph."""
+        """Run the passes of the user, then this pass, on ``graph``. ``is_inference`` is passed on to those of the
+        user's passes that take it.
+        """
         for each in self.inner:
             informed = _INFORMED and isinstance(each, _INFORMED)
             each(graph, is_inference) if informed else each(graph)

@@ -205,13 +205,16 @@ class LocalBench:
             return (race_runs(ready, clock, plan, self.at) if ready else {}), failed
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Return two empty dicts, since the race has already measured the candidates side by side by one clock."""
+        """Return two empty dicts, since the race has already measured the candidates side by side by one clock. No
+        argument is read.
+        """
         return {}, {}  # they raced side by side
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Return, for each index in ``claims``, a result without a problem and with the factor 1. Nothing is checked.
+        """Return, for each index in ``claims``, a result without a problem and with the factor 1. Nothing is checked,
+        and ``seconds`` and ``believed`` are not read.
 
         Candidates run in this process and could influence its clock.
         """

@@ -141,7 +141,9 @@ class ReferenceCandidate(Candidate):
     config: Config = NO_CONFIG
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Return a function that computes the op's reference on ``args`` and checks its outputs."""
+        """Return a function without parameters that runs the op's reference on ``args``, checks its outputs and returns
+        them as a tuple. Raise the errors of a call of the op if ``args`` do not fit the declaration.
+        """
         call = self.op.bind(args)
         return lambda: check_outputs(self.op.spec, call, self.op.run_reference(call.args))
 

@@ -89,8 +89,8 @@ class OpenedTask:
 
 
 def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRun:
-    """Return a function that calls ``run`` while all memory that the candidate allocates is filled with ``byte``. Reads
-    of uninitialised memory then give wrong results.
+    """Return a function without parameters that calls ``run`` and returns its outputs as a tuple. During the call, all
+    memory that the candidate allocates is filled with ``byte``. Reads of uninitialised memory then give wrong results.
     """
 
     def run_poisoned() -> Any:

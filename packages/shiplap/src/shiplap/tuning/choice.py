@@ -158,7 +158,9 @@ def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
 
 
 def show_time(seconds: float) -> str:
-    """Return a time as text with a unit and three digits, such as ``1.23 ms`` or ``45.6 us``."""
+    """Return the time ``seconds`` as a string with three significant digits and a unit (s, ms, us or ns), such as
+    ``1.23 ms`` or ``45.6 us``.
+    """
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

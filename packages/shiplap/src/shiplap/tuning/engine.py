@@ -80,8 +80,9 @@ def tune_all(
     """Return a choice for each bucket (class of sizes) of ``requests``, in order.
 
     ``budget`` is the time for all of them, in seconds or as text such as ``"5m"``. If it is None, each bucket gets
-    about 30 s. If ``isolate`` is true, candidates run in other processes, and otherwise in this one. Under
-    ``torch.distributed``, rank 0 measures for all ranks.
+    about 30 s. If ``isolate`` is true, candidates run in other processes, and otherwise in this one. One run in another
+    process, with its compilation, may take ``timeout`` seconds. Under ``torch.distributed``, rank 0 measures for all
+    ranks. A bar on stderr shows the progress if ``progress`` is true, or if it is None and stderr is a terminal.
 
     ``compiled`` says whether templates are measured in compiled code (see :func:`shiplap.tune`). If they are, a choice
     among them follows the choice for eager calls.

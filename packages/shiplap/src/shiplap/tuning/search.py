@@ -363,8 +363,8 @@ def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
 
 
 def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
-    """Verify the untested candidates whose config differs from the best candidate's in one value, and time them in
-    turns with it. Return whether one of them was faster.
+    """Verify the untested candidates whose config differs from the best candidate's in one value, and time them and the
+    best candidate alternately. Return whether one of them was faster.
     """
     order = work.ranking.order
     if not order or work.seconds_left <= 0:

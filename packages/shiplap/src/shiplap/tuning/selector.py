@@ -124,8 +124,8 @@ def install_choices(op: Op, chosen: Sequence[Choice]) -> None:
 
 
 def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
-    """Return the choice that the store has for ``key``, or None. A stored value that is not a choice counts as absent,
-    and a notice reports it.
+    """Return the choice that the store has for ``key``, or None if it has none. A stored value that is not a choice
+    counts as absent, and a notice reports it.
     """
     value = store.get(key)
     if value is None:

@@ -80,7 +80,7 @@ class NeighborCache(PlanCache):
         offset: Ints | None = None,
         plan: Plan | None = None,
     ) -> None:
-        """Build the plan from a map, or else from segments or edges. Raise ``SL208`` if none of them is given."""
+        """Build the plan from a map, segments or edges, unless ``plan`` is given. Raise ``SL208`` if none is given."""
         n, m = input_coords.shape[0], output_coords.shape[0]
         if plan is None:
             if fwd_seg_indices is not None and fwd_seg_offsets is not None:

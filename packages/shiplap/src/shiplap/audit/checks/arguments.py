@@ -77,7 +77,8 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
 
 
 def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
-    """Return a message that says what is wrong with an adopted op's reaction to a wrong call, or an empty string.
+    """Return a message that says what is wrong with an adopted op's reaction to a wrong call, or an empty string if
+    nothing is wrong.
 
     An adopted op belongs to another library and is only declared here. It may refuse with any error, or return results
     that are close to those of the reference (see ``_about_equal``).

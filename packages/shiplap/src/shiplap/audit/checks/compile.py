@@ -44,7 +44,9 @@ def _is_strided(case: SampleCase) -> bool:
 
 
 def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a function that calls the op and doubles each floating-point result.
+    """Return a function that takes the op's arguments, calls the op and returns a tuple of its results. Each
+    floating-point result is doubled. For the doubling, Inductor generates code that reads the results with the strides
+    that the fake implementation promised.
 
     For the doubling, Inductor generates code that reads the results with the strides that the fake implementation
     promised.

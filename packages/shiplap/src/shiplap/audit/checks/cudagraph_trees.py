@@ -160,7 +160,7 @@ def _addresses_of_pools() -> list[tuple[int, int]]:
 
 def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
     """Return a message that names the first input that the graph copies into memory that the op keeps, or an empty
-    string. Copies into an output, or into the address ranges ``private`` of graph pools, are ignored.
+    string if there is none. Copies into an output, or into the address ranges ``private`` of graph pools, are ignored.
     """
     owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:

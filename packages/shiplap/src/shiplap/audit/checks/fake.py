@@ -75,7 +75,7 @@ def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
 
 def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
     """Return a message that describes the first difference between the real outputs ``real`` and the fake ones
-    ``fake``, or an empty string.
+    ``fake``, or an empty string if there is none.
 
     The outputs are compared in number, dtype, device, shape, strides and storage offset. Another difference is whether
     an output shares memory with an input. ``args`` are the real inputs, and ``fakes`` the fake ones.

@@ -132,7 +132,7 @@ def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor
 
 def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
     """Call ``op.out`` with views into the middle of larger tensors as outputs. Return a message that says what is
-    wrong, or an empty string.
+    wrong, or an empty string if nothing is wrong.
 
     It is wrong if a result differs from ``own``, the reference's results, or if the call writes to memory outside a
     view.

@@ -86,8 +86,8 @@ def observe_process(op: Op, case: SampleCase) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Return a message that names a state of the process that a later call of ``run`` changes again, or an empty
-    string.
+    """Return a message that names a state of the process that a later call of ``run`` changes again, or an empty string
+    if there is none.
 
     ``loaded`` has ``(name, value before, value after)`` of the changes that the first call made. A library that is
     loaded may make such a change once, but a call must not repeat it.
@@ -179,8 +179,8 @@ def _capture_stdout(run: Callable[[], Any]) -> str:
 
 
 def _find_changed_setting(run: Callable[[], Any]) -> str:
-    """Return a message that names a setting of the process that ``run`` changes, or an empty string. Before each of
-    several runs, all settings in ``PROCESS_SETTINGS`` get other values. They are restored afterwards.
+    """Return a message that names a setting of the process that ``run`` changes, or an empty string if it changes none.
+    Before each of several runs, all settings in ``PROCESS_SETTINGS`` get other values. They are restored afterwards.
     """
     # Two values at least for each setting: a call that sets a constant might set the first one.
     for number in range(max(len(values) for _, _, _, values in PROCESS_SETTINGS)):

@@ -113,7 +113,8 @@ def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
 
 
 def _why_schema_differs(op: Op) -> str:
-    """Return a message that says how the schema of an adopted op differs from its declaration, or an empty string.
+    """Return a message that says how the schema of an adopted op differs from its declaration, or an empty string if
+    they agree.
 
     An adopted op belongs to another library and is only declared here. Names of arguments, mutations, defaults and the
     number of results are compared.

@@ -52,8 +52,9 @@ def observe_sizes(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_repetition_differs(op: Op, case: SampleCase, got: tuple[Tensor, ...]) -> str:
-    """Return a message that says how the results of a repeated call differ in bits from ``got``, or an empty string. A
-    sample of more than 2^20 elements is repeated several times, since a race does not always show.
+    """Return a message that says how the results of a repeated call differ in bits from ``got``, or an empty string if
+    they do not differ. A sample of more than 2^20 elements is repeated several times, since a race does not always
+    show.
     """
     end = time.process_time() + AGAIN_S
     for _ in range(TIMES if case.numel > SHARED else 1):

@@ -80,7 +80,7 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
 
     def caller(which: int) -> str:
         """Call the op several times on the sample ``pair[which]``. Return a message with the first difference from the
-        results of an undisturbed call, or an empty string.
+        results of an undisturbed call, or an empty string if there is none.
         """
         rounds = ROUNDS if case.numel < 1 << 14 else 2
         return next((p for _ in range(rounds) if (p := agrees(which, run_op(op, pair[which])))), "")

@@ -51,7 +51,8 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
 
 def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
     """Return a message that says where two results differ by more than ``tolerance`` times the largest expected
-    magnitude, or an empty string. Integers must be equal, and infinities and NaN must be at the same positions.
+    magnitude, or an empty string if they do not. Integers must be equal, and infinities and NaN must be at the same
+    positions.
     """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
@@ -94,7 +95,7 @@ def aliased_names(op: Any) -> set[str]:
 
 def check_repeat(op: Any, make: Make) -> str:
     """Call the op twice with equal arguments, which ``make()`` returns anew each time. Return a message that says how
-    the results differ, or an empty string.
+    the results differ, or an empty string if they do not differ.
     """
     first, second = call_op(op, make()), call_op(op, make())
     problem = difference(second, first, 1e-5)
@@ -119,7 +120,7 @@ def check_uninitialized(op: Any, make: Make) -> str:
 
 def check_mutation(op: Any, make: Make) -> str:
     """Call the op on the arguments that ``make()`` returns. Return a message that names an argument that it writes to
-    although its schema does not say so, or an empty string.
+    although its schema does not say so, or an empty string if there is none.
     """
     arguments, declared = make(), written_names(op)
     before = map_tensors(arguments, torch.clone)
@@ -132,7 +133,7 @@ def check_mutation(op: Any, make: Make) -> str:
 
 def check_alias(op: Any, make: Make) -> str:
     """Call the op on the arguments that ``make()`` returns. Return a message that names a result that shares memory
-    with another result or with an argument, or an empty string.
+    with another result or with an argument, or an empty string if there is none.
 
     An argument with which the schema lets a result share memory is left out. If there is such an argument, results may
     also share memory with each other.
@@ -157,9 +158,9 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """Call the op on tensors with equal values but other strides or an offset. Return a message that says how the
-    result changes, or an empty string. Raise ``NotApplicable`` if the op refuses some of them and the others change
-    nothing. ``make()`` returns the arguments.
+    """Call the op on tensors with equal values but other strides or another storage offset. Return a message that says
+    how the result changes, or an empty string if it does not change. Raise ``NotApplicable`` if the op refuses some of
+    these calls and the result changes in none of the others. ``make()`` returns the arguments.
     """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""
@@ -182,8 +183,8 @@ def check_layout(op: Any, make: Make) -> str:
 
 def check_fake(op: Any, make: Make) -> str:
     """Call the op and its fake implementation on the arguments that ``make()`` returns. Return a message that says how
-    the shapes, dtypes or strides of the results differ, or an empty string. Raise ``MissingRegistration`` if there is
-    no fake implementation, and ``NotApplicable`` if sizes depend on data.
+    the shapes, dtypes or strides of the results differ, or an empty string if they agree. Raise ``MissingRegistration``
+    if there is no fake implementation, and ``NotApplicable`` if sizes depend on data.
     """
     real = tensors_in(call_op(op, make()))
     arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
@@ -291,8 +292,8 @@ def check_gradient(op: Any, make: Make) -> str:
 
 def check_compile(op: Any, make: Make) -> str:
     """Compile a call of the op into one graph with dynamic sizes. Return a message that says how its results differ
-    from those of an eager call, or an empty string. Raise ``MissingRegistration`` if there is no fake implementation.
-    ``make()`` returns the arguments.
+    from those of an eager call, or an empty string if they agree. Raise ``MissingRegistration`` if there is no fake
+    implementation. ``make()`` returns the arguments.
     """
     expected = call_op(op, make())
 

@@ -86,7 +86,8 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
 
 def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
     """Return the error with which the fake implementation refuses ``arguments``, which the kernel has accepted, or an
-    empty string. Many kernels do not check their arguments, so the fake implementation is called, too.
+    empty string if it accepts them. Many kernels do not check their arguments, so the fake implementation is called,
+    too.
     """
     try:
         call_op(op, map_tensors(arguments, lambda t: t.to("meta")))

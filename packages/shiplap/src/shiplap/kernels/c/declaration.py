@@ -93,9 +93,7 @@ class CAbiImplementation(Implementation):
         align: int = 1,
         without_signature: bool = False,
     ) -> None:
-        """Set the library, the symbol, the strided arguments and the alignment given to :func:`cabi`. The library is
-        not opened.
-        """
+        """Store the arguments of :func:`cabi`, which describes them. The library is not opened."""
         # A single name is not a list of letters.
         names = (strided,) if isinstance(strided, str) else strided
         self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(names), align

@@ -48,7 +48,9 @@ class TritonLaunches(Implementation, ProgramSource):
         values: Mapping[str, str] | None = None,
         errors: LateErrors | None = None,
     ) -> None:
-        """Set the steps, the configs, the named integers and the holder of late errors of a program."""
+        """Store the steps and configs of a program. ``values`` maps names of integers to expressions. ``errors`` holds
+        the messages of errors that its kernels report after their launch.
+        """
         self._steps, self.configs, self._values, self._errors = tuple(steps), configs, dict(values or {}), errors
 
     @property

@@ -243,9 +243,10 @@ class LaunchedKernel(CFunctionKernel):
     def _arguments(
         self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None
     ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
-        """Return the grid of a launch, its arguments in the order of the kernel's parameters, and Triton's options such
-        as ``num_warps``. If the grid is empty, the list of arguments is empty. ``scratch`` is the workspace, or None if
-        there is none.
+        """Return the grid of ``launch``, the arguments in the order of the kernel's parameters, and Triton's options
+        such as ``num_warps``. If a size of the grid is 0, the list of arguments is empty. ``number`` is the position of
+        the launch in the kernel's program. ``numbers`` are the sizes and scalars of the call, and ``scratch`` is the
+        workspace, or None if there is none.
         """
         own = with_constants(launch, numbers, self.config_values)
         grid = tuple([int(expr(own)) for expr in launch.grid])

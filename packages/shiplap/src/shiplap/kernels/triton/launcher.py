@@ -273,8 +273,8 @@ def _launcher_lines(kernel: Any) -> list[str]:
 
 def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
     """Return source lines and an expression for the key of a launch of a Triton kernel with these ``parameters``. The
-    lines compute the value of each parameter and the values that the key has for it. The expression lists the latter.
-    ``ordinary`` is the source of a call of Triton's own launch.
+    lines compute the value of each parameter and the values that the key has for it. The expression lists the values of
+    the key. ``ordinary`` is the source of a call of Triton's own launch.
     """
     free = [n for n, p in parameters.items() if _is_unspecialised(p)]
     # Their value is passed on and is no part of the key.

@@ -199,7 +199,10 @@ class _LaunchReader:
         known: Iterable[str] = (),
         errors: LateErrors | None = None,
     ) -> None:
-        """Collect the tensors, numbers and parameters that the launch ``declared`` of the op may use."""
+        """Collect the tensors, numbers and parameters that the launch ``declared`` of the op may use. ``configs`` has
+        the names of tuning parameters, and ``known`` those of further integers. ``errors`` holds the messages of errors
+        that the kernel reports after its launch.
+        """
         self.spec, self.declared, self.configs, self.errors = spec, declared, configs, errors
         self.where = f"{spec.name}, Triton kernel {declared.name}"
         self.tensors = _tensor_arguments(spec)

@@ -65,8 +65,9 @@ class GroupRewrite(Rewrite):
     level: Level = "pre-grad"
 
     def __init__(self, *, least: int = 2, most: int = 64, always: bool = False) -> None:
-        """Set the smallest and the largest number of calls that are merged into one. If ``always`` is true, calls are
-        merged even if the estimated times predict no gain.
+        """Store ``least`` and ``most``, the smallest and the largest number of calls that are merged into one. If
+        ``always`` is true, calls are merged even if the estimated times predict no gain. Otherwise they are merged only
+        if these predict one.
         """
         self.least, self.most, self.always = least, most, always
 

@@ -233,8 +233,9 @@ class _WeightedValues:
         spelled: einsum.EinsumProduct | None = None,
         mask: Node | None = None,
     ) -> None:
-        """Set the product ``out`` of the weights and the values ``v``, the calls ``nodes`` from the softmax to it, and
-        how it is written.
+        """Store the product ``out`` of the weights and the values ``v``, and the calls ``nodes`` from the softmax to
+        it. ``dropped`` is the number of last columns of the weights that are left out. ``spelled`` is the product as an
+        einsum, and ``mask`` the mask where weights were set to 0, or None.
         """
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
@@ -432,7 +433,9 @@ class _FusedCall:
         lone: bool = True,
         added_in: torch.dtype | None = None,
     ) -> None:
-        """Set the calls on the scores, the shapes, and how masks and the product are applied."""
+        """Store ``scores``, the calls from queries and keys to the softmax, the ``shape`` of the scores, and ``out``,
+        the shape of the result. The class describes the other arguments.
+        """
         self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
         self.lone, self.added_in = lone, added_in
         self.viewed = any(step.kind == "view" for step in scores.steps)

@@ -86,8 +86,8 @@ class FoldedNorm(Rewrite):
         always: bool = False,
         gradient: bool = True,
     ) -> None:
-        """Set the convolution, the programs of its proof and the options of the rewrite. Prepare the patterns of norms
-        that are written without ``batch_norm``.
+        """Store the arguments, which the class describes. Prepare the patterns of norms that are written without
+        ``batch_norm``.
         """
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {

@@ -274,8 +274,9 @@ def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_reduction(node: Node) -> _MeanOfSquare | None:
-    """Return the tensor that ``node``, a call of ``mean`` or ``sum``, reduces, and whether the last dim stays with size
-    1. If the call reduces other dims than the last, it is marked as wrong. Return None if it reduces no tensor.
+    """Return the mean or sum that the call ``node`` of ``mean`` or ``sum`` computes, as a ``_MeanOfSquare``. If the
+    call reduces any dim but the last, the field ``wrong`` holds the call, and otherwise None. Return None if the call
+    reduces no tensor.
     """
     passed: list[Node] = []
     square = skip_idle_calls(node.args[0] if node.args else node.kwargs.get("input"), passed)

@@ -258,7 +258,7 @@ class Confirmation:
 
     def _problem(self, index: int) -> str:
         """Run the candidate at ``index`` on the same tensors with other values, many times, and on other inputs. Return
-        a message that describes the first problem, or an empty string.
+        a message that describes the first problem, or an empty string if there is none.
 
         A claimed time of less than 200 ns is a problem, too, since no call is that short.
         """

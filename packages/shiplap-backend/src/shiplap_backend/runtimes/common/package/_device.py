@@ -403,12 +403,16 @@ def memory_summary(device: Any = None) -> str:
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Set the recorded peak of the held bytes to the bytes that are held now."""
+    """Set the recorded peak of the held bytes of ``device``, by default the current one, to the bytes that are held
+    now.
+    """
     _C.reset_peak_memory(_device_index(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Set the figures that only grow, such as the number of bytes allocated so far, to zero."""
+    """Set the figures of ``device`` that only grow, such as the number of bytes allocated so far, to zero. If it is
+    None, the current device is meant.
+    """
     torch.accelerator.reset_accumulated_memory_stats(_device_index(device))
 
 

@@ -17,7 +17,9 @@ def register(name: str) -> None:
     """
 
     def made(store: Any, rank: int, size: int, timeout: timedelta) -> HostGroup:
-        """Return the ``HostGroup`` of the rank ``rank`` among ``size`` ranks."""
+        """Return the ``HostGroup`` of the rank ``rank`` among ``size`` ranks. The ranks find each other by ``store``.
+        ``timeout`` is that of Gloo, which runs the collectives.
+        """
         return HostGroup(name, store, rank, size, timeout)
 
     dist.Backend.register_backend(name, made, devices=[name, "cpu"])
