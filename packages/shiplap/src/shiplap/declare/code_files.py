@@ -64,7 +64,8 @@ def version_text(top: str) -> str:
     try:
         return f"{top} {version(top.strip('_'))}"
     except PackageNotFoundError:  # a build for one device may be distributed under another name
-        return f"{top} {getattr(sys.modules.get(top), '__version__', '')}".rstrip()
+        module = sys.modules.get(top)
+        return f"{top} {'' if module is None else vars(module).get('__version__', '')}".rstrip()
 
 
 def file_digest(path: str | Path) -> str:

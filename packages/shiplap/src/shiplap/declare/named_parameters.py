@@ -6,6 +6,7 @@ the wrong values, and no error would be raised.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,9 +51,10 @@ class NamedParameters:
 
 def callable_name(source: object) -> str:
     """Return the name of a function or a class, or of the class of another object."""
-    # In Python 3.14 a functools.partial counts as a routine, and has no name.
-    named = isinstance(source, type) or inspect.isroutine(source)
-    return str(getattr(source if named else type(source), "__name__", type(source).__name__))
+    if isinstance(source, functools.partial):  # counts as a routine in Python 3.14, and has no name
+        return type(source).__name__
+    named = source if inspect.isroutine(source) or isinstance(source, type) else type(source)
+    return str(named.__name__)
 
 
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
