@@ -51,12 +51,12 @@ def made(shape: tuple[int, ...] = (), rank: int = 0, kind: torch.dtype | None = 
     return build
 
 
-def one_with(ns: str, kernel: Callable[[Tensor], Tensor], **options: Any) -> sl.Op:
+def one_with(ns: str, kernel: Callable[[Tensor], Tensor], device: str = "cpu", **options: Any) -> sl.Op:
     @sl.op(f"{ns}::plus")
     def plus(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
         return x + 1
 
-    plus.kernel("cpu", kernel, **options)
+    plus.kernel(device, kernel, **options)
     return plus
 
 
@@ -196,6 +196,10 @@ WAYS: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str]] = {
     "a full disk": (
         lambda ns, folder: {"op": one_with(ns, raising(OSError(28, os.strerror(28)))), "checks": ["numerics"]},
         "the disk is full",
+    ),
+    "a device without a kernel": (
+        lambda ns, folder: {"op": one_with(ns, lambda x: torch.zeros_like(x), "cuda"), "checks": ["kernels"]},
+        "no kernel of the op has run: none is for cpu, audit it with --device cuda",
     ),
     "a process that is killed from outside": (
         lambda ns, folder: {"op": one_with(ns, kill_once(folder)), "checks": ["edges"]},

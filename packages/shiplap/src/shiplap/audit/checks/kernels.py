@@ -171,18 +171,23 @@ def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]
 
 
 def observe_untouched_kernels(op: Op, cases: list[SampleCase]) -> Observation:
-    """Return an observation that is ``missed`` if a kernel accepts none of the samples ``cases``, so that the check is
-    incomplete. Otherwise the observation notes that every kernel was run.
+    """Return an observation that is ``missed`` if a kernel accepts none of the samples ``cases``, or if all kernels of
+    the op are for other devices. The check is then incomplete. Otherwise the observation notes how many kernels ran.
     """
     device = cases[0].device
-    untouched = []
-    for kernel in kernels_for_device(op, device):
+    kernels, untouched = kernels_for_device(op, device), []
+    if not kernels and (others := [other for other, theirs in op.kernels.items() if theirs]):
+        there = " or ".join(f"--device {other}" for other in others)
+        return Observation(missed=f"no kernel of the op has run: none is for {device}, audit it with {there}")
+    for kernel in kernels:
         bound = (op.bind(case.args) for case in cases)
         if not any(next(kernel_variants(kernel, call), None) is not None for call in bound):
             untouched.append(kernel.name)
     if untouched:
         return Observation(missed=f"no sample reaches kernel {', '.join(untouched)}: see its supports= and dtypes=")
-    return Observation(note=f"{len(kernels_for_device(op, device))} kernels, each forced")
+    return Observation(
+        note=f"{len(kernels)} kernels, each forced" if kernels else "the op has no kernel but its reference"
+    )
 
 
 CHECK = Check(
