@@ -24,7 +24,8 @@ from shiplap.torch_private.dispatcher_calls import without_modes
 STABLE = frozenset({"builtins", "jaxtyping", "numpy", "shiplap", "shiplap_headers", "torch", "triton"})
 _VERSIONED = (
     "beartype cuda cupy cutlass einops functorch hypothesis jinja2 msgspec networkx numba pandas pytest _pytest "
-    "pybind11 rich scipy sympy torchaudio torchvision transformers typer typing_extensions vllm"
+    "pybind11 rich scipy sympy torchaudio torchvision transformers typer typing_extensions "
+    "vllm"
 )
 VERSIONED = frozenset(_VERSIONED.split())
 SUFFIXES = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".jinja", *EXTENSION_SUFFIXES)
