@@ -90,10 +90,14 @@ class Model(torch.nn.Module):
         return self.call(self.plan, x)
 
 
-def test_fake_and_export(head):
-    plan, x = Plan(2), torch.arange(4.0)
+def test_fake(head):
     with torch._subclasses.FakeTensorMode() as mode:
-        assert head(plan, mode.from_tensor(x)).shape == (2,)
+        assert head(Plan(2), mode.from_tensor(torch.arange(4.0))).shape == (2,)
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="before torch 2.13, module() of a program refuses such objects")
+def test_export(head):
+    plan, x = Plan(2), torch.arange(4.0)
     exported = torch.export.export(Model(head, plan), (x,)).module()
     assert exported(x).tolist() == [0, 1]
 

@@ -138,6 +138,18 @@ def test_a_missing_header_names_the_option(ns: str, tmp_path: Path) -> None:
     assert "absent.h in include_dirs=" in refused("SL421", build_op, op).fix
 
 
+@pytest.mark.parametrize("said", ["absent.h: No such file or directory", "'absent.h' file not found"])
+def test_gcc_and_clang_name_a_missing_header(
+    ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "a.cpp:1:10: fatal error: {said}" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    op = declare(ns, sl.source(symbol="scale", code=C, language="c"))
+    assert "folder of absent.h in include_dirs=" in refused("SL421", build_op, op).fix
+
+
 def test_without_a_compiler(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op = declare(ns, sl.source(symbol="scale", code=C, language="c"))
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -268,13 +268,15 @@ class SourceLibrary:
         unsupported = re.search(r"nsupported gpu architecture '?([\w-]+)'?", problem)
         if unsupported is not None:
             return error("SL422", where=where, got=unsupported[1], expected="an architecture that this nvcc knows")
-        missing = re.search(r"fatal error: ([^:\n]+): No such file", problem)
+        # As GCC and nvcc say it, and Clang.
+        missing = re.search(r"fatal error: (?:([^:\n]+): No such file|'([^'\n]+)' file not found)", problem)
         if missing is not None:
+            header = (missing[1] or missing[2]).strip()
             return error(
                 "SL421",
                 where=where,
                 got=problem,
-                expected=f"the header {missing[1].strip()}",
-                fix=f"pass the folder of {missing[1].strip()} in include_dirs=",
+                expected=f"the header {header}",
+                fix=f"pass the folder of {header} in include_dirs=",
             )
         return error("SL421", where=where, got=problem, expected=f"{names} without an error of the compiler")
