@@ -81,11 +81,11 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 
 
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``output * stride + offset`` for each
-    output and each offset, with -1 if there is none.
+    """Return ``int32 [m, k]``, for each of the ``m`` voxels ``outputs`` and each of the ``k`` ``offsets`` the number of
+    the row of ``coords`` that equals ``output * stride + offset``. The number is -1 if there is no such row.
 
-    The op ``offset_table`` computes it. In a program that is being exported, operators of torch do. Raise ``SL211`` for
-    duplicate rows of ``coords``.
+    The op ``offset_table`` computes the numbers. A program that is being exported gets operators of torch instead. Both
+    raise ``SL211`` for duplicate rows of ``coords``.
     """
     if not runs_without_python(coords):
         return offset_table(coords, outputs, offsets, stride)

@@ -13,8 +13,8 @@ __all__ = ["RemoveDuplicate"]
 
 
 class RemoveDuplicate(SparseModule):
-    """A layer that keeps the first voxel of each cell. The voxels of its output are in ascending order, and its
-    ``indice_dict`` is empty.
+    """A layer that keeps the first voxel of each cell. The voxels of its output are in ascending order of their
+    coordinates, and its ``indice_dict`` is empty.
     """
 
     @one_node

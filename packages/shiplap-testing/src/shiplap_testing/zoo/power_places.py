@@ -167,7 +167,9 @@ def in_own_dtype(grad, saved, needs):
 
 
 def summed(grad, saved, needs):
-    """Return the gradients of ``x + b``, as a dict by argument name."""
+    """Return the gradients of ``x + b`` as a dict with the keys ``x`` and ``b``, both also if they are not needed.
+    ``saved`` and ``needs``, which every backward is passed, are not used.
+    """
     return {"x": grad, "b": grad.sum(0)}
 
 

@@ -72,7 +72,9 @@ class PackageDraft:
 
 
 def _not_inferred(where: str) -> bool:
-    """Return whether a size or type was not inferred. ``where`` says from which source it was inferred."""
+    """Return whether a size or type has no source. ``where`` names the source from which it was inferred. If there is
+    none, it is empty or begins with ``not inferred``.
+    """
     return not where or where.startswith("not inferred")
 
 

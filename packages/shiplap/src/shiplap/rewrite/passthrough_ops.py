@@ -145,8 +145,9 @@ def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
 
 
 def as_constant(given: Any) -> float | None:
-    """Return ``given`` as a float if it is a number other than a bool, or a symbolic float. If it is a call that fills
-    a tensor of no dims with one number, return that number. Return None for any other value.
+    """Return the constant that ``given``, an argument of a call in a graph, stands for, as a float. It may be a number
+    other than a bool, or a node that fills a tensor of no dims with one number. It may also be a node with a symbolic
+    float. The present value of that float is returned, and torch then guards on it. Return None for any other argument.
     """
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)

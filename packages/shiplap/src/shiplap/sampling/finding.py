@@ -10,7 +10,8 @@ Verdict = Literal["ok", "fail", "skip", "incomplete"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict of one check of the audit, or of a candidate before it is timed, on one op.
+    """The verdict on one op of one check. The check is one of the audit, or one that a candidate has to pass before it is
+    timed.
 
     Attributes:
         check: the id of the check, which is the name of its file.
@@ -20,8 +21,8 @@ class Finding:
         evidence: what was seen. For ``"skip"`` and ``"incomplete"``, the reason.
         input: the sample that shows the evidence, or the number of samples that were run.
         fix: one action that repairs the fault.
-        varied: the names of the properties of samples, such as size or layout, that all failing samples vary. Empty if
-            the first sample, which varies none, fails, too.
+        varied: the names of the properties, such as size or layout, in which every failing sample differs from the
+            first sample. It is empty if the first sample fails, too.
         reproducer: a Python script that makes the sample again and shows the same failure.
     """
 

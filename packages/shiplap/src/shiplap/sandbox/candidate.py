@@ -229,9 +229,11 @@ class TargetProcess:
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
         """Send ``message`` and the descriptors ``files`` to the process. Return the reply and the time of the request.
-        Meanwhile ``waiting`` is called with the seconds waited so far. Raise ``CandidateError`` with ``check`` if the
-        process reports an error. Raise it also if the process ends, ``MachineLack`` if the machine lacks a resource,
-        ``Timeout`` if the time is over, and ``UnsupportedArguments`` if the target may decline arguments and does so.
+        Meanwhile ``waiting`` is called with the seconds waited so far.
+
+        Raise ``Timeout`` if the budget ends, ``MachineLack`` if the machine lacks a resource, and ``CandidateError`` if
+        the process reports an error (with ``check``) or ends (with ``process``). Raise ``UnsupportedArguments`` if the
+        target may decline arguments and does.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)

@@ -101,7 +101,8 @@ def hashmap_insert_3d(
     hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, values: Tensor, W: int, H: int, D: int
 ) -> None:
     """Insert the voxels ``coords`` (``int32 [m, 4]``, scene, x, y, z) with ``values`` into the hash map, in place. The
-    grid has ``W`` x ``H`` x ``D`` cells, whose numbers are the keys. Voxels outside the grid are left out.
+    key of a voxel is the number of its cell, counted over all scenes, each a grid of ``W`` x ``H`` x ``D`` cells.
+    Voxels outside the grid are left out.
     """
     hashmap_insert(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)), values)
 
@@ -110,8 +111,8 @@ def hashmap_insert_3d_idx_as_val(
     hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int
 ) -> None:
     """Insert the voxels ``coords`` (``int32 [m, 4]``, scene, x, y, z) into the hash map, in place, with their row
-    numbers as values. The grid has ``W`` x ``H`` x ``D`` cells, whose numbers are the keys. Voxels outside the grid are
-    left out.
+    numbers as values. The key of a voxel is that of :func:`hashmap_insert_3d`, for a grid of ``W`` x ``H`` x ``D``
+    cells in each scene. Voxels outside the grid are left out.
     """
     rows = torch.arange(coords.shape[0], device=coords.device)
     hashmap_insert_3d(hashmap_keys, hashmap_values, coords, rows, W, H, D)
