@@ -10,8 +10,7 @@ Verdict = Literal["ok", "fail", "skip", "incomplete"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on one op of one check. The check is one of the audit, or one that a candidate has to pass before it is
-    timed.
+    """The verdict on one op of one check of the audit, or of a check that a candidate has to pass before it is timed.
 
     Attributes:
         check: the id of the check, which is the name of its file.

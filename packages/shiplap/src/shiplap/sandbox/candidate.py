@@ -228,12 +228,10 @@ class TargetProcess:
         *files: int,
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
-        """Send ``message`` and the descriptors ``files`` to the process. Return the reply and the time of the request.
-        Meanwhile ``waiting`` is called with the seconds waited so far.
-
-        Raise ``Timeout`` if the budget ends, ``MachineLack`` if the machine lacks a resource, and ``CandidateError`` if
-        the process reports an error (with ``check``) or ends (with ``process``). Raise ``UnsupportedArguments`` if the
-        target may decline arguments and does.
+        """Send ``message`` and the descriptors ``files``. Return the reply and the time of the request. ``waiting`` is
+        called meanwhile with the seconds waited so far. Raise ``CandidateError`` if the process reports an error (with
+        ``check``) or ends (with ``process``), ``MachineLack`` if a resource lacks, ``Timeout`` if the budget ends, and
+        ``UnsupportedArguments`` if the target may decline arguments and does.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)
