@@ -88,3 +88,13 @@ def test_folders_that_killed_runs_left_are_found(tmp_path, monkeypatch):
     (tmp_path / "shiplap-judge-link").symlink_to(tmp_path / "someone")
     os.utime(tmp_path / "shiplap-judge-link", (old, old), follow_symlinks=False)
     assert [path.name for path in cache.stale_work_folders()] == ["shiplap-judge-old"]
+
+
+def test_folders_that_end_while_they_are_listed_are_left_out(tmp_path, monkeypatch):
+    """Other processes remove their own folders at any moment."""
+    kept = tmp_path / "shiplap-judge-old"
+    kept.mkdir()
+    old = time.time() - 2 * cache.STALE_AFTER_S
+    os.utime(kept, (old, old))
+    monkeypatch.setattr(cache, "_listed_folders", lambda _root: [tmp_path / "shiplap-judge-gone", kept])
+    assert list(cache.stale_work_folders()) == [kept]

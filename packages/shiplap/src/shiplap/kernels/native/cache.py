@@ -214,12 +214,17 @@ def stale_work_folders() -> Iterator[Path]:
     day ago.
     """
     for path in _listed_folders(Path(tempfile.gettempdir())):
-        if path.name.startswith(WORK_FOLDERS):
+        if not path.name.startswith(WORK_FOLDERS):
+            continue
+        try:
             about = path.lstat()
-            old = time.time() - about.st_mtime > STALE_AFTER_S
-            # Others may make folders of such names in the shared temporary folder.
-            if old and stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
-                yield path
+        # A run that ends removes its own folder at any moment.
+        except OSError:
+            continue
+        old = time.time() - about.st_mtime > STALE_AFTER_S
+        # Others may make folders of such names in the shared temporary folder.
+        if old and stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+            yield path
 
 
 def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
