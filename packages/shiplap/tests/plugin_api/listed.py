@@ -17,13 +17,13 @@ from shiplap.plugin_api.tuning import ConfigSource, Value
 # --8<-- [start:source]
 @sl.op("extend_test::twice")
 def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-    time.sleep(0.01)  # never the fastest
+    time.sleep(0.2)  # never the fastest
     return 2 * x
 
 
 @twice.kernel("cpu", name="library", configs=[{"ALGORITHM": 0}])
 def library(x: Tensor, *, out: Tensor, ALGORITHM: int) -> None:
-    time.sleep(0.003 / (1 + ALGORITHM))
+    time.sleep(0.05 / (1 + ALGORITHM) ** 2)
     torch.mul(x, 3 if ALGORITHM == 3 else 2, out=out)
 
 
