@@ -6,7 +6,7 @@ environment variables, the module path, the working folder and the output of the
 something differs that a process gets only when it starts, such as a variable that torch reads when it is imported or a
 limit of the process, an ordinary launcher is started. The programs that tests run start ordinary launchers, too.
 
-``serve_template`` runs in the template, which imports this file and nothing else of the tests.
+``serve_template`` runs in the template, which imports this file and ``forked.py``, and nothing else of the tests.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import NoReturn
+
+from shiplap_testing import forked
 
 # Variables that Python, torch or OpenMP read when a process starts. A fork finds its module path itself.
 READ_AT_START = ("PYTHON", "TORCH", "TRITON_", "OMP_", "MKL_", "KMP_", "LD_", "MALLOC_", "GOMP_", "CUDA_")
@@ -43,10 +45,12 @@ class ForkedProcess:
     uses. Its exit status is not known: ``returncode`` is None while it runs, and 0 afterwards.
     """
 
-    def __init__(self, pid: int) -> None:
-        """Describe the process with the id ``pid``, which has not been waited for yet."""
+    def __init__(self, pid: int, ended: Callable[[int], object]) -> None:
+        """Describe the process with the id ``pid``, which has not been waited for yet. ``ended`` is called with its id
+        when its end is seen.
+        """
         self.pid, self.returncode = pid, None
-        self._handle = os.pidfd_open(pid)
+        self._handle, self._ended = os.pidfd_open(pid), ended
 
     def poll(self) -> int | None:
         """Return 0 if the process has ended, and None if it still runs."""
@@ -69,6 +73,7 @@ class ForkedProcess:
         if self.returncode is None and select.select([self._handle], [], [], seconds)[0]:
             self.returncode = 0
             os.close(self._handle)
+            self._ended(self.pid)
         return self.returncode
 
 
@@ -80,7 +85,9 @@ class Template:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._started_with: object = None
+        self._owner = 0  # the id of the process that has started the template
         self._turn = threading.Lock()
+        self._charged = 0.0  # seconds of processor time of ended launchers, which are no children of this process
 
     def open_launcher(
         self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], cwd: str
@@ -90,6 +97,8 @@ class Template:
         The arguments are those of ``subprocess.Popen``. They start an ordinary launcher in a fork of this program, and
         if the program has changed since the template started in a way that a fork of the template cannot make up for.
         """
+        if self._owner not in (0, os.getpid()):  # in a fork, whose parent would read the replies
+            return subprocess.Popen(command, pass_fds=pass_fds, env=env, cwd=cwd)
         with self._turn:
             if self._process is None:
                 self._start(env)
@@ -98,7 +107,20 @@ class Template:
             assert self._connection is not None
             request = json.dumps([dict(env), cwd]).encode()
             socket.send_fds(self._connection, [request], [pass_fds[0], 1, 2])
-            return ForkedProcess(int(self._connection.recv(LONGEST)))
+            return ForkedProcess(int(self._connection.recv(LONGEST)), self._charge)
+
+    def _charge(self, pid: int) -> None:
+        """Charge this process with the processor time of the launcher ``pid``, which has ended, before the end of the
+        template does so. Do nothing in a fork of this process.
+        """
+        if self._owner != os.getpid():
+            return
+        with self._turn:
+            if self._connection is not None:
+                self._connection.send(json.dumps(pid).encode())
+                seconds = float(self._connection.recv(LONGEST))
+                self._charged += seconds
+                forked.spent += seconds
 
     def _start(self, env: Mapping[str, str]) -> None:
         """Start the template process with the environment variables ``env`` of a launcher."""
@@ -107,14 +129,16 @@ class Template:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", TEMPLATE, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=env
             )
-        self._started_with = _surroundings(env)
+        self._started_with, self._owner = _surroundings(env), os.getpid()
 
     def end(self) -> None:
         """End the template process, and wait for it. Launchers that were forked from it go on."""
         if self._process is not None and self._connection is not None:
             self._connection.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold it, too
             self._connection.close()
+            self._connection = None
             self._process.wait()
+            forked.spent -= self._charged  # the processor time of the template, which is a child, includes it
 
 
 def _surroundings(env: Mapping[str, str]) -> object:
@@ -125,8 +149,7 @@ def _surroundings(env: Mapping[str, str]) -> object:
     limits = [resource.getrlimit(limit) for limit in LIMITS]
     users = os.getresuid(), os.getresgid(), tuple(os.getgroups())
     processors, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
-    # The template belongs to one process: a fork of that would read its replies.
-    return early, limits, processors, nice, users, sys.executable, os.getpid()
+    return early, limits, processors, nice, users, sys.executable
 
 
 @contextlib.contextmanager
@@ -159,7 +182,11 @@ def _launchers_by(module: object) -> Iterator[None]:
 
 
 def serve_template(handle: int) -> None:
-    """Fork a launcher for each request on the connection ``handle``, until it ends."""
+    """Serve requests on the connection ``handle`` until it ends.
+
+    A request with environment variables and a working folder forks a launcher, and the reply is its process id. The
+    reply to the id of a launcher that has ended is its processor time in seconds.
+    """
     sys.modules["shiplap.sandbox.child"].take_baseline()  # a launcher takes the rest, of what is imported later
     path = sys.path[len(os.environ["PYTHONPATH"].split(os.pathsep)) :]
     connection = socket.socket(fileno=handle)
@@ -167,31 +194,39 @@ def serve_template(handle: int) -> None:
     os.set_blocking(writing, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writing)  # a launcher that has ended must not stay as a zombie
+    spent = dict[int, float]()
     while True:
         ready = select.select([connection, ended], [], [])[0]
         if ended in ready:
             os.read(ended, 512)
-            _wait_for_ended()
+            spent |= _wait_for_ended()
         if connection in ready:
             request, files, _, _ = socket.recv_fds(connection, LONGEST, FILES)
             if not request:
-                return _wait_for_ended()
+                return
+            asked = json.loads(request)
+            if isinstance(asked, int):
+                spent |= _wait_for_ended()  # the signal may come later
+                connection.send(b"%f" % spent.pop(asked, 0.0))
+                continue
             pid = os.fork()
             if not pid:
                 os.close(ended)
                 os.close(writing)
                 connection.close()
-                _become_launcher(files, path, *json.loads(request))
+                _become_launcher(files, path, *asked)
             for file in files:
                 os.close(file)
             connection.send(b"%d" % pid)
 
 
-def _wait_for_ended() -> None:
-    """Wait for all children of this process that have ended."""
+def _wait_for_ended() -> dict[int, float]:
+    """Wait for all children of this process that have ended. Return the seconds of processor time of each by its id."""
+    spent = dict[int, float]()
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.wait4(-1, os.WNOHANG))[0]:
+            spent[ended[0]] = ended[2].ru_utime + ended[2].ru_stime
+    return spent
 
 
 def _become_launcher(files: list[int], path: list[str], environment: dict[str, str], cwd: str) -> NoReturn:

@@ -9,6 +9,7 @@ import pytest
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.protocol import Done, ImportModule, LoadTarget
 from shiplap.sandbox.supervisor import RequestFailed, SandboxLauncher
+from shiplap_testing import forked as forked_processes
 from shiplap_testing.launchers import ForkedProcess, forked_launchers, ordinary_launchers
 
 TOLD = """
@@ -73,9 +74,11 @@ def test_the_end_of_a_forked_launcher_is_seen(forked):
     assert isinstance(process, ForkedProcess)
     assert process.poll() is None
     assert process.returncode is None
+    before = forked_processes.spent
     process.kill()
     assert process.wait() == process.poll() == process.returncode == 0
     process.kill()
+    assert 0.0 < forked_processes.spent - before < 60.0, "its processor time is charged when it ends"
     launcher.close()
     assert not os.path.exists(launcher.folder)
     assert launcher.ask(ImportModule()) == Done(), "the next request starts another"

@@ -110,8 +110,8 @@ def test_the_time_is_that_of_the_whole_judgement_with_a_launcher_of_its_own(tmp_
 
 def test_a_launcher_that_does_not_start_in_time_is_given_up(tmp_path):
     """As on a machine with so much load that loading torch takes longer than the judgement."""
-    with ordinary_launchers(), SandboxLauncher() as launcher:
-        with pytest.raises(Timeout):
+    with SandboxLauncher() as launcher:
+        with ordinary_launchers(), pytest.raises(Timeout):
             launcher.start(until=time.monotonic() + 0.05)
         launcher.start().kill()  # another one
 
