@@ -33,7 +33,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
-from shiplap_testing import private, workers
+from shiplap_testing import launchers, private, workers
 from shiplap_testing.forked import place, python, settle, shared, use_huge_pages
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
@@ -190,6 +190,18 @@ def vector_instructions(request: pytest.FixtureRequest) -> None:
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
     if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
         private.try_instructions()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_launchers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the launchers of sandboxed processes in each worker from one process that has imported torch, which each of
+    them would import otherwise. Do nothing in a run without workers and on a machine with an accelerator.
+    """
+    if not hasattr(request.config, "workerinput") or not workers.possible():
+        yield
+        return
+    with launchers.forked_launchers():
+        yield
 
 
 # Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.

@@ -18,6 +18,7 @@ from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.protocol import Inspect, LoadTarget
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout
 from shiplap_testing.effort import sampled
+from shiplap_testing.launchers import ordinary_launchers
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
 
@@ -112,7 +113,7 @@ def test_the_time_is_that_of_the_whole_judgement_with_a_launcher_of_its_own(tmp_
 def test_a_launcher_that_does_not_start_in_time_is_given_up(tmp_path):
     """As on a machine with so much load that loading torch takes longer than the judgement."""
     with SandboxLauncher() as launcher:
-        with pytest.raises(Timeout):
+        with ordinary_launchers(), pytest.raises(Timeout):
             launcher.start(until=time.monotonic() + 0.05)
         launcher.start().kill()  # another one
 

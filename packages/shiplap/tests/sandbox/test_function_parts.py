@@ -3,7 +3,7 @@
 import functools
 import os
 
-from shiplap.sandbox.function_parts import FunctionParts
+from shiplap.sandbox.function_parts import FunctionParts, PlainFunctions
 
 
 def kept(a, b=1, *, c=2):
@@ -45,3 +45,18 @@ def test_what_a_function_holds_is_a_part():
     cell.cell_contents = lambda *names: ""
     assert parts.changed_part()
     assert not FunctionParts.of(functools.lru_cache(kept).__wrapped__).changed_part()
+
+
+def test_functions_of_code_and_defaults_are_compared_together(monkeypatch):
+    def scaled(value, by=2):
+        return value * by
+
+    plain = PlainFunctions.of([FunctionParts.of(each) for each in (scaled, kept, wrapped(), os.path.join)])
+    assert plain.functions == (scaled, os.path.join), "the others have a keyword or hold a function"
+    assert plain.intact
+    monkeypatch.setattr(scaled, "__defaults__", (3,))
+    assert not plain.intact
+    monkeypatch.undo()
+    assert plain.intact
+    monkeypatch.setattr(scaled, "__code__", (lambda value, by=2: by).__code__)
+    assert not plain.intact

@@ -28,6 +28,7 @@ from shiplap.sandbox.launcher_environment import SECRET_VARIABLE
 from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
 from shiplap.sandbox.protocol import Heartbeat, Inspect, LoadTarget
 from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
+from shiplap_testing.launchers import ordinary_launchers
 
 HEAD = """
 import os, sys, time
@@ -38,7 +39,7 @@ child = sys.modules["shiplap.sandbox.child"]
 
 @pytest.fixture(scope="module")
 def launcher():
-    with SandboxLauncher() as made:
+    with ordinary_launchers(), SandboxLauncher() as made:
         yield made
 
 

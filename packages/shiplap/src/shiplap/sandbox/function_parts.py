@@ -4,12 +4,14 @@ functions in its closure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import is_
+from collections.abc import Callable, Iterable
+from operator import attrgetter, is_
 from types import CellType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from shiplap.sandbox.trusted_code import function_code, is_trusted_function
+
+_code, _defaults = attrgetter("__code__"), attrgetter("__defaults__")
 
 
 class FunctionParts(NamedTuple):
@@ -40,7 +42,6 @@ class FunctionParts(NamedTuple):
         not count.
         """
         now = self.function
-        # Thousands of functions are compared, and most have only these two parts.
         if now.__code__ is self.code and now.__defaults__ is self.defaults and not (self.keywords or self.held):
             return ""
         if function_code(now) is not self.code:
@@ -53,6 +54,35 @@ class FunctionParts(NamedTuple):
             for cell, value in self.held
         )
         return "what is held" if lost else ""
+
+
+class PlainFunctions(NamedTuple):
+    """Functions without keyword defaults and without functions in their closures, with their codes and default values.
+    Most functions are of this kind, and all of a class or module are compared by a few calls of C functions.
+    """
+
+    functions: tuple[FunctionType, ...]
+    codes: tuple[CodeType, ...]
+    defaults: tuple[tuple[Any, ...] | None, ...]
+
+    @classmethod
+    def of(cls, parts: Iterable[FunctionParts]) -> PlainFunctions:
+        """Return the record of those functions of ``parts`` that have neither keyword defaults nor functions in their
+        closures.
+        """
+        plain = [part for part in parts if not part.keywords and not part.held]
+        return cls(
+            tuple(part.function for part in plain),
+            tuple(part.code for part in plain),
+            tuple(part.defaults for part in plain),
+        )
+
+    @property
+    def intact(self) -> bool:
+        """Whether each function still has the same code object and the same tuple of default values."""
+        return all(map(is_, map(_code, self.functions), self.codes)) and all(
+            map(is_, map(_defaults, self.functions), self.defaults)
+        )
 
 
 def _cell_content(cell: CellType) -> Any:

@@ -181,7 +181,8 @@ class InterpreterWatch:
         """Record the present settings and install a Python audit hook, which cannot be removed again."""
         self._looked: dict[str, None] = {}
         self._busy = False
-        self._before, self._frozen = read_interpreter_state(), gc.get_freeze_count()
+        self._before = read_interpreter_state()
+        self._collected: list[None] = []  # an object that the garbage collector looks at until ``gc.freeze`` is called
         sys.addaudithook(self._record_event)
 
     def reset(self) -> None:
@@ -203,8 +204,19 @@ class InterpreterWatch:
         The list ``looked`` has the functions with which it has read frames or objects of other code. The list ``left``
         has the settings that are still changed.
         """
-        frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
+        frozen = [] if self._is_collected() else ["gc.freeze"]
         return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
+
+    def _is_collected(self) -> bool:
+        """Return whether the garbage collector still looks at the objects that existed when this record began, which
+        ``gc.freeze`` ends.
+        """
+        # Objects of the launcher are frozen before it forks: to count them, as gc.get_freeze_count does, takes 30 ms.
+        self._busy = True  # the list of objects is an event of the audit hook
+        try:
+            return any(value is self._collected for value in gc.get_objects())
+        finally:
+            self._busy = False
 
     def _record_event(self, event: str, args: tuple[Any, ...]) -> None:
         """Handle an event of Python's audit hook. The name of the event, or of the function in it, is recorded in

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shiplap.sandbox.function_parts import FunctionParts
+from shiplap.sandbox.function_parts import FunctionParts, PlainFunctions
 from shiplap.sandbox.trusted_code import (
     forget_files,
     is_genuine_code,
@@ -104,6 +104,8 @@ class _FunctionOwner(NamedTuple):
     Attributes:
         held: the attributes by name.
         parts: for each attribute that is a function, its code, defaults and closure.
+        plain: those of the functions that have only code and defaults.
+        special: the parts of the other functions.
         tables: copies of those attributes that are dicts of functions.
     """
 
@@ -113,6 +115,8 @@ class _FunctionOwner(NamedTuple):
     bases: tuple[type, ...]
     held: dict[str, Any]
     parts: dict[str, FunctionParts]
+    plain: PlainFunctions
+    special: dict[str, FunctionParts]
     tables: dict[str, dict[Any, Any]]
 
     @classmethod
@@ -127,7 +131,9 @@ class _FunctionOwner(NamedTuple):
             inner = {k: v.fget if type(v) is property else v.__func__ for k, v in _list_descriptors(held)}
             parts |= {k: FunctionParts.of(v) for k, v in inner.items() if type(v) is FunctionType}
         tables = {} if is_class else {k: dict(v) for k, v in held.items() if type(v) is dict and _is_table(v)}
-        return cls(name, value, type(value), value.__bases__ if is_class else (), held, parts, tables)
+        plain, special = PlainFunctions.of(parts.values()), {k: p for k, p in parts.items() if p.keywords or p.held}
+        bases = value.__bases__ if is_class else ()
+        return cls(name, value, type(value), bases, held, parts, plain, special, tables)
 
     @property
     def untouched(self) -> bool:
@@ -151,7 +157,8 @@ class _FunctionOwner(NamedTuple):
             replaced.append(f"the class of {self.name}")
         if self.bases_now != self.bases:
             replaced.append(f"the bases of {self.name}")
-        parts = self.parts
+        # Thousands of functions are compared, and most have only code and defaults.
+        parts = self.special if self.plain.intact else self.parts
         if not self.untouched:
             now = dict(vars(self.value))
             other = {k for k, v in self.held.items() if now.get(k) is not v}
