@@ -236,7 +236,7 @@ class Child:
         """
         memory = _map(file)
         if message.thorough:
-            self._intact = FunctionSnapshot(self._intact, thorough=True)
+            self._intact = self._intact.with_operators()
         self.target = load_requested(
             message, self._unpack(message.init, memory) or (), self._unpack(message.state, memory) or {}
         )
