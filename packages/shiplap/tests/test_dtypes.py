@@ -214,6 +214,7 @@ def tables() -> dict[str, set[str]]:
     return {str(p.relative_to(PACKAGES)): names for p, names in crowded}
 
 
+@pytest.mark.docs
 def test_python_has_one_table():
     assert tables().keys() == ALLOWED.keys()
 

@@ -138,6 +138,7 @@ PAGES = ("README.md", "packages/*/README.md", "docs/**/*.md", "examples/**/*.py"
 SOURCES = ("packages/*/src/**/*.py", "packages/*/src/**/*.jinja", "packages/*/tests/**/*.py", "t*s/*.py")
 
 
+@pytest.mark.docs
 def test_nothing_has_a_word_of_earlier_designs() -> None:
     files = _files(*PAGES, *SOURCES, "benchmarks/*.py", "CONTRIBUTING.md")
     assert len(files) > 1000

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from shiplap.cli import env
+from shiplap.dispatch import registry
+from shiplap.kernels.native import binding, build_plan
 from shiplap.torch_private.versions import read_table
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
@@ -40,6 +42,17 @@ def test_capabilities_on_an_unknown_torch(run: Any, monkeypatch: pytest.MonkeyPa
     verified = ", ".join(version for version, row in read_table().items() if "calls below autograd" in row["verified"])
     assert f"unverified (run on {verified}); a call goes through torch's dispatcher" in shown
     assert "used all the same: torch has no public way" in shown
+
+
+def test_bindings_that_share_a_library_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned for each op, those of a large family took seconds."""
+    written: list[tuple[int, ...]] = []
+    plain = build_plan.native_source
+    monkeypatch.setattr(build_plan, "native_source", lambda ops: (written.append(tuple(map(id, ops))), plain(ops))[1])
+    rows = {row["op"]: (row["binding"], row["why"]) for row in env.op_bindings()}
+    assert len(written) == len(set(written)) < len(rows)
+    several = [op for op in registry.declared_op_list() if op.spec.name in rows][::20]
+    assert [binding.state(op) for op in several] == [rows[op.spec.name] for op in several]
 
 
 def test_missing_library_has_its_fix(tmp_path: Path) -> None:

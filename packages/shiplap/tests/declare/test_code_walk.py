@@ -15,6 +15,7 @@ import shiplap as sl
 from shiplap.declare.code_digest import code_digest, first_unfollowed
 from shiplap.declare.code_text import code_use
 from shiplap.declare.code_walk import constants_used, libraries_used
+from shiplap_testing import forked
 
 HELPERS = '''
 FACTOR = 2.0
@@ -494,12 +495,13 @@ def test_the_digest_is_the_same_in_every_process(tmp_path):
         "from author.main import root; from shiplap.declare.code_digest import code_digest; print(code_digest(root))"
     )
 
-    def run(seed):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(tmp_path)}
-        env.pop("PYTHONDONTWRITEBYTECODE", None)
-        return subprocess.check_output([sys.executable, "-c", program], env=env, text=True)
-
-    assert run("1") == run("2")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    seed = "2" if env.get("PYTHONHASHSEED") == "1" else "1"  # another than that of the forked process
+    compiled = subprocess.check_output([sys.executable, "-c", program], env={**env, "PYTHONHASHSEED": seed}, text=True)
+    assert list(tmp_path.rglob("*.pyc"))
+    cached = forked.python("-c", program, env=env)
+    assert cached.stdout == compiled, cached.stderr
 
 
 TRITON = """

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -42,10 +43,19 @@ def alive() -> set[int]:
     return addresses
 
 
+@pytest.fixture(scope="module", autouse=True)
+def baseline() -> Iterator[None]:
+    """The snapshot that a launcher takes for all its forks. In a worker of pytest it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "_baseline", None)
+        child.take_baseline()
+        yield
+
+
 def test_forked_processes_share_one_snapshot_of_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "_baseline", None)
-    child.take_baseline()
+    monkeypatch.setattr(sys, "addaudithook", lambda hook: None)  # they stay for as long as a process lives
     assert isinstance(child._baseline, FunctionSnapshot)
+    assert child.Child()._intact is child._baseline
 
 
 @pytest.mark.parametrize("asked", [CallTarget, ListOperators])

@@ -26,7 +26,7 @@ from shiplap.sandbox.forked_launcher import ForkedLauncher, _forget_secrets, _ma
 from shiplap.sandbox.landlock import remove_folder, start_removal
 from shiplap.sandbox.launcher_environment import SECRET_VARIABLE
 from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
-from shiplap.sandbox.protocol import Heartbeat, Inspect, LoadTarget
+from shiplap.sandbox.protocol import Heartbeat, ImportModule, Inspect, LoadTarget
 from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
 from shiplap_testing.launchers import ordinary_launchers
 
@@ -39,7 +39,9 @@ child = sys.modules["shiplap.sandbox.child"]
 
 @pytest.fixture(scope="module")
 def launcher():
-    with ordinary_launchers(), SandboxLauncher() as made:
+    with SandboxLauncher() as made:
+        with ordinary_launchers():
+            made.ask(ImportModule())
         yield made
 
 

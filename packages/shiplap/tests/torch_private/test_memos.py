@@ -49,6 +49,7 @@ def unguarded(path: Path) -> list[int]:
     return [] if named & GUARDS else [*memos_of(tree)]
 
 
+@pytest.mark.docs
 def test_every_memo_of_tensors_is_built_outside_of_modes() -> None:
     sources = [p for p in REPOSITORY.glob("packages/*/src/**/*.py") if "shiplap-testing" not in p.parts]
     assert len(sources) > 300

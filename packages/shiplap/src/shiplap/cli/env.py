@@ -167,15 +167,16 @@ def op_bindings() -> list[dict[str, str]]:
     binding calls the op's C kernel on this machine, and why. Families that cannot be imported are left out.
     """
     from shiplap.kernels.native import binding
+    from shiplap.kernels.native.build_plan import PlanInputs
 
-    rows = []
+    rows, inputs = [], PlanInputs()
     for family in families():
         try:
             ops = ops_of(importlib.import_module(family.module))
         except Exception:  # libraries() reports the error
             continue
         for op in ops:
-            kind, why = binding.state(op)
+            kind, why = binding.state(op, inputs=inputs)
             rows.append({"op": op.spec.name, "binding": kind, "why": why})
     return rows
 

@@ -151,7 +151,8 @@ class Child:
         self._kept: deque[Any] = deque()  # arguments and results of earlier calls, which are compared again
         self._last: Any = ()  # tensors whose locations the reply holds must live until the next request
         if watched:
-            self._intact, self._watch = FunctionSnapshot(_baseline), InterpreterWatch()
+            # Nothing but code of ours has run since the launcher took the snapshot that it shares.
+            self._intact, self._watch = _baseline or FunctionSnapshot(), InterpreterWatch()
         self._batches: dict[int, Any] = {}
         self._calls = 0  # on a GPU, one by one
         self._dice = RngWatch()
@@ -235,7 +236,7 @@ class Child:
         """
         memory = _map(file)
         if message.thorough:
-            self._intact = FunctionSnapshot(self._intact, thorough=True)
+            self._intact = self._intact.with_operators()
         self.target = load_requested(
             message, self._unpack(message.init, memory) or (), self._unpack(message.state, memory) or {}
         )

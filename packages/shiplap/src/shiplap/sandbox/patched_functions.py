@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Set
+from copy import copy
 from itertools import islice
 from operator import is_
 from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
@@ -233,19 +234,26 @@ class FunctionSnapshot:
 
     Args:
         known: an earlier snapshot, whose unchanged parts are used again.
-        thorough: whether the operators of torch are included, which any code can register.
     """
 
-    def __init__(self, known: FunctionSnapshot | None = None, *, thorough: bool = False) -> None:
+    def __init__(self, known: FunctionSnapshot | None = None) -> None:
         """Record the functions of all imported trusted modules. Unchanged parts of the snapshot ``known`` are used
-        again. If ``thorough`` is true, the operators of torch are recorded, too. Otherwise they are left out.
+        again. The operators of torch are left out.
         """
         before: list[_FunctionOwner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)
         new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
         self._owners: list[_FunctionOwner] = [o if o.untouched else _FunctionOwner.of(o.name, o.value) for o in before]
         self._owners += [_FunctionOwner.of(n, v) for n, v in _trusted_owners(new, {id(o.value) for o in before})]
-        self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
+        self._operators: tuple[dict[str, str], dict[str, Any]] | None = None
+
+    def with_operators(self) -> FunctionSnapshot:
+        """Return this snapshot with the present operators of torch, which any code can register. The functions are not
+        looked at again, so no code under test may have run since they were recorded.
+        """
+        made = copy(self)
+        made._operators = operators_of_torch(), overloads_of_torch()
+        return made
 
     def changed(self) -> list[str]:
         """Return descriptions of the functions, modules and operators that have been replaced since the snapshot was
@@ -260,8 +268,8 @@ class FunctionSnapshot:
         ]
         replaced += [f"sys.modules['{n}'], which is gone" for n, m in known.items() if _is_removed_module(n, m)]
         replaced += [name for owner in self._owners for name in owner.changed()]
-        if self._thorough is not None:
-            operators, overloads = self._thorough
+        if self._operators is not None:
+            operators, overloads = self._operators
             replaced += [
                 *replaced_registrations(operators, is_trusted_file),
                 *altered_overloads(overloads, is_trusted_function),

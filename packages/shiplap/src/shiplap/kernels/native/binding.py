@@ -24,7 +24,7 @@ from shiplap.kernels.native import prebuilt
 from shiplap.kernels.native.attach import attach_plan
 from shiplap.kernels.native.build import LACKING, LIBRARY, build_detached
 from shiplap.kernels.native.build import build_once as compile_into
-from shiplap.kernels.native.build_plan import LibraryPlan, compile_command, form_is_native, make_plan
+from shiplap.kernels.native.build_plan import LibraryPlan, PlanInputs, compile_command, form_is_native, make_plan
 from shiplap.kernels.native.cache import evict_artefacts, is_library_present
 from shiplap.kernels.native.gradient_recorder import build_recorder, can_record
 from shiplap.settings import settings
@@ -218,12 +218,12 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
         raise build_error(op.spec.name, problem)
 
 
-def state(op: Op, device: str = "cpu") -> tuple[str, str]:
+def state(op: Op, device: str = "cpu", inputs: PlanInputs | None = None) -> tuple[str, str]:
     """Return which binding runs the C ABI kernel of ``op`` on ``device``, as a pair of strings. The first is
     ``"native"`` or ``"python"``. The second names the library of the native binding, or the reason why there is none.
 
     A library in the package of the op or in the cache counts as native, because the first call attaches it. ``shiplap
-    env`` prints both strings.
+    env`` prints both strings. ``inputs`` are shared by the plans of several ops, and new ones if they are None.
     """
     form = next((k.native for k in op.kernels.get(device, ()) if k.native is not None), None)
     if op.native is not None and device in op.native.devices:
@@ -239,7 +239,7 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"
     try:
         # Raises where the op cannot be bound, which is the reason that is shown.
-        plan = make_plan(op)
+        plan = make_plan(op, inputs)
         there = is_library_present(plan.place, op.spec.name)
     except (ShiplapError, OSError) as e:
         return "python", _failure_reason(e)

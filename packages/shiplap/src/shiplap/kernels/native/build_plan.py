@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shiplap import safe_io
+from shiplap.cached_property import cached_property
 from shiplap.codegen.chosen import NativeChoice
 from shiplap.codegen.native import NativeOp, native_source
 from shiplap.declare.kernel import Kernel
@@ -65,10 +66,35 @@ class LibraryPlan:
     rule: safe_io.OwnershipRule = safe_io.CODE
 
 
-def make_plan(op: Op) -> LibraryPlan:
-    """Return the plan of the native library for ``op``. The library also serves the ops that share a kernel library
-    with it. Nothing is compiled. Raise ``SL404`` if C++ cannot bind the op.
+class PlanInputs:
+    """The inputs of plans that are made one after the other, while no op and no kernel is declared in between. They are
+    the kernels of all ops that native code can bind, and the C++ that was generated for some of them.
     """
+
+    def __init__(self) -> None:
+        """Make the inputs of plans. The kernels are looked up when the first plan needs them."""
+        self._sources: dict[tuple[int, ...], str] = {}
+
+    @cached_property
+    def entries(self) -> list[NativeKernelEntry]:
+        """The kernels of all declared ops that native code can bind."""
+        return [entry for op in registry.declared_op_list() for entry in bindable_entries(op)]
+
+    def source_of(self, entries: Sequence[NativeKernelEntry]) -> str:
+        """Return the C++ of a library with the kernels ``entries``, which are some of the attribute ``entries``."""
+        key = tuple(map(id, entries))
+        if key not in self._sources:
+            self._sources[key] = native_source([e.native for e in entries])
+        return self._sources[key]
+
+
+def make_plan(op: Op, inputs: PlanInputs | None = None) -> LibraryPlan:
+    """Return the plan of the native library for ``op``. The library also serves the ops that share a kernel library
+    with it. Nothing is compiled. ``inputs`` are shared by the plans of several ops, and new ones if they are None.
+
+    Raise ``SL404`` if C++ cannot bind the op.
+    """
+    inputs = inputs or PlanInputs()
     # A kernel that this machine cannot run is not looked at: its module may need Triton, which is not here either.
     forms = {device: form for device, form in _first_native_forms(op).items() if form.wanted}
     if not forms:
@@ -91,7 +117,7 @@ def make_plan(op: Op) -> LibraryPlan:
             # Without nvcc and a GPU, the sources of a CUDA kernel are left uncompiled, and nobody needs them.
             if e.id != "SL420" or device != "cuda" or torch.cuda.is_available() or len(forms) < 2:
                 raise
-    entries = _related_entries(op, [e for o in registry.declared_op_list() for e in bindable_entries(o)])
+    entries = _related_entries(op, inputs.entries)
     if not entries:
         for form in forms.values():
             if not form.generated:
@@ -104,7 +130,7 @@ def make_plan(op: Op) -> LibraryPlan:
             expected="a C ABI kernel on the CPU or on CUDA",
             fix="build it when the op and its kernels are declared",
         )
-    source = native_source([e.native for e in entries])
+    source = inputs.source_of(entries)
     return LibraryPlan(
         dict(enumerate(entries)),
         library_cache_folder(op) / library_name_digest(source, (*FLAGS, *extra_compiler_flags())),
