@@ -180,7 +180,7 @@ def test_a_process_without_the_registration_is_told_what_to_call(
     for known in (hf.auto.AUTO_QUANTIZER_MAPPING, hf.auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
         monkeypatch.delitem(known, hf.METHOD)
     monkeypatch.setattr(hf.auto.logger, "warning", said.append)
-    with contextlib.suppress(RuntimeError):  # transformers goes on, with weights of other sizes
+    with contextlib.suppress(RuntimeError, ValueError):  # transformers goes on, with weights of other sizes
         load(tmp_path)
     assert "Unknown quantization type, got slidesparse (of the package shiplap-slidesparse: call" in said[0]
     assert "shiplap_slidesparse.hf.register() before loading" in said[0]
