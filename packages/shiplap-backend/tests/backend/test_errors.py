@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from shiplap_testing.forked import python
 
 
 def test_errors_of_the_backend_come_with_the_backend() -> None:
@@ -12,5 +11,5 @@ def test_errors_of_the_backend_come_with_the_backend() -> None:
         "from shiplap.errors import CATALOGUE; before = 'SL901' in CATALOGUE\n"
         "import shiplap_backend; print(before, 'SL901' in CATALOGUE, any(id >= 'SL9' for id in CATALOGUE))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False True True\n"
+    done = python("-c", program)
+    assert done.stdout == "False True True\n", done.stderr

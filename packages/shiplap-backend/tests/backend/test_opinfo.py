@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -197,15 +198,30 @@ def test_pages_of_a_record(benchmark: ModuleType) -> None:
     assert "old" not in text
 
 
-@pytest.mark.slow
-def test_a_sweep_goes_on_where_it_was(benchmark: ModuleType, project: Project, tmp_path: Path) -> None:
+def test_a_sweep_goes_on_where_it_was(
+    benchmark: ModuleType, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a sweep finds on the device: ``test_a_slice_of_the_database``."""
+    asked: list[tuple[Path, list[str], list[str], int]] = []
+
+    def swept(of: Project, names: list[str], dtypes: list[str], *, samples: int) -> Iterator[audit.SweepVerdict]:
+        asked.append((of.root, names, dtypes, samples))
+        yield from (
+            audit.SweepVerdict(name, dtype, "native", samples, gradients=1) for name in names for dtype in dtypes
+        )
+
+    monkeypatch.setattr(audit, "run_sweep", swept)
     journal, names = tmp_path / "journal.jsonl", ["exp", "tanh", "sign"]
     assert benchmark.sweep(project.root, names, ["f32"], 1, 1, journal, 0) == []
+    assert [case[1] for case in asked if case[1]] == []
     journal.write_text(json.dumps(["tanh", [audit.SweepVerdict("tanh", "f32", "left", 0).as_json()]]) + "\n")
+    asked.clear()
     verdicts = benchmark.sweep(project.root, names, ["f32"], 1, 2, journal, 100)
     assert [(v.op, v.state == "left", v.gradients) for v in verdicts] == [
         ("exp", False, 1),
         ("tanh", True, 0),
         ("sign", False, 1),
     ]
+    assert sorted(name for _, names, *_ in asked for name in names) == ["exp", "sign"]
+    assert {(root, *dtypes, samples) for root, _, dtypes, samples in asked} == {(project.root, "f32", 1)}
     assert len(journal.read_text().splitlines()) == 3

@@ -1,8 +1,12 @@
-"""What the first configs of sparse3d's products need of a Hopper GPU, by Triton's compiler. Run by its test."""
+"""What the first configs of sparse3d's products need of a Hopper GPU, by Triton's compiler. Run by its test.
+
+``python -m tests.sparse3d.hopper_conv some|every``: some of the dtypes of each product, or every one.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ from shiplap_testing import hopper
 
 ROWS, TAPS, PARTS, CHANNELS = 4096, 27, 3, 256
 HALF, FULL, TF32 = "float16", "float32", "float32 on tensor cores"
+SOME = (("conv", HALF), ("conv", FULL), ("conv_weight_grad", FULL))  # full precision holds twice as much in registers
 
 
 def first(op: Op, args: tuple[Any, ...]) -> Any:
@@ -38,6 +43,8 @@ for name in (HALF, FULL, TF32):
     conv = (feats, weight, columns.t(), None, order, masks, None, None, None, 1, False, False, name == TF32)
     outer = (feats, feats, columns.t(), order, blocks, counts, 1, False, name == TF32)
     for op, args in ((ops.conv, conv), (ops.conv_weight_grad, outer)):
+        if sys.argv[1] == "some" and (op.spec.opname, name) not in SOME:
+            continue
         print(json.dumps([op.spec.opname, name, first(op, args)]), flush=True)
 
 # So many rows that their number is an int64 of the kernel, as a number is that only the data of a graph knows.

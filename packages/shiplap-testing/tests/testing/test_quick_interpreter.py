@@ -15,6 +15,7 @@ import inspect, json, runpy, sys
 from pathlib import Path
 import torch, triton
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 def patched():
@@ -56,13 +57,29 @@ def ran():
     inspect.getmembers = given
     return x.tolist(), seen, patched()
 
-print(json.dumps([interpreter._patch_builtin.__module__, patched(), numpy_types(), ran()]))
+@triton.jit
+def integers(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(x_ptr + at, x + y)
+    tl.store(y_ptr + at, (x * y) - 3)
+
+def wrapped():
+    seen, given = [], TritonSemantic.device_assert
+    TritonSemantic.device_assert = lambda self, cond, msg, mask: seen.append(msg) or given(self, cond, msg, mask)
+    x, y = (torch.tensor(values, dtype=torch.int32) for values in ([2**31 - 1, -2**31, 7, 2**30], [1, -1, 5, 4]))
+    integers[(1,)](x, y, BLOCK=4)
+    TritonSemantic.device_assert = given
+    return x.tolist(), y.tolist(), len(seen)
+
+print(json.dumps([interpreter._patch_builtin.__module__, patched(), numpy_types(), ran(), wrapped()]))
 """
 FROM_SOURCE = """
 import triton.runtime.interpreter as interpreter
 for name, function in list(vars(interpreter).items()):
     if name in ("_patch_builtin", "_get_np_dtype"):  # Triton's own, from its source
         exec(compile(function_of(name), interpreter.__file__, "exec"), vars(interpreter))
+interpreter.interpreter_builder.options = interpreter.InterpreterOptions()
 """
 SOURCE = """
 import ast
@@ -82,12 +99,15 @@ def test_what_is_replaced_and_computed_is_the_same(tmp_path):
     (tmp_path / "plain.py").write_text(SOURCE + FROM_SOURCE + PROGRAM)
     (quick, *told_by_quick), (plain, *told_by_plain) = (told(tmp_path / name) for name in ("quick.py", "plain.py"))
     assert (quick, plain) != (plain, plain), "the quick one is in use"
-    (*same, (values, searches, left)), (*wanted, (right, more, also)) = told_by_quick, told_by_plain
+    (*same, (values, searches, left), quick_sums), (*wanted, (right, more, also), sums) = told_by_quick, told_by_plain
     assert same == wanted
     assert len(same[0]) > 100
     assert values == right == [14.0, 14.0, 18.0, 22.0, 26.0]
     assert left == also, "of what was replaced, as much is there again"
     assert searches == 0 < more
+    (*numbers, conditions), (*wrapped, computed) = quick_sums, sums
+    assert numbers == wrapped == [[-(2**31), 2**31 - 1, 12, 2**30 + 4], [2**31 - 4, -(2**31) - 3 + 2**32, 32, -3]]
+    assert conditions == 0 < computed
 
 
 def told(script):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shiplap_backend.project import Project
-
-from .test_processes import ended, start
+from shiplap_testing.forked import python
 
 # What torch's own sources call a device module, and the folders that are not of a device's user.
 MODULES = {"device_module", "device_mod", "device_handle", "_device_handle", "custom_backend_mod", "custom_device_mod"}
@@ -166,14 +166,16 @@ def test_streams_in_a_graph_of_inductor(dev: Any, device: str) -> None:
 
 def test_a_device_that_is_loaded_after_inductor_was_used(project: Project) -> None:
     """The compilation ended with a KeyError that names the device."""
-    program = """
-        from torch._inductor.codegen import common
-        common.init_backend_registration()
-        load()
-        common.init_backend_registration()
-        assert common.get_scheduling_for_device(D) and common.get_device_op_overrides(D)
-    """
-    assert ended(start(project, program, loaded=False)) == (0, "")
+    program = f"""
+import {project.package.name}
+from torch._inductor.codegen import common
+common.init_backend_registration()
+{project.package.name}.autoload()
+common.init_backend_registration()
+assert common.get_scheduling_for_device("{project.device}") and common.get_device_op_overrides("{project.device}")
+"""
+    done = python("-c", program, cwd=project.root, env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_where_the_device_is_not_as_openreg_is(dev: Any, device: str) -> None:

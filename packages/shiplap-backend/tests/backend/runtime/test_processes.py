@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -19,17 +20,13 @@ from shiplap_backend.project import Project
 SECONDS = 120  # after which a process counts as hanging
 
 
-def start(project: Project, program: str, loaded: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a program with the device in a process of its own, which ends as Python ends it.
-
-    Without ``loaded`` the program calls ``load()`` itself.
-    """
-    load = f"import sys; sys.path.insert(0, {str(project.root)!r})\nimport torch, torch_{project.device}\n"
-    load += f"load, D = torch_{project.device}.autoload, {project.device!r}\n"
-    code = load + ("load()\n" if loaded else "") + textwrap.dedent(program)
+def start(project: Project, program: str, timeout: int = SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, which ends as Python ends it. It loads the device by ``load()``."""
+    code = f"import sys; sys.path.insert(0, {str(project.root)!r})\nimport torch, torch_{project.device}\n"
+    code += f"load, D = torch_{project.device}.autoload, {project.device!r}\n{textwrap.dedent(program)}"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def ended(run: subprocess.CompletedProcess[str]) -> tuple[int, str]:
@@ -64,10 +61,71 @@ SLOW_RELEASE = """
 
 FULL = BACKWARD + "    getattr(torch, D).set_memory_limit(1)\n"
 
+# The child has the queues of autograd's threads, and no thread that empties them.
+FORK = (
+    BACKWARD
+    + """
+    import os, time
+    pid = os.fork()
+    began = time.monotonic()
+    if pid: assert os.waitpid(pid, 0)[1] == 0 and time.monotonic() - began < 4
+"""
+)
 
-@pytest.mark.parametrize("program", [BACKWARD, SLOW_RELEASE, FULL], ids=["plain", "slow", "no memory left"])
-def test_a_process_ends_after_a_backward(project: Project, program: str) -> None:
-    assert ended(start(project, program)) == (0, "")
+QUEUE = """
+    import torch.multiprocessing as mp
+
+    def child(queue, answers):
+        answers.put(queue.get() * 2)
+
+    if __name__ == "__main__":
+        context = mp.get_context("fork")
+        queue, answers = context.Queue(), context.Queue()
+        process = context.Process(target=child, args=(queue, answers))
+        process.start()
+        queue.put(torch.arange(3.0, device=D))
+        got = answers.get(timeout=60)
+        assert (got.device.type, got.cpu().tolist()) == (D, [0, 2, 4])
+        process.join(60)
+        assert process.exitcode == 0
+"""
+
+PROGRAMS = {"plain": BACKWARD, "slow": SLOW_RELEASE, "no memory left": FULL, "fork": FORK, "queue": QUEUE}
+
+# Torch takes two seconds to import, and each program a fraction of one: each runs in a child of one process, loads the
+# device there and ends as Python ends a script. An alarm ends a child that hangs.
+EACH = """
+    import json, os, signal
+    programs, place, ends = json.loads(PROGRAMS), PLACE, {}
+    for name, program in programs.items():
+        pid = os.fork()
+        if not pid:
+            signal.alarm(SECONDS)
+            for stream in (1, 2):
+                os.dup2(os.open(os.path.join(place, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+            break
+        ends[name] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if pid:
+        print(json.dumps(ends))
+        raise SystemExit
+    load()
+    exec(program)
+"""
+
+
+@pytest.fixture(scope="module")
+def ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """By the name of a program, the status with which its process ended, and what it printed."""
+    place, values = tmp_path_factory.mktemp("ends"), {name: textwrap.dedent(text) for name, text in PROGRAMS.items()}
+    each = EACH.replace("PROGRAMS", repr(json.dumps(values))).replace("PLACE", repr(str(place)))
+    done = start(project, each.replace("SECONDS", str(SECONDS)), timeout=SECONDS * (1 + len(PROGRAMS)))
+    assert done.returncode == 0, done.stderr
+    return {name: (status, (place / name).read_text()) for name, status in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("name", ["plain", "slow", "no memory left"])
+def test_a_process_ends_after_a_backward(ends: dict[str, tuple[int, str]], name: str) -> None:
+    assert ends[name] == (0, "")
 
 
 # Forked where torch is imported and the device is not there: an exit costs a fraction of a second, and each child loads
@@ -100,14 +158,11 @@ MANY = """
 def test_two_hundred_processes_end_after_a_backward(project: Project, program: str) -> None:
     """Half of them ended with status 134 on a busy machine."""
     many = textwrap.dedent(MANY.replace("COUNT", "200")) + textwrap.dedent(program)
-    assert ended(start(project, many, loaded=False)) == (0, "200 [0]\n")
+    assert ended(start(project, many)) == (0, "200 [0]\n")
 
 
-def test_a_fork_after_a_backward_ends(project: Project) -> None:
-    """The child has the queues of autograd's threads, and no thread that empties them."""
-    program = BACKWARD + "    import os, time\n    pid = os.fork()\n    began = time.monotonic()\n"
-    program += "    if pid: assert os.waitpid(pid, 0)[1] == 0 and time.monotonic() - began < 4\n"
-    assert ended(start(project, program)) == (0, "")
+def test_a_fork_after_a_backward_ends(ends: dict[str, tuple[int, str]]) -> None:
+    assert ends["fork"] == (0, "")
 
 
 def sent(value: Any) -> Any:
@@ -146,25 +201,6 @@ def test_what_cannot_be_sent_raises_where_it_is_received(
         pickle.loads(data)
 
 
-QUEUE = """
-    import torch.multiprocessing as mp
-
-    def child(queue, answers):
-        answers.put(queue.get() * 2)
-
-    if __name__ == "__main__":
-        context = mp.get_context("METHOD")
-        queue, answers = context.Queue(), context.Queue()
-        process = context.Process(target=child, args=(queue, answers))
-        process.start()
-        queue.put(torch.arange(3.0, device=D))
-        got = answers.get(timeout=60)
-        assert (got.device.type, got.cpu().tolist()) == (D, [0, 2, 4])
-        process.join(60)
-        assert process.exitcode == 0
-"""
-
-
-def test_a_queue_between_processes(project: Project) -> None:
+def test_a_queue_between_processes(ends: dict[str, tuple[int, str]]) -> None:
     """The child of a fork that comes before any computation is a process like any other."""
-    assert ended(start(project, QUEUE.replace("METHOD", "fork"))) == (0, "")
+    assert ends["queue"] == (0, "")

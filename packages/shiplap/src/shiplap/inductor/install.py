@@ -35,19 +35,31 @@ def install_lowerings() -> None:
         inductor_lowering.lower_storage_offsets()
         inductor_lowering.lower_lone_results()
         _prepared.append(True)
+    # Asked once and not for each op: this runs at each trace of an op.
+    lowers_templates = available("templates in Inductor's lowering")
+    lowers_calls = loaded and available("calls from Inductor's code")
+    kernels_fuse = lowers_calls and _user_kernels_fuse()
     for op in registry.declared_op_list():
-        if op.templates and available("templates in Inductor's lowering"):
-            if not {op.overload, op.below_autograd} <= _installed:
-                _register_lowering(op)
-            continue
         if op.templates:
-            say_opaque(op)
-        if loaded and available("calls from Inductor's code"):
+            if not lowers_templates:
+                say_opaque(op)
+            else:
+                if not {op.overload, op.below_autograd} <= _installed:
+                    _register_lowering(op)
+                continue
+        if lowers_calls:
             # An op that nothing has to record has one overload for both.
             if op.below_autograd is not op.overload and op.overload not in _installed:
                 _lower_below(op)
-            if op.overload not in _seen:
+            if kernels_fuse and op.overload not in _seen:
                 _make_kernel_visible(op)
+
+
+def _user_kernels_fuse() -> bool:
+    """Return whether Inductor can fuse neighbours into Triton kernels of users, and torch's flag for that is on."""
+    from shiplap.torch_private import inductor_lowering
+
+    return inductor_lowering.user_kernels_fuse()
 
 
 def say_opaque(op: Op) -> None:
@@ -73,16 +85,10 @@ def _lower_below(op: Op) -> None:
 
 def _make_kernel_visible(op: Op) -> None:
     """Register a lowering of ``op`` that gives Inductor the op's Triton kernel, so that Inductor can fuse neighbours
-    into it.
-
-    Register nothing if torch's flag for such fusion is off. Register nothing either if the op has no device on which a
-    single launch of a Triton kernel is its only kernel.
+    into it. Register nothing if the op has no device on which a single launch of a Triton kernel is its only kernel.
     """
-    from shiplap.torch_private import inductor_lowering
-
-    if not inductor_lowering.user_kernels_fuse():
-        return
     from shiplap.inductor.triton_kernels import is_single_launch, lower_triton_op
+    from shiplap.torch_private import inductor_lowering
 
     # Inductor's node for such kernels is one launch.
     if is_single_launch(op):
