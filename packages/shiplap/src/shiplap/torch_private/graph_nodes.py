@@ -387,13 +387,6 @@ def count_rewrite(rewrite: str, nodes: int) -> None:
         counters["inductor"][name] += more
 
 
-def rewrite_count(rewrite: str) -> int:
-    """Return how many times the rewrite named ``rewrite`` was applied since ``reset_compiler``."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["inductor"][f"shiplap_{rewrite}"])
-
-
 # --- the operator of a node, in any spelling of torch, and the names of its arguments ---------------------------------
 
 
