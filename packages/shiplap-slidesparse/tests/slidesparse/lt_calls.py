@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shiplap import dtypes
-from shiplap.kernels.c.declaration import CallContext, DLTensor
+from shiplap.audit.c_child_process import CContext, DLTensorStruct
 from shiplap_slidesparse import formats
 from shiplap_slidesparse.lt import native
 
@@ -21,14 +21,13 @@ CUDA = 2
 SYMBOLS = ("mm_int8", "mm_fp8", "sparse_mm_int8", "sparse_mm_fp8", "sparse_mm_bf16", "sparse_mm_fp16")
 
 
-def view(tensor: Tensor, device: int = 0, kind: int = CUDA) -> tuple[DLTensor, Any]:
+def view(tensor: Tensor, device: int = 0, kind: int = CUDA) -> tuple[DLTensorStruct, Any]:
     rank = tensor.dim()
     sizes = (ctypes.c_int64 * (2 * rank))(*tensor.shape, *tensor.stride())
     start = ctypes.addressof(sizes)
-    as_pointer = ctypes.POINTER(ctypes.c_int64)
     code, bits, lanes = dtypes.of(tensor.dtype, "a call of the library").dlpack
-    shape, strides = (ctypes.cast(start + 8 * rank * i, as_pointer) for i in (0, 1))
-    return DLTensor(tensor.data_ptr(), kind, device, rank, code, bits, lanes, shape, strides, 0), sizes
+    shape, strides = (start + 8 * rank * i for i in (0, 1))
+    return DLTensorStruct(tensor.data_ptr(), kind, device, rank, code, bits, lanes, shape, strides, 0), sizes
 
 
 @dataclass
@@ -49,15 +48,15 @@ class Call:
         scratch = ctypes.create_string_buffer(max(1, self.workspace))
         text = ctypes.create_string_buffer(self.error_size + 8)
         config = (ctypes.c_int64 * max(1, len(self.config)))(*self.config)
-        context = CallContext(
+        context = CContext(
             1,
             1,
             self.stream,
             ctypes.addressof(scratch),
             self.workspace,
-            ctypes.cast(text, ctypes.c_char_p) if self.error_size else None,
+            ctypes.addressof(text) if self.error_size else None,
             self.error_size,
-            config if self.config else None,
+            ctypes.addressof(config) if self.config else None,
             len(self.config),
         )
         function = getattr(native._library_functions(), f"slidesparse_lt_{symbol}")

@@ -35,7 +35,7 @@ class Proofs(list[str]):
 
     status = "ok"
 
-    def __call__(self, candidate: TemplateCandidate, seeds: Any) -> CandidateVerdict:
+    def __call__(self, candidate: TemplateCandidate) -> CandidateVerdict:
         self.append(candidate.digest)
         return CandidateVerdict(candidate.label, self.status)
 

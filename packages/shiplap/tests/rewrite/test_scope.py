@@ -15,7 +15,6 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import shiplap as sl
-from shiplap.torch_private.graph_nodes import rewrite_count
 from shiplap.torch_private.inductor_passes import PLACES
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
@@ -67,7 +66,7 @@ def test_a_block():
     (match,) = placed.matches
     assert (match.rewrite, match.level, match.operators) == ("product", "pre-grad", ("linear",))
     assert match.where[0].startswith(__file__)
-    assert rewrite_count("product") == 1 <= counters["inductor"]["pattern_matcher_count"]
+    assert counters["inductor"]["shiplap_product"] == 1 <= counters["inductor"]["pattern_matcher_count"]
     fresh()(X, W)
     assert len(placed.matches) == 1  # outside of the block nothing happens
 

@@ -1,6 +1,6 @@
 """How a failure is told in a finding."""
 
-from shiplap.sampling.run import short_error_line
+from shiplap.errors import short_error_line
 
 
 def test_a_long_error_is_cut_between_two_words():

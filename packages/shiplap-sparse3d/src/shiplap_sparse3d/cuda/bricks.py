@@ -388,9 +388,6 @@ def brick_entries_kernel(
                 # A brick has one bit for each of its 64 cells.
                 bit = line + ((z + tz) & 3)
                 # Without a branch where all taps belong to one part.
-                if PARTS == 1:
+                if PARTS == 1 or part == tap // SIZE:
                     hits = _write_entries(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
-                else:
-                    if part == tap // SIZE:
-                        hits = _write_entries(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.reduce(hits, 0, _bitwise_or))

@@ -3,10 +3,10 @@
 from shiplap.audit.checks import CHECKS, ON_REQUEST
 from shiplap.audit.cost import CostCard, measure_cost
 from shiplap.audit.engine import DEFAULT_BUDGET_SECONDS, audit, measure_cost_isolated
-from shiplap.audit.finding import Finding
 from shiplap.audit.report import Report
 from shiplap.audit.target import find
 from shiplap.sampling.case import SampleCase
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.samples import Samples, sample
 
 __all__ = [

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from shiplap import torch_private
+from shiplap.errors import error_line
 from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sampling.layouts import clone_exactly
-from shiplap.sampling.run import error_line
 
 GRAPH_NODE_KINDS = {  # cudaGraphNodeType
     0: "kernel",

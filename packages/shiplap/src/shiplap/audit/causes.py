@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shiplap.audit.finding import Finding
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.run import all_finite, reference_effects
 
 # An axis in which all failing samples differ from the first one, and the repair of that. The most telling comes first.

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from shiplap.audit.causes import EMPTY, environment_fault, fix_of, varied_of
 from shiplap.audit.device_turns import device_turn
-from shiplap.audit.finding import Finding
 from shiplap.audit.target import write_reproducer
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
-from shiplap.errors import ShiplapError
+from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import Ledger, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, why_reference_missing
+from shiplap.sampling.run import needs_builder, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"

@@ -21,10 +21,10 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.capture import CaptureError, on_stream, record_cuda_graph
 from shiplap.dispatch import Op
-from shiplap.errors import ShiplapError
+from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.c.declaration import CKernel
 from shiplap.sampling.case import SampleCase, describe_arguments
-from shiplap.sampling.run import call_op, error_line, suppress_warnings
+from shiplap.sampling.run import call_op, suppress_warnings
 from shiplap.sampling.samples import Samples
 
 # An odd number of rounds has one median.

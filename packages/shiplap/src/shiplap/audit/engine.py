@@ -24,16 +24,16 @@ from shiplap.audit.child_process import (
 )
 from shiplap.audit.cost import CostCard
 from shiplap.audit.device_turns import device_turn
-from shiplap.audit.finding import Finding
 from shiplap.audit.report import Report, make_report
 from shiplap.audit.session import AuditPlan, repeat_sample, run_session
 from shiplap.audit.target import write_reproducer
 from shiplap.dispatch import Op
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.kernels.triton.kernel import LaunchedKernel
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line, reference_mark
+from shiplap.sampling.run import reference_mark
 from shiplap.sampling.work_estimate import parse_budget
 
 # The default keeps an audit short enough to be run before a commit.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from shiplap.audit.causes import group_by_cause
-from shiplap.audit.finding import Finding
 from shiplap.cached_property import cached_property
 from shiplap.render.result import ResultWithVerdict, Row
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, Cell, Ledger
 
 ReportVerdict = Literal["proven", "incomplete", "failed"]

@@ -20,16 +20,16 @@ from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
 from shiplap.audit.device_turns import device_turn
 from shiplap.audit.examined_inputs import describe_inputs
-from shiplap.audit.finding import Finding
 from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
 from shiplap.dispatch.check_unchanged import writes_are_audited
-from shiplap.errors import LibraryError, ShiplapError, error
+from shiplap.errors import LibraryError, ShiplapError, error, error_line
 from shiplap.errors.base import error_parts
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong, limit_launch_time
 from shiplap.sampling.case import SampleCase, describe_arguments
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import Ledger, absent_axes
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, suppress_warnings, why_reference_missing
+from shiplap.sampling.run import needs_builder, reference_effects, suppress_warnings, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
 INTERPRETER_SECONDS = 3.0  # for one launch in Triton's interpreter: a check calls a kernel several times for a sample

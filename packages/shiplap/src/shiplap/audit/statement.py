@@ -12,7 +12,6 @@ import msgspec
 import torch
 
 from shiplap.audit.checks.stateless import find_libraries
-from shiplap.audit.finding import Finding
 from shiplap.audit.libraries import digests_of_op_libraries, versions_of_packages_used
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.schema import schema_text
@@ -20,6 +19,7 @@ from shiplap.dispatch import Op
 from shiplap.render import facts, findings_json, write_statement
 from shiplap.render.facts import nvidia_driver
 from shiplap.render.findings import CostCardFields, Report
+from shiplap.sampling.finding import Finding
 from shiplap.sampling.run import is_adopted
 from shiplap.sampling.symbols import compilers_of_library
 

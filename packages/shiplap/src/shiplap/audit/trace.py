@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shiplap.sampling.run import error_line
+from shiplap.errors import error_line
 
 # The range in the trace that has the calls, without those of the profiler.
 PROFILER_MARK = "shiplap::traced"

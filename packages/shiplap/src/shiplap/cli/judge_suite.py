@@ -41,7 +41,8 @@ def judge_suite(
         if not place.is_dir():
             raise error("SL613", where="shiplap judge --suite", got=f"no folder {place}", expected="a folder")
     verdicts: list[SuiteVerdict] = []
-    with tempfile.TemporaryDirectory(prefix="shiplap-suite-") as written:
+    # References print in this process, so JSON needs the standard output for itself.
+    with tempfile.TemporaryDirectory(prefix="shiplap-suite-") as written, console.own_stdout(as_json):
         places = SuiteFolders(folder.resolve(), candidates, Path(written).resolve(), str(changes["device"]))
         problems = _draw_sample(find_problems(places), sample)
         if not problems:
@@ -49,11 +50,10 @@ def judge_suite(
             raise error("SL613", where="shiplap judge --suite", got=got, expected=expected)
         running = run_suite(problems, JudgeOptions(**changes), file=output, jobs=jobs)
         try:
-            with console.own_stdout(as_json):  # references print in this process
-                for verdict in running:
-                    verdicts.append(verdict)
-                    if not as_json:
-                        console.echo(_verdict_row(verdict))
+            for verdict in running:
+                verdicts.append(verdict)
+                if not as_json:
+                    console.echo(_verdict_row(verdict))
         except KeyboardInterrupt:
             # A second Ctrl-C must not interrupt the cleanup.
             with contextlib.suppress(KeyboardInterrupt):

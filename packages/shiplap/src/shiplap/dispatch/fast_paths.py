@@ -68,17 +68,17 @@ def make_fast_path(op: Executor) -> FastPath:
     """Return the function that a call of ``op`` runs if it involves no gradient and no torch mode. For kernels in
     Python, it is a generated function. Otherwise it is torch's overload below autograd.
     """
-    by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op, "cpu") else None)
+    by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op) else None)
     plain = dispatcher_calls.builtin_of(op.below_autograd if op.can_skip_dispatcher else op.overload)
     places = [i for i, a in enumerate(op.spec.args) if a.mutated]
     return by_python or (with_write_counts(plain, places) if places else plain)
 
 
-def stays_in_python(op: Executor, device: str) -> bool:
-    """Return whether Python will run the calls of ``op`` on ``device`` and can repeat them without checks of the
-    arguments. This needs a kernel on ``device`` that native code will not take over, and no attached native code.
+def stays_in_python(op: Executor) -> bool:
+    """Return whether Python will run the calls of ``op`` on the CPU and can repeat them without checks of the
+    arguments. This needs a kernel for the CPU that native code will not take over, and no attached native code.
     """
-    return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
+    return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get("cpu", ()))
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
@@ -86,7 +86,7 @@ def make_fast_execute(op: Executor) -> FastPath | None:
     argument layouts and scalars, it stores how to repeat the call and repeats it. Return None unless
     :func:`stays_in_python` is true for ``op`` on the CPU.
     """
-    return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
+    return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op) else None
 
 
 def has_simple_arguments(spec: OpSpec) -> bool:
@@ -171,7 +171,7 @@ def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool
     cuda, device = op.kernels.get("cuda", []), ""
     if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):
         device = "cuda"
-    elif stays_in_python(op, "cpu") and all(k.stays_in_python for k in op.kernels["cpu"]):
+    elif stays_in_python(op) and all(k.stays_in_python for k in op.kernels["cpu"]):
         device = "cpu"
     if not device or not has_simple_arguments(op.spec):
         return None

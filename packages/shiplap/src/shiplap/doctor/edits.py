@@ -294,18 +294,17 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
     for source in case.sources():
         parents = source.parents()
         for node in ast.walk(source.tree):
-            call = node if isinstance(node, ast.Call) else None
-            if isinstance(node, ast.expr) and _is_compile(call.func if call else node, call):
-                parent = parents.get(node)
-                # A bare torch.compile that is no decorator is passed on as a value, or is the function of a call.
-                if call is None and not isinstance(parent, ast.FunctionDef | ast.ClassDef):
-                    continue
-                edit = _with_dynamic(source, node)
-                if isinstance(parent, ast.FunctionDef) and node in parent.decorator_list:
-                    if parent.name == case.function:
-                        decorated.append(edit)
-                elif edit.text:
-                    called.append(edit)
+            call, parent = node if isinstance(node, ast.Call) else None, parents.get(node)
+            if not isinstance(node, ast.expr) or not _is_compile(call.func if call else node, call):
+                continue
+            # A bare torch.compile that is no decorator is passed on as a value, or is the function of a call.
+            if call is None and not isinstance(parent, ast.FunctionDef | ast.ClassDef):
+                continue
+            edit = _with_dynamic(source, node)
+            if isinstance(parent, ast.FunctionDef) and node in parent.decorator_list:
+                decorated += [edit] if parent.name == case.function else []
+            elif edit.text:
+                called.append(edit)
     for group in (decorated, called):
         if group:
             yield tuple(group)
@@ -442,11 +441,10 @@ def drop_marker(case: Case) -> Iterator[Edits]:
     for each in case.sources():
         for found in ast.walk(each.tree):
             if isinstance(found, ast.FunctionDef) and found.name == name:
-                for mark in found.decorator_list:
-                    if _is_disable(mark):
-                        start = each.offset(mark.lineno, 0)
-                        end = each.offset((mark.end_lineno or mark.lineno) + 1, 0)
-                        yield (Edit(each.file, start, end, ""),)
+                for mark in filter(_is_disable, found.decorator_list):
+                    start = each.offset(mark.lineno, 0)
+                    end = each.offset((mark.end_lineno or mark.lineno) + 1, 0)
+                    yield (Edit(each.file, start, end, ""),)
             elif isinstance(found, ast.Call) and _is_disable(found) and _ends_in(found.args[:1], name):
                 yield (each.replace(found, each.code(found.args[0])),)
 
@@ -542,10 +540,9 @@ def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | Non
     """Return (source file, function) of the method ``forward`` of the program's class ``name``, or None if there is
     none.
     """
-    for source in case.sources():
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                for method in node.body:
-                    if isinstance(method, ast.FunctionDef) and method.name == "forward":
-                        return source, method
+    classes = [(s, n) for s in case.sources() for n in ast.walk(s.tree) if isinstance(n, ast.ClassDef)]
+    for source, node in classes:
+        for method in node.body if node.name == name else ():
+            if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                return source, method
     return None

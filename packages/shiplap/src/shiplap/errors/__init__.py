@@ -6,7 +6,18 @@ entries of their own with :func:`register`; an id is never given twice.
 
 from shiplap.errors.argument import ArgumentError
 from shiplap.errors.audit import AuditError, VerdictError
-from shiplap.errors.base import CATALOGUE, Entry, ShiplapError, ShiplapNotice, error, first_line, notice, register
+from shiplap.errors.base import (
+    CATALOGUE,
+    Entry,
+    ShiplapError,
+    ShiplapNotice,
+    error,
+    error_line,
+    first_line,
+    notice,
+    register,
+    short_error_line,
+)
 from shiplap.errors.command import CommandError, writing
 from shiplap.errors.declaration import DeclarationError
 from shiplap.errors.doctor import DoctorError
@@ -35,8 +46,10 @@ __all__ = [
     "ShippingError",
     "VerdictError",
     "error",
+    "error_line",
     "first_line",
     "notice",
     "register",
+    "short_error_line",
     "writing",
 ]

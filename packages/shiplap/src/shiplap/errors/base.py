@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from textwrap import shorten
 from types import FrameType, MappingProxyType
 
 
@@ -107,6 +108,21 @@ def first_line(e: BaseException) -> str:
     """
     lines = [line for line in str(e).splitlines() if line.strip()]
     return f"{type(e).__name__}: {lines[0].strip()}" if lines else type(e).__name__
+
+
+def error_line(e: BaseException) -> str:
+    """Return ``Type: message`` of the exception ``e`` on one line, as at the end of a traceback. For an error of
+    Shiplap's catalogue, the line has its id, its message, ``where``, ``got`` and ``expected``.
+    """
+    if isinstance(e, ShiplapError):
+        return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
+    text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
+    return f"{type(e).__name__}: {text}"[:400]
+
+
+def short_error_line(e: BaseException) -> str:
+    """Return the first 200 characters of ``Type: message`` of ``e`` on one line, cut between two words."""
+    return shorten(error_line(e), 200, placeholder=" ...")
 
 
 # Python's own once-filter would count by text, which may hold sizes.

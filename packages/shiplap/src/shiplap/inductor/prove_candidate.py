@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.code_digest import code_digest
+from shiplap.errors import error_line
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.fusion_choice import CandidateVerdict
 from shiplap.inductor.size_range import Sizes
@@ -17,7 +18,7 @@ from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.code_constants import find_template_constants, threshold_value_kind
 from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, reference_effects64
+from shiplap.sampling.run import needs_builder, reference_effects, reference_effects64
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import on_one_thread
 from shiplap.settings import settings
@@ -25,6 +26,7 @@ from shiplap.tuning.key import Key
 from shiplap.tuning.proof_cache import keep_proof, proof_key, read_proof
 
 SEED = 20
+SEEDS = (SEED, SEED + 1)  # of the samples that have the sizes of the call
 WIDE = 2e10  # operations of a reference in float64 that a compilation may cost; above that its own precision has to do
 ALONE = 1 << 25  # operations up to which one thread is faster than several that wait for each other
 DRAWN, MOST = 1 << 18, 8  # elements, and samples, with values at which code branches
@@ -40,18 +42,18 @@ def draw_sample(call: LoweredCall, seed: int = SEED) -> SampleCase:
     return Samples(call.op, seed, str(call.device)).build(call.recipe)
 
 
-def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> CandidateVerdict:
+def prove_template(candidate: TemplateCandidate) -> CandidateVerdict:
     """Return the result of comparing the outputs of ``candidate``, a template with one config, with those of the op's
     reference. Equal candidates for equal calls are tested once.
 
     The status is ``ok`` if they agree, ``wrong`` if not, ``broken`` if there was an error, and ``refused`` if the
-    candidate cannot be tested. The outputs are filled with unlikely values before each run. The first test inputs,
-    drawn with ``seeds``, have the sizes of the call. The next have sizes over the range at which the graph may run, and
+    candidate cannot be tested. The outputs are filled with unlikely values before each run. The first test inputs
+    have the sizes of the call. The next have sizes over the range at which the graph may run, and
     the last have those of the call again.
     """
     verdict = known_verdict(candidate)
     if verdict is None:
-        verdict = _run_proof(candidate, seeds)
+        verdict = _run_proof(candidate)
         remember_verdict(candidate, verdict)
     return verdict
 
@@ -111,11 +113,9 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
     )
 
 
-def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
+def _run_proof(candidate: TemplateCandidate) -> CandidateVerdict:
     """Run ``candidate`` on test inputs and compare its outputs with those of the op's reference, up to the first
     failure. Return the result.
-
-    ``seeds`` are the seeds of the inputs that have the sizes of the call.
     """
     call = candidate.call
     # Random integers would be invalid indices, and a wrong verdict would follow.
@@ -126,31 +126,39 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
     with torch.no_grad(), warnings.catch_warnings():
         # The user did not write the calls of a proof, so their warnings would only confuse.
         warnings.simplefilter("ignore")
-        cases = _Cases(candidate, seeds)
+        cases = _Cases(candidate)
         for case, sizes in cases:
-            try:
-                if sizes is None:
-                    run = candidate.prepare(case.fresh())
-                    # Such a kernel may be right in a proof and wrong in a later call.
-                    if state := candidate.state():
-                        return CandidateVerdict(candidate.label, "wrong", f"it keeps values from call to call: {state}")
-                else:
-                    run = candidate.prepare_at(case.fresh(), sizes)
-                outs = run()
-                _wait_for_call_device(call)
-            except Exception as e:
-                at = "" if sizes is None else f", seed {case.seed}, {case.label}"
-                return CandidateVerdict(candidate.label, "broken", error_line(e) + at)
-            try:
-                problem = _compare_outputs(call, case, outs)
-            except torch.OutOfMemoryError:  # the rest of the memory may be a model's, which the graph is compiled for
-                return CandidateVerdict(candidate.label, "refused", f"no memory to compare results, {case.label}")
-            if problem:
-                return CandidateVerdict(candidate.label, "wrong", f"{problem}, seed {case.seed}, {case.label}")
+            if (failed := _failure_on(candidate, case, sizes)) is not None:
+                return failed
     # The sizes of the call alone do not prove a range.
     if call.sizes.symbols and cases.others < LEAST:
         return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
     return CandidateVerdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
+
+
+def _failure_on(candidate: TemplateCandidate, case: SampleCase, sizes: Sizes | None) -> CandidateVerdict | None:
+    """Return the result that ends a proof if ``candidate`` fails on the sample ``case`` or cannot be compared there,
+    and None if its outputs are right. ``sizes`` belongs to the sample, as in ``_Cases``.
+    """
+    try:
+        if sizes is None:
+            run = candidate.prepare(case.fresh())
+            # Such a kernel may be right in a proof and wrong in a later call.
+            if state := candidate.state():
+                return CandidateVerdict(candidate.label, "wrong", f"it keeps values from call to call: {state}")
+        else:
+            run = candidate.prepare_at(case.fresh(), sizes)
+        outs = run()
+        _wait_for_call_device(candidate.call)
+    except Exception as e:
+        at = "" if sizes is None else f", seed {case.seed}, {case.label}"
+        return CandidateVerdict(candidate.label, "broken", error_line(e) + at)
+    try:
+        problem = _compare_outputs(candidate.call, case, outs)
+    except torch.OutOfMemoryError:  # the rest of the memory may be a model's, which the graph is compiled for
+        return CandidateVerdict(candidate.label, "refused", f"no memory to compare results, {case.label}")
+    wrong = f"{problem}, seed {case.seed}, {case.label}"
+    return CandidateVerdict(candidate.label, "wrong", wrong) if problem else None
 
 
 class _Cases:
@@ -160,9 +168,9 @@ class _Cases:
     counts the samples drawn so far that have other sizes than the call.
     """
 
-    def __init__(self, candidate: TemplateCandidate, seeds: tuple[int, ...]) -> None:
-        """Set the candidate, its call, and the seeds of the first samples, which have the sizes of the call."""
-        self.candidate, self.call, self.seeds, self.others = candidate, candidate.call, seeds, 0
+    def __init__(self, candidate: TemplateCandidate) -> None:
+        """Set the candidate and its call."""
+        self.candidate, self.call, self.others = candidate, candidate.call, 0
 
     def __iter__(self) -> Iterator[tuple[SampleCase, Sizes | None]]:
         """Yield pairs of a sample and sizes. The sizes are None for the first samples, which run in memory that all
@@ -170,19 +178,19 @@ class _Cases:
         dict stands for the sizes of the call.
         """
         call = self.call
-        for seed in self.seeds:
+        for seed in SEEDS:
             yield draw_sample(call, seed), None
         mined = find_template_constants(self.candidate.template, self.candidate.config.as_dict())
         if (values := threshold_value_kind(mined, call.hints.values())) and mined.floats:
             yield from ((case, {}) for case in self._at_values(values))
-        samples = Samples(call.op, self.seeds[0], str(call.device))
+        samples = Samples(call.op, SEEDS[0], str(call.device))
         tiles = [v for _, v in self.candidate.config.items if type(v) is int and v > 1]
         for sizes in call.sizes.points(mined, tiles):
             if (case := samples.make(call.recipe_at(sizes))) is not None:
                 self.others += 1
                 yield case, sizes
         # Once more the first sizes: a kernel may have kept something of the others.
-        yield draw_sample(call, self.seeds[0]), {}
+        yield draw_sample(call, SEEDS[0]), {}
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
         """Yield at most eight samples of the call with values of the kind ``values``, fewer if they are large. These
@@ -190,7 +198,7 @@ class _Cases:
         occur at every position.
         """
         recipe = self.call.recipe.but(values=values)
-        count, seed = 1, self.seeds[-1]
+        count, seed = 1, SEEDS[-1]
         while count <= MOST:
             case = Samples(self.call.op, seed + count, str(self.call.device)).make(recipe)
             if case is None or (count > 1 and count * case.numel > DRAWN):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.dispatch.tuned_choices import REFERENCE
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, error_line
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.pytorch_candidate import template_candidates
 from shiplap.inductor.select_candidate import CandidateSelection, choice_for_selection, measure_candidates
@@ -20,7 +20,6 @@ from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.inductor.worker_candidates import compile_alone
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line
 from shiplap.settings import settings
 from shiplap.tuning.allowed import require_quiet
 from shiplap.tuning.choice import Choice

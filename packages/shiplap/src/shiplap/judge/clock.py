@@ -284,7 +284,7 @@ def _plan_batches(
         return _run_unqueued(judged, args, pace, plan)
     for _ in range(2 if on_device else 1):  # the first turn on a GPU allocates memory
         began = time.monotonic()
-        probe, took = [problem.draw(form) for _ in range(min(PROBED_CALLS, most))], dict[str, float]()
+        probe = [problem.draw(form) for _ in range(min(PROBED_CALLS, most))]
         with pace.step(judged["candidate"].prisoner):
             expected = [problem.expect_effects(form, args) for args in probe]
             _run_turn(judged["candidate"], "candidate", probe, expected)
@@ -294,21 +294,30 @@ def _plan_batches(
     fewest = LEAST_LONG if on_device else MIN_ROUNDS
     most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (fewest * each))))
     # Twice, since a kernel that is loaded for the first time blocks the queue.
+    took: dict[str, float] = {}
     for queued in (True, True, False) if plan.queued else (False,):
         plan = replace(plan, queued=queued)
         try:
-            for name in judged:
-                with pace.step(judged[name].prisoner):
-                    if queued:  # memory that is allocated and kernels that are loaded now cannot block a queue
-                        _run_turn(judged[name], name, probe, None)
-                    # The second run of a process is no longer cold.
-                    turns = [_run_turn(judged[name], name, probe, None, queued=queued)[0] for _ in range(2)]
-                    took[name] = min(turn.wall - turn.written for turn in turns)
+            took = {name: _time_probe(process, name, probe, pace, queued=queued) for name, process in judged.items()}
             break
         except CallsNotQueued:
             continue
     least = max((min(took["reference"], took["candidate"]) - took["nothing"]) / len(probe), 1e-6)
     return replace(plan, count=min(most, int(took["nothing"] / (EXCHANGE_SHARE * least)) + 1))
+
+
+def _time_probe(process: TargetProcess, name: str, probe: Sequence[Args], pace: StepDeadline, *, queued: bool) -> float:
+    """Return the time of a probe batch with the arguments ``probe`` in ``process``, without the time of writing them.
+
+    ``name`` is the key of the process, such as ``"candidate"``. If ``queued`` is true, the calls are queued on a GPU.
+    Raise ``CallsNotQueued`` if the GPU could not queue them.
+    """
+    with pace.step(process.prisoner):
+        if queued:  # memory that is allocated and kernels that are loaded now cannot block a queue
+            _run_turn(process, name, probe, None)
+        # The second run of a process is no longer cold.
+        turns = [_run_turn(process, name, probe, None, queued=queued)[0] for _ in range(2)]
+    return min(turn.wall - turn.written for turn in turns)
 
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:

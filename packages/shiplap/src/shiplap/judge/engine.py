@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.judge.checks import (
     ENDURANCE_CALLS,
     Endurance,
@@ -33,7 +33,6 @@ from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, MachineLack, TargetProcess
 from shiplap.sandbox.device_memory import DeviceError

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sampling.compare import (
@@ -28,7 +28,7 @@ from shiplap.sampling.compare import (
 )
 from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line, widen_tensor
+from shiplap.sampling.run import widen_tensor
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
@@ -41,6 +41,7 @@ SEEDING = threading.RLock()
 KEPT_STATE_TOLERANCE = 1e-5  # relative error of a module's state, since the candidate may sum in another order
 SLOW_CALL_S = 0.1  # seconds of a call of the reference, of which drawing and comparing take a multiple
 MAX_DRAWN_SIZE = 300  # the largest random size of a declared op
+MOST_PICKED = 40  # samples of a declared op that are kept of all that its reference accepts
 
 PRODUCT_NAMES = "mm mat mv conv linear dot inner einsum attention lstm gru rnn ops."
 """Parts of the names of functions that may be matrix products. Those of an operator of others are not known."""
@@ -378,7 +379,7 @@ class OpProblem(JudgeProblem):
         large = large or [c.recipe for c in sorted(grown, key=lambda c: c.numel)[-2:]]
         looked = [*samples.values(), *samples.optionals(), *samples.layouts(), *samples.special()]
         odd = [*samples.edges(), *samples.tiles()]
-        recipes = [c.recipe for c in (*_pick_evenly(looked, 40), *_pick_evenly(odd, 40))]
+        recipes = [c.recipe for c in (*_pick_evenly(looked), *_pick_evenly(odd))]
         recipes += self._secret_recipes(samples, numbers, most)
         unique = {str(r): r for r in (*recipes, *large)}
         marked = {str(r) for r in large}
@@ -414,10 +415,10 @@ class OpProblem(JudgeProblem):
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
 
-def _pick_evenly(items: list[Any], count: int) -> list[Any]:
-    """Return ``items``, or ``count`` of them at even distances in the list if there are more."""
-    step = max(1.0, len(items) / count)
-    return [items[int(i * step)] for i in range(min(count, len(items)))]
+def _pick_evenly(items: list[Any]) -> list[Any]:
+    """Return ``items``, or ``MOST_PICKED`` of them at even distances in the list if there are more."""
+    step = max(1.0, len(items) / MOST_PICKED)
+    return [items[int(i * step)] for i in range(min(MOST_PICKED, len(items)))]
 
 
 class FunctionProblem(JudgeProblem):

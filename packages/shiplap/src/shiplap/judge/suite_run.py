@@ -18,12 +18,11 @@ from typing import Any
 import msgspec
 
 from shiplap import safe_io
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.judge.engine import judge
 from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suites import SuiteProblem
 from shiplap.judge.target import JudgeTarget
-from shiplap.sampling.run import error_line
 from shiplap.sandbox.source_scan import gather_sources, read_source
 from shiplap.sandbox.supervisor import SandboxLauncher
 
@@ -116,13 +115,12 @@ def run_suite(
     *,
     file: Path | None = None,
     jobs: int = 1,
-    report: Callable[[SuiteVerdict], None] = lambda verdict: None,
 ) -> Generator[SuiteVerdict, None, None]:
     """Yield a verdict on each problem. Up to ``jobs`` problems are judged at a time.
 
     If ``file`` is given, verdicts in it from an earlier run with the same reference, candidate and options come first.
-    They are not judged again. Each new verdict is appended to the file, and ``report`` is called with it. If the caller
-    stops early, all processes are ended.
+    They are not judged again. Each new verdict is appended to the file. If the caller stops early, all processes
+    are ended.
     """
     # By digest: a changed candidate is judged again.
     known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}
@@ -152,7 +150,7 @@ def run_suite(
         pending = {pool.submit(work, *each) for each in left}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from _store_verdicts(done, file, report)
+            yield from _store_verdicts(done, file)
     finally:
         # Not waited for: the processes of running judgements are ended next.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -160,18 +158,15 @@ def run_suite(
             launcher.finish()
 
 
-def _store_verdicts(
-    done: set[Future[SuiteVerdict]], file: Path | None, report: Callable[[SuiteVerdict], None]
-) -> Iterator[SuiteVerdict]:
-    """For each finished future in ``done``, append its verdict to ``file`` as a line of JSON, call ``report`` with it,
-    and yield it. If ``file`` is None, nothing is written.
+def _store_verdicts(done: set[Future[SuiteVerdict]], file: Path | None) -> Iterator[SuiteVerdict]:
+    """For each finished future in ``done``, append its verdict to ``file`` as a line of JSON and yield it. If ``file``
+    is None, nothing is written.
     """
     for verdict in (future.result() for future in done):
         if file is not None:
             begins = not file.is_file() or not file.stat().st_size or file.read_bytes()[-1:] == b"\n"
             # Behind a line that was cut off.
             safe_io.append_text(file, ("" if begins else "\n") + json.dumps(verdict.as_json()) + "\n")
-        report(verdict)
         yield verdict
 
 

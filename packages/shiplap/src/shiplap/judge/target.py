@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.judge.problem import FunctionProblem, JudgeProblem, OpProblem
 from shiplap.judge.result import JudgeResult
-from shiplap.sampling.run import error_line
 from shiplap.sandbox.load_candidate import build_callable, load_module, load_named
 
 InputMaker = Callable[[], Any]

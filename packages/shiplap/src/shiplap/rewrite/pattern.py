@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from shiplap.declare.code_digest import first_unfollowed
 from shiplap.dispatch import compile_cache_key as digest
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.rewrite.base import Rewrite, short_digest
 from shiplap.rewrite.graph import ReplacementRefused, describe_node, place_replacement, remove_dead_calls
 from shiplap.rewrite.guard import Guard
@@ -31,7 +31,6 @@ from shiplap.rewrite.pattern_samples import PatternSamples
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import PatternSignature
 from shiplap.rewrite.walk import as_list
-from shiplap.sampling.run import error_line
 from shiplap.torch_private import graph_nodes, symbolic_sizes
 
 DEFAULT_NO_GAIN_REASON = "it does not pay here"

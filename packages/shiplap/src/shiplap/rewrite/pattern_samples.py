@@ -16,7 +16,7 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.code_walk import constants_used
 from shiplap.dtypes import floating
-from shiplap.errors import AuditError, error
+from shiplap.errors import AuditError, error, error_line
 from shiplap.plan import CallPlan
 from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.guard import Guard
@@ -30,7 +30,7 @@ from shiplap.rewrite.walk import as_list
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.code_constants import integers_in_text
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line, suppress_warnings
+from shiplap.sampling.run import suppress_warnings
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims, name_groups
 from shiplap.sampling.values import PLAIN_KINDS

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, Interpreter
 from torch.nn import Module
 
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, error_line
 from shiplap.lazy_imports import uncollected
 from shiplap.rewrite import batched_trace
 from shiplap.rewrite.match import Match, NearMiss, Outcome
@@ -22,7 +22,7 @@ from shiplap.rewrite.walk import as_list
 from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.layouts import clone_exactly
-from shiplap.sampling.run import error_line, suppress_warnings, widen_tensor
+from shiplap.sampling.run import suppress_warnings, widen_tensor
 from shiplap.torch_private import same_storage
 from shiplap.torch_private.graph_nodes import node_value, size_hint_of
 from shiplap.tuning.key import Key

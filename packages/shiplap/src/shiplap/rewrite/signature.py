@@ -29,9 +29,9 @@ class PatternSignature:
     has to give samples.
     """
 
-    def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
+    def __init__(self, name: str, fn: Callable[..., Any]) -> None:
         """Read the parameters of the pattern ``fn``. If all are annotated with more than a bare ``Tensor``, read their
-        types. Raise an error of the catalogue for a wrong annotation. ``requires`` is ignored.
+        types. Raise an error of the catalogue for a wrong annotation.
         """
         self.name, self.parameters = name, tuple(inspect.signature(fn).parameters)
         # A plain Tensor says neither which dtypes nor which sizes are meant, so that samples have to.

@@ -97,11 +97,11 @@ def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
     if kind == "bool":
         return [True, False]
     if kind in ("list[int]", "list[float]", "list[bool]"):
-        return _odd_list_values(kind, arg, ints, mined)
+        return _odd_list_values(kind, arg)
     return [-0.75, 0, 3, 37.5] if kind == "Scalar" else []  # dtypes and devices have no odd values
 
 
-def _odd_list_values(kind: str, arg: Arg, ints: Sequence[int], mined: CodeConstants) -> list[Any]:
+def _odd_list_values(kind: str, arg: Arg) -> list[Any]:
     """Return unusual values of an argument that is a list of ints, floats or bools, each as a tuple. ``kind`` is the
     type, such as ``list[int]``. The tuples differ from the default in length, order, sign and magnitude.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from shiplap.dispatch import AdoptedOp, Op
 from shiplap.dispatch.autograd import detach_results
 from shiplap.dispatch.outputs import flatten_op_results, fresh_results, tensors_in_arguments
-from shiplap.errors import ShiplapError
+from shiplap.errors import ShiplapError, error_line
 from shiplap.sampling.case import (
     GENERATOR_SEED,
     SampleCase,
@@ -258,21 +257,6 @@ def why_no_backward(op: Op, case: SampleCase) -> str:
         if "SL304" in text or "no autograd formula" in text or "not implemented" in text:
             return f"a gradient is refused: {error_line(e)}"
     return ""
-
-
-def error_line(e: BaseException) -> str:
-    """Return ``Type: message`` of the exception ``e`` on one line, as at the end of a traceback. For an error of
-    Shiplap's catalogue, the line has its id, its message, ``where``, ``got`` and ``expected``.
-    """
-    if isinstance(e, ShiplapError):
-        return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
-    text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
-    return f"{type(e).__name__}: {text}"[:400]
-
-
-def short_error_line(e: BaseException) -> str:
-    """Return the first 200 characters of ``Type: message`` of ``e`` on one line, cut between two words."""
-    return shorten(error_line(e), 200, placeholder=" ...")
 
 
 def why_reference_missing(e: BaseException) -> str:

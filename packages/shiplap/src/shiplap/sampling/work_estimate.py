@@ -15,10 +15,9 @@ from torch import Tensor
 from shiplap.declare import OpSpec
 from shiplap.declare.binding import declared_output_shape
 from shiplap.dispatch import Op
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
 from shiplap.sampling.case import SampleCase, tree_map
-from shiplap.sampling.run import error_line
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
 from shiplap.torch_private.graph_objects import map_leaves
 

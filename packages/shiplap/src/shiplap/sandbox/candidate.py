@@ -14,9 +14,9 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from shiplap.errors import error_line
 from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Difference
-from shiplap.sampling.run import error_line
 from shiplap.sandbox import protocol
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments, packed_locations, packed_tensor
 from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAllocations, lies_on_device

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from shiplap.sampling.run import error_line
+from shiplap.errors import error_line
 from shiplap.sandbox import protocol
 from shiplap.sandbox.arguments import BLOCK_SIZE, unpack_arguments
 from shiplap.sandbox.device_memory import (

@@ -267,13 +267,13 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
                 with graph.inserting_after(result):
                     back = graph.call_function(reshape, (result, list(whole.shape)))
                 set_value(back, whole, level)
-                for reader in readers:
-                    same = operator_name(reader.target) in ("aten.view", "aten.reshape")
-                    if same and [*map(str, node_value(reader).shape)] == [*map(str, held.shape)]:
-                        reader.replace_all_uses_with(result)
-                        graph.erase_node(reader)
-                    else:
-                        reader.replace_input_with(result, back)
+                same = [r for r in readers if operator_name(r.target) in ("aten.view", "aten.reshape")]
+                same = [r for r in same if [*map(str, node_value(r).shape)] == [*map(str, held.shape)]]
+                for reader in same:
+                    reader.replace_all_uses_with(result)
+                    graph.erase_node(reader)
+                for reader in [r for r in readers if r not in same]:
+                    reader.replace_input_with(result, back)
                 if not back.users:
                     graph.erase_node(back)
         if seen:
@@ -385,13 +385,6 @@ def count_rewrite(rewrite: str, nodes: int) -> None:
 
     for name, more in (("pattern_matcher_count", 1), ("pattern_matcher_nodes", nodes), (f"shiplap_{rewrite}", 1)):
         counters["inductor"][name] += more
-
-
-def rewrite_count(rewrite: str) -> int:
-    """Return how many times the rewrite named ``rewrite`` was applied since ``reset_compiler``."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["inductor"][f"shiplap_{rewrite}"])
 
 
 # --- the operator of a node, in any spelling of torch, and the names of its arguments ---------------------------------

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shiplap.sampling.run import error_line
+from shiplap.errors import error_line
 from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.inputs import Inputs
 from shiplap.tuning.measure import RacePlan, Timing, Uncapturable, clock_for, race_runs

@@ -22,8 +22,8 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.config import Config
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.launch import poisoned_workspace
+from shiplap.errors import error_line
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line
 from shiplap.sandbox.child import ArgumentsDeclined, Child, handles
 from shiplap.sandbox.protocol import Done, Heartbeat, Number
 from shiplap.tuning.allowed import WORKER

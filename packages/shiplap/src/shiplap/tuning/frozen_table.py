@@ -29,15 +29,13 @@ def remember_choice(key: Key, choice: Choice) -> None:
     _made[key.digest] = key, choice
 
 
-def write_frozen_table(
-    path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: ChoiceStore | None = None
-) -> list[Choice]:
-    """Write the choices that are valid on this machine to the file ``path``, and return them. They come from ``store``,
-    by default the user's store, and from this process. If ``ops`` is not None, only choices for these ops are written.
+def write_frozen_table(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
+    """Write the choices that are valid on this machine to the file ``path``, and return them. They come from the user's
+    store and from this process. If ``ops`` is not None, only choices for these ops are written.
     Raise ``SL602`` if the file cannot be written.
     """
     entries: dict[str, tuple[Key, Mapping[str, Any]]] = {}
-    for entry in (store or ChoiceStore()).entries():
+    for entry in ChoiceStore().entries():
         if entry.key is not None and entry.value is not None:
             entries[entry.key.digest] = entry.key, entry.value
     # The choices of this process come second, so that they replace older ones of the store under the same key.

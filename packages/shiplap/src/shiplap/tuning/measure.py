@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from shiplap import torch_private
-from shiplap.sampling.run import error_line
+from shiplap.errors import error_line
 from shiplap.tuning.candidate import CandidateRun
 
 benchmarks = 0  # samples taken in this process: frozen mode is tested to leave it alone

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch.launch import poisoned_workspace
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
-from shiplap.sampling.run import error_line, op_effects, reference_effects, reference_effects64
+from shiplap.sampling.run import op_effects, reference_effects, reference_effects64
 from shiplap.sandbox.protocol import elements_overlap
 from shiplap.tuning.candidate import Candidate, CandidateRefused
 from shiplap.tuning.inputs import Inputs

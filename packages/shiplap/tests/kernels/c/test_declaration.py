@@ -1,6 +1,7 @@
 """C kernels compiled in the test: arguments of every kind and layout, status, workspace, extents, write-back."""
 
 import ctypes
+import struct
 import threading
 
 import pytest
@@ -315,7 +316,8 @@ def test_symbols_are_c_names():
 
 
 def test_structures_have_the_layout_of_the_header(folder):
-    from shiplap.kernels.c.declaration import CallContext, DLTensor
+    from shiplap.audit.c_child_process import CContext, DLTensorStruct
+    from shiplap.kernels.c.call_frame import CONTEXT, TENSOR
 
     @sl.op("cabi_test::sizes")
     def sizes(x: Float[Tensor, "n"]) -> Int64[Tensor, "12"]: ...
@@ -330,5 +332,9 @@ int sizes(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   return SL_OK;
 }}"""
     sizes.kernel("cpu", sl.cabi(compile_c(folder, "sizes", {"sizes": sizes}, body), "sizes"))
-    want = [getattr(CallContext, f).offset for f in fields] + [getattr(DLTensor, f).offset for f in tensor]
-    assert sizes(torch.zeros(1)).tolist() == [*want, ctypes.sizeof(CallContext), ctypes.sizeof(DLTensor)]
+    want = [getattr(CContext, f).offset for f in fields] + [getattr(DLTensorStruct, f).offset for f in tensor]
+    assert sizes(torch.zeros(1)).tolist() == [*want, ctypes.sizeof(CContext), ctypes.sizeof(DLTensorStruct)]
+    assert [struct.calcsize(CONTEXT), struct.calcsize(TENSOR)] == [
+        ctypes.sizeof(CContext),
+        ctypes.sizeof(DLTensorStruct),
+    ]

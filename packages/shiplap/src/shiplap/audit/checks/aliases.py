@@ -9,10 +9,10 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.errors import ArgumentError
+from shiplap.errors import ArgumentError, error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import error_line, reference_effects, run_on
+from shiplap.sampling.run import reference_effects, run_on
 from shiplap.sampling.samples import Samples
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
-from shiplap.errors import ShiplapError
+from shiplap.errors import ShiplapError, error_line
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import bitwise_difference
-from shiplap.sampling.run import call_op, error_line, is_adopted, reference_effects, why_reference_missing
+from shiplap.sampling.run import call_op, is_adopted, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples
 
 

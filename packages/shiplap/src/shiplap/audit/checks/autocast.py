@@ -11,9 +11,10 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation, why_random
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import bitwise_difference
-from shiplap.sampling.run import call_op, error_line, run_on, run_op, why_no_backward
+from shiplap.sampling.run import call_op, run_on, run_op, why_no_backward
 from shiplap.sampling.samples import Samples
 
 AUTOCAST_DTYPE = torch.bfloat16

@@ -14,17 +14,16 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.errors import error_line, short_error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies
 from shiplap.sampling.compare import Reduction, bitwise_difference
 from shiplap.sampling.compare_to_reference import compare_with_rounding, reference_derivatives
 from shiplap.sampling.run import (
     call_op,
     draws_otherwise,
-    error_line,
     floating_args,
     gradients_or_zeros,
     random_gradient,
-    short_error_line,
     surrogate_results,
     why_no_backward,
 )

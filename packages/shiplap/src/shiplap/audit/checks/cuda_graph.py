@@ -27,10 +27,11 @@ from shiplap.audit.capture import (
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.trace import count_cuda_calls
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import error_line, reference_effects, run_on
+from shiplap.sampling.run import reference_effects, run_on
 from shiplap.sampling.samples import Samples
 
 # Calls before a capture, replays of a step, and rounds of calls on two streams.

@@ -14,10 +14,11 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, tree_map
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.distribution import RUNS, distribution_difference
-from shiplap.sampling.run import call_op, error_line, op_effects, results_of, run_on
+from shiplap.sampling.run import call_op, op_effects, results_of, run_on
 from shiplap.sampling.samples import Samples
 
 DISTANCES, PAIRS = (3, 8, 16, 24, 29, 32, 48, 61), 4  # bits by which seeds differ, and how many pairs have to be equal

@@ -7,11 +7,11 @@ from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.errors import ArgumentError
+from shiplap.errors import ArgumentError, error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import layouts_of_dtypes, layouts_of_ones
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import needs_builder, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples
 
 

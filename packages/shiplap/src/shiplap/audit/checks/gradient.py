@@ -21,6 +21,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies, tensors_among, tree_map
 from shiplap.sampling.compare import Reduction
 from shiplap.sampling.compare_to_reference import compare_with_rounding, reference_derivatives
@@ -31,7 +32,6 @@ from shiplap.sampling.run import (
     call_op,
     can_carry_gradient,
     draws_otherwise,
-    error_line,
     floating_args,
     gradients_or_zeros,
     needs_builder,

@@ -19,10 +19,11 @@ from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.kernel import Kernel
 from shiplap.dispatch import Op
 from shiplap.dispatch.outputs import flatten_op_results
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import error_line, is_adopted, needs_builder, op_effects, reference_effects
+from shiplap.sampling.run import is_adopted, needs_builder, op_effects, reference_effects
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import why_too_large
 

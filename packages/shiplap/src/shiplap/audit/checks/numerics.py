@@ -7,10 +7,11 @@ from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import pairs_of_scalars, scalars_of_sizes, scalars_of_ties
-from shiplap.sampling.run import error_line, reference_effects
+from shiplap.sampling.run import reference_effects
 from shiplap.sampling.samples import Samples, with_other_values
 
 

@@ -14,17 +14,10 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import bitwise_difference
-from shiplap.sampling.run import (
-    call_op,
-    error_line,
-    floating_args,
-    require_gradients,
-    run_on,
-    surrogate_results,
-    why_no_backward,
-)
+from shiplap.sampling.run import call_op, floating_args, require_gradients, run_on, surrogate_results, why_no_backward
 from shiplap.sampling.samples import Samples
 
 

@@ -13,10 +13,11 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.declare.sharding_rule import ShardingRule
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_run
-from shiplap.sampling.run import call_op, error_line, run_op
+from shiplap.sampling.run import call_op, run_op
 from shiplap.sampling.samples import Samples
 from shiplap.sharding.derive import known_rules, why_underivable
 from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_shards, run_shards

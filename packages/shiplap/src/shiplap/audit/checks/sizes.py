@@ -14,10 +14,11 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import needs_builder, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import on_one_thread
 

@@ -10,19 +10,11 @@ from typing import Any
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.dispatch.outputs import flatten_op_results, fresh_results
-from shiplap.errors import ArgumentError
+from shiplap.errors import ArgumentError, error_line
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import powers_of_two
-from shiplap.sampling.run import (
-    all_finite,
-    error_line,
-    needs_builder,
-    op_effects,
-    reference_effects,
-    run_op,
-    why_reference_missing,
-)
+from shiplap.sampling.run import all_finite, needs_builder, op_effects, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.values import SOME_ZEROS
 from shiplap.sampling.work_estimate import why_too_large

@@ -16,10 +16,11 @@ from torch.autograd import forward_ad
 
 from shiplap.audit.check import Check, Observation, why_random
 from shiplap.dispatch import Op
+from shiplap.errors import short_error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name
 from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_run, compare_with_rounding, reference_derivatives
-from shiplap.sampling.run import call_op, floating_args, is_adopted, random_gradient, short_error_line
+from shiplap.sampling.run import call_op, floating_args, is_adopted, random_gradient
 from shiplap.sampling.samples import Samples, with_other_values
 
 BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no size fits

@@ -33,45 +33,6 @@ from shiplap.kernels.native.packed_kernel import Extents, PackedKernel
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
 KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, see dispatch/fast_paths.py
-
-
-class DLTensor(ctypes.Structure):
-    """The C struct ``DLTensor`` of ``shiplap/abi.h``, which describes a tensor. ``call_frame.TENSOR`` packs the same
-    layout.
-    """
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class CallContext(ctypes.Structure):
-    """The C struct ``sl_context`` of ``shiplap/abi.h``, which a C kernel gets as its first argument.
-    ``call_frame.CONTEXT`` packs the same layout.
-    """
-
-    _fields_ = (
-        ("abi_version", ctypes.c_uint32),
-        ("num_threads", ctypes.c_int32),
-        ("stream", ctypes.c_void_p),
-        ("workspace", ctypes.c_void_p),
-        ("workspace_size", ctypes.c_size_t),
-        ("error", ctypes.c_char_p),
-        ("error_size", ctypes.c_size_t),
-        ("config", ctypes.POINTER(ctypes.c_int64)),
-        ("config_size", ctypes.c_size_t),
-    )
-
-
 _TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ctypes._SimpleCData[bytes | None]]] = {
     "int64_t": ctypes.c_int64,
     "double": ctypes.c_double,

@@ -33,7 +33,7 @@ from shiplap.dispatch.outputs import empty_outputs
 from shiplap.kernels.triton import replay
 from shiplap.kernels.triton.device_tables import DeviceTable
 from shiplap.kernels.triton.launcher import Launcher, triton_launcher
-from shiplap.kernels.triton.partial_sums import BLOCK, add_partial_sums
+from shiplap.kernels.triton.replay import CompiledTritonKernel
 from shiplap.kernels.triton.template_key import (
     KeptLaunch,
     Key,
@@ -47,6 +47,7 @@ from shiplap.kernels.triton.template_key import (
 
 MOST_REMEMBERED_RENDERINGS = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
+BLOCK = 2048  # elements of a sum of partial sums that one program of the kernel adds
 K = TypeVar("K")
 T = TypeVar("T")
 LaunchFor: TypeAlias = Callable[..., Launch]
@@ -491,3 +492,40 @@ def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
         # All at once: what is still used is rendered again.
         memory.clear()
     return memory
+
+
+def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel | None:
+    """Write ``partial_sums.sum(0)``, added in float32 in a fixed order, into ``out``. The two tensors must be
+    contiguous. Return the compiled kernel, or None if ``out`` has no elements.
+    """
+    total = out.numel()
+    if not total:
+        return None
+    compiled: CompiledTritonKernel | None = _partial_sums_kernel()[(-(-total // BLOCK),)](
+        partial_sums, out, total, partial_sums.shape[0], BLOCK=BLOCK
+    )
+    return compiled
+
+
+@cache
+def _partial_sums_kernel() -> Launcher:
+    """Return the launcher of the summing kernel. It is made at the first request, since importing Shiplap must not
+    import Triton.
+    """
+    import triton
+    import triton.language as tl
+
+    def add(partial_sums, out, total, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Write the sums of ``count`` rows of ``total`` float32 numbers to ``out``. Each program adds one block of
+        columns.
+        """
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < total
+        acc = tl.zeros((BLOCK,), dtype=tl.float32)
+        # One after the other, so that the sum does not depend on the launch.
+        for split in range(count):
+            acc += tl.load(partial_sums + tl.cast(split, tl.int64) * total + at, mask=inside, other=0.0)
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)
+
+    add.__globals__["tl"] = tl  # where Triton looks names up
+    return triton_launcher(triton.jit(add))

@@ -20,9 +20,8 @@ import torch
 
 from shiplap.dispatch import Op
 from shiplap.dispatch.tuned_choices import REFERENCE
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.sampling.case import SampleCase, tensors_among
-from shiplap.sampling.run import error_line
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
