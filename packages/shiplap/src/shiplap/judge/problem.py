@@ -32,6 +32,7 @@ from shiplap.sampling.run import error_line, widen_tensor
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import bits_are_equal, elements_overlap, structure_of, tree_leaves
 from shiplap.sandbox.rng_state import rng_positions, seed_torch
 from shiplap.sandbox.source_scan import marks_in_source
@@ -84,6 +85,7 @@ class JudgeProblem:
     constant: bool = False  # whether every draw has the same values
     until: float = math.inf  # the time (``time.monotonic``) after which the search for forms ends
     hurried: bool = False  # whether the search ended early
+    lacked: list[InputForm] = field(default_factory=list)  # forms for which the machine lacks memory
     always: list[int] = field(default_factory=list)  # integer tensors with the same values in each draw
     flags: list[int] = field(default_factory=list)  # those of them that hold flags
     absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
@@ -376,9 +378,18 @@ class OpProblem(JudgeProblem):
         grown = list(samples.wide()) or list(samples.grown(2))
         large = [samples.base.but(sizes=s) for s in self.asked]
         large = large or [c.recipe for c in sorted(grown, key=lambda c: c.numel)[-2:]]
-        looked = [*samples.values(), *samples.optionals(), *samples.layouts(), *samples.special()]
-        odd = [*samples.edges(), *samples.tiles()]
-        recipes = [c.recipe for c in (*_pick_evenly(looked, 40), *_pick_evenly(odd, 40))]
+        series = {
+            samples.values: 10,
+            samples.optionals: 6,
+            samples.scalars: 8,
+            samples.dtypes: 4,
+            samples.layouts: 8,
+            samples.special: 12,
+            samples.edges: 12,
+            samples.tiles: 22,
+        }
+        # Each series has its share, so that none of the properties that they vary is left out.
+        recipes = [c.recipe for make, most in series.items() for c in _pick_evenly(list(make()), most)]
         recipes += self._secret_recipes(samples, numbers, most)
         unique = {str(r): r for r in (*recipes, *large)}
         marked = {str(r) for r in large}
@@ -529,7 +540,8 @@ class FunctionProblem(JudgeProblem):
             with torch.no_grad():
                 try:
                     outs = _result_tensors(self.call(*self.draw(form)))
-                except Exception:
+                except Exception as e:
+                    self.lacked += [form] if is_lack(e) else []
                     return False
             if any(not o.numel() for o in outs):  # nothing to compare, as for half of a dim of one element
                 return False
