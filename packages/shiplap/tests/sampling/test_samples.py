@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from jaxtyping import Bool, Float, Int32, Int64, Shaped
+from jaxtyping import Bool, Float, Int, Int32, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
@@ -213,6 +213,19 @@ def test_sl502_when_nothing_is_admitted():
     assert search_sizes(impossible.spec) is None
     with pytest.raises(AuditError, match="SL502: no samples can be generated"):
         next(Samples(impossible, 0).plain())
+
+
+def test_integers_of_every_width_that_the_reference_takes(ns):
+    @sl.op(f"{ns}::picked")
+    def picked(x: Float[Tensor, "n"], index: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x[index]
+
+    def taken():
+        return {str(c.args[1].dtype) for c in Samples(picked, 0).dtypes()}
+
+    assert taken() == {"torch.int64", "torch.int32"}
+    picked.samples(lambda rng, sizes, dtype, device: (torch.randn(sizes["n"]).to(dtype), torch.arange(sizes["n"])))
+    assert taken() == {"torch.int64", "torch.int32"}, "the integers of a builder are converted"
 
 
 def test_any_dtype_starts_at_float32():
