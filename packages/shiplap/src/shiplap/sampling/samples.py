@@ -25,6 +25,7 @@ from shiplap.dispatch import Op
 from shiplap.dtypes import floating, integers, integers_alone, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.sampling.boundary_sizes import (
+    CROWDED_SIZE,
     GRAIN_ELEMENTS,
     LARGEST_COMMON_SIZE,
     LONG_SUM,
@@ -55,6 +56,7 @@ from shiplap.sampling.sizes import (
     search_sizes,
 )
 from shiplap.sampling.values import (
+    CROWDED_KINDS,
     PLAIN_KINDS,
     SOME_ZEROS,
     SPECIAL_KINDS,
@@ -374,6 +376,12 @@ class Samples:
                 for recipe in [c.recipe for c in self.dtypes()] or [self.base]:
                     sized = recipe.but(sizes=dict(case.recipe.sizes))
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
+
+    def crowded(self) -> Iterator[SampleCase]:
+        """Yield samples with one dim of 8,193 elements whose values lie close together, are equal, or are masked."""
+        for name, kind in free_dims(self.spec).items() if not self._keeps_values else ():
+            for case in self._resized({name: CROWDED_SIZE if kind != "variadic" else (CROWDED_SIZE,)}):
+                yield from self._afforded(self._cases(case.recipe.but(values=k) for k in CROWDED_KINDS))
 
     def tiles(self) -> Iterator[SampleCase]:
         """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096.

@@ -44,6 +44,8 @@ SPECIAL_KINDS = (
 """Kinds of values that break a kernel which is right for normal ones. The last three concern integers alone."""
 RANGE_KINDS = ("tiny", "sunk", "saturating")
 """Kinds of finite values beside which a kernel may put a constant: an epsilon, or a number for minus infinity."""
+CROWDED_KINDS = ("cancelling", "ties", "masked")
+"""Kinds of values of which so many are alike that a buffer for equal or neighbouring ones is too small."""
 SOME_ZEROS = "mostly zero"  # of the kinds the one that the values of a builder are given: some of them are zero then
 AROUND_PREFIX = "around "  # followed by numbers: values at these, and next to them on both sides
 DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
