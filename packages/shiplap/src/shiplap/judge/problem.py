@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
-from shiplap.sampling.case import tensors_among, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import (
     Difference,
     Reduction,
@@ -378,7 +378,7 @@ class OpProblem(JudgeProblem):
         grown = list(samples.wide()) or list(samples.grown(2))
         large = [samples.base.but(sizes=s) for s in self.asked]
         large = large or [c.recipe for c in sorted(grown, key=lambda c: c.numel)[-2:]]
-        series = {
+        series: dict[Callable[[], Iterable[SampleCase]], int] = {
             samples.values: 10,
             samples.optionals: 6,
             samples.scalars: 8,
