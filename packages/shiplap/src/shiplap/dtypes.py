@@ -131,6 +131,21 @@ def floating(*, widest: int = 64) -> tuple[str, ...]:
     return tuple(n for n in preferred() if DTYPES[n].floating and DTYPES[n].dlpack[1] <= widest)
 
 
+def integers() -> tuple[str, ...]:
+    """Return the torch names of the integer dtypes in which sample arguments are generated, with the most preferred
+    first.
+    """
+    return tuple(n for n in preferred() if DTYPES[n].kind in ("signed", "unsigned"))
+
+
+def integers_alone(names: Iterable[str]) -> bool:
+    """Return whether ``names``, which stand for the dtypes of one tensor, are those of integers of any width. Return
+    False for no names, which stand for any dtype.
+    """
+    given = tuple(names)
+    return bool(given) and all("int" in name for name in given)
+
+
 def rows(names: Iterable[str]) -> tuple[Dtype, ...]:
     """Return the rows of the table of dtypes for ``names``, torch names, in their order. Names that the table lacks are
     left out.

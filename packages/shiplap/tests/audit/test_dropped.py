@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int, Int64
 from torch import Tensor
 
 import shiplap as sl
@@ -124,6 +124,57 @@ def build_only_first(rng, sizes, dtype, device):
     return (torch.randn(sizes["n"], generator=rng),)
 
 
+def build_without(narrow):
+    """Return a builder of samples that raises an error for the dtype ``narrow``."""
+
+    def build(rng, sizes, dtype, device):
+        if dtype == narrow:
+            raise ValueError("not for this dtype")
+        return made()(rng, sizes, dtype, device)
+
+    return build
+
+
+@sl.op("audit_dropped::picked")
+def picked(x: Float32[Tensor, "n"], index: Int[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x[index]  # torch indexes with int64 and int32, and takes uint8 for a mask
+
+
+def of_numpy(ns):
+    """Return an op of float32 whose reference autograd cannot differentiate, and whose gradient is wrong."""
+
+    @sl.op(f"{ns}::square")
+    def square(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return torch.from_numpy(x.detach().numpy() ** 2)
+
+    square.backward(lambda grad, saved, needs: {"x": grad * saved.x})
+    return square
+
+
+def drawn_anew(ns):
+    """Return a random op of float32 whose kernel draws other numbers than its reference."""
+
+    def kept(x, seed):
+        return torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+
+    @sl.op(f"{ns}::dropped", random="seed")
+    def dropped(x: Float32[Tensor, "n"], seed: int = 0) -> Float32[Tensor, "n"]:
+        return x * kept(x, seed)
+
+    dropped.kernel("cpu", lambda x, seed: x * kept(x, ~seed))
+    dropped.backward(lambda grad, saved, needs: {"x": grad * kept(saved.x, ~saved.seed)})
+    return dropped
+
+
+def drawn_at_large(ns):
+    @sl.op(f"{ns}::noise", random="global", requires="n % 40000 == 0")
+    def noise(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x + torch.rand_like(x)
+
+    noise.kernel("cpu", lambda x: x + torch.rand_like(x).square())
+    return noise
+
+
 # Name → the arguments of the audit, made from (namespace, folder), and the reason that the verdict names.
 WAYS: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str]] = {
     "no time": (lambda ns, folder: {"op": scaled, "checks": ["numerics"], "budget": 0}, "out of budget"),
@@ -138,6 +189,26 @@ WAYS: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str]] = {
     "a builder of one dtype": (
         lambda ns, folder: {"op": scaled, "checks": ["numerics"], "samples": made(kind=torch.float32)},
         "dtype x value is untouched",
+    ),
+    "a builder that refuses a dtype": (
+        lambda ns, folder: {"op": scaled, "checks": ["numerics"], "samples": build_without(torch.bfloat16)},
+        "no sample has bfloat16",
+    ),
+    "a reference that takes some integers": (
+        lambda ns, folder: {"op": picked, "checks": ["numerics"]},
+        "no sample has int16, int8",
+    ),
+    "a reference without a gradient": (
+        lambda ns, folder: {"op": of_numpy(ns), "checks": ["gradient"]},
+        "finite differences are taken in float64 alone",
+    ),
+    "a reference that draws other numbers": (
+        lambda ns, folder: {"op": drawn_anew(ns), "checks": ["gradient"]},
+        "the reference draws other numbers",
+    ),
+    "random results too large to repeat": (
+        lambda ns, folder: {"op": drawn_at_large(ns), "checks": ["distribution"]},
+        "a sample too large to be repeated",
     ),
     "a builder of one scalar": (
         lambda ns, folder: {"op": scaled, "checks": ["numerics"], "samples": made(a=1.0)},

@@ -1,5 +1,7 @@
 """Samples in which two things are unusual at once."""
 
+from typing import Literal
+
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -20,6 +22,19 @@ def test_scalars_two_at_a_time(ns):
     scalars = [dict(c.recipe.scalars) for c in pairwise.pairs_of_scalars(Samples(op(ns), 0))]
     assert scalars
     assert all(v["s"] > 1 and v["d"] > 1 for v in scalars)
+
+
+def test_every_listed_value_of_a_scalar_meets_those_of_another(ns):
+    @sl.op(f"{ns}::coded")
+    def coded(
+        x: Float[Tensor, "n"], kind: Literal["a", "b"] = "a", size: Literal[64, 256, 4096] = 64, scale: float = 1.0
+    ) -> Float[Tensor, "n"]:
+        return x * size * scale
+
+    scalars = [dict(c.recipe.scalars) for c in pairwise.pairs_of_scalars(Samples(coded, 0))]
+    assert {"kind": "b", "size": 4096, "scale": 1.0} in scalars
+    assert {"kind": "a", "size": 4096, "scale": 0.5} in scalars
+    assert len({str(s) for s in scalars}) == len(scalars)
 
 
 def test_every_dtype_in_layouts(ns):

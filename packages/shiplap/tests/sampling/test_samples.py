@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from jaxtyping import Bool, Float, Int32, Int64, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Int32, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
@@ -213,6 +213,30 @@ def test_sl502_when_nothing_is_admitted():
     assert search_sizes(impossible.spec) is None
     with pytest.raises(AuditError, match="SL502: no samples can be generated"):
         next(Samples(impossible, 0).plain())
+
+
+def test_integers_of_every_width_that_the_reference_takes(ns):
+    @sl.op(f"{ns}::picked")
+    def picked(x: Float[Tensor, "n"], index: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x[index]
+
+    def taken():
+        return {str(c.args[1].dtype) for c in Samples(picked, 0).dtypes()}
+
+    assert taken() == {"torch.int64", "torch.int32"}
+    picked.samples(lambda rng, sizes, dtype, device: (torch.randn(sizes["n"]).to(dtype), torch.arange(sizes["n"])))
+    assert taken() == {"torch.int64", "torch.int32"}, "the integers of a builder are converted"
+
+
+def test_long_rows_in_which_many_numbers_are_nearly_equal(ns):
+    @sl.op(f"{ns}::doubled")
+    def doubled(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
+        return x * 2
+
+    cases = {(dict(c.recipe.sizes)["c"], c.recipe.values): c for c in Samples(doubled, 0).crowded()}
+    near = cases[boundary_sizes.CROWDED_SIZE, "cancelling"].args[0]
+    upper_bits = near.view(torch.int32) >> 16
+    assert max(torch.bincount(row - row.min()).max() for row in upper_bits) > boundary_sizes.LONG_SUM
 
 
 def test_any_dtype_starts_at_float32():

@@ -15,12 +15,13 @@ from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.ledger import Ledger, varied_axes
+from shiplap.sampling.ledger import AUDIT, Ledger, unseen_dtypes, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import needs_builder, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
+UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
 
 
@@ -384,10 +385,21 @@ class _CheckTally:
             evidence.append(f"{len(self.missed)} samples not looked at ({self.missed[0]})")
         if self.cut:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
+        if unseen := self._unseen_dtypes():
+            evidence.append(f"no sample has {', '.join(unseen)}: {UNSEEN_DTYPES_FIX}")
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
         # Samples that were not observed could have failed.
-        whole = not self.cut and not self.missed
+        whole = not self.cut and not self.missed and not unseen
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
+
+    def _unseen_dtypes(self) -> list[str]:
+        """Return the names of the admitted dtypes that no examined sample has. The list is empty for a check that need
+        not look at every dtype. It is also empty if all samples have the dtypes of the base sample, since the ledger
+        reports that.
+        """
+        varied = any("dtype" in self.subject.axes_of(case) for case in self.seen)
+        looks = AUDIT["dtype", "value"] == self.check.name
+        return unseen_dtypes(self.subject.op.spec, self.seen) if looks and varied else []
 
     def _failure(self) -> Finding:
         """Return the finding of a check that failed. It shows the smallest failing sample, with a fix and a script that

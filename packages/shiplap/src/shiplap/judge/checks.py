@@ -26,6 +26,7 @@ from shiplap.sampling.ledger import Key, Ledger
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess
+from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.supervisor import SandboxedProcess
@@ -349,7 +350,9 @@ def _compare_form_gradients(
         seeds = [_draw_output_gradient(o, way) for o in outs]
         own = case.problem.gradients(args, seeds, wide=False)
         wide = case.problem.wide_gradients(args, seeds) or own
-    except Exception:  # the reference refuses these values, or has no gradient
+    except Exception as e:  # the reference refuses these values, or has no gradient
+        if is_lack(e):
+            raise
         return False
     try:
         got = witness.gradients(args, seeds, own, case.problem.parameters)

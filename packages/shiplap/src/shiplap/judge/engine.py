@@ -193,7 +193,8 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
             case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
         if not _reference_is_comparable(case, forms):
             return
-        case.tried = {axis for form in forms for axis in _axes(forms[0], form)}
+        # Of a form for which the machine lacks memory nobody knows whether the reference accepts it.
+        case.tried = {axis for form in (*forms, *case.problem.lacked) for axis in _axes(forms[0], form)}
         _check_inputs(case, witness, forms)
         if not case.reasons:
             # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
@@ -332,8 +333,8 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
         with case.record_faults(form.label), _decline_form(case, form):
-            _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
-            for axis in _axes(forms[0], form):
+            compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
+            for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
             case.wait_for_others(witness.prisoner, *paces.values())
@@ -388,9 +389,9 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
 
 def _check_one_form(
     case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline, *, brief: bool = False
-) -> None:
+) -> bool:
     """Compare the candidate's results with the reference's on inputs of one form (shapes and kind of values). Raise
-    ``CandidateError`` if they differ.
+    ``CandidateError`` if they differ. Return False if the reference refuses the inputs, so that nothing is compared.
 
     If the form will be timed, up to three further calls are compared, with nearby values and with new values in the
     same tensors. Set ``brief`` to true if the reference is slow and some shapes stand for large ones. Then only one
@@ -410,13 +411,15 @@ def _check_one_form(
         args = case.problem.draw(form)
         try:
             expected = case.problem.expect_effects(form, args)
-        except Exception:  # the reference refuses these values
-            return
+        except Exception as e:  # the reference refuses these values
+            if is_lack(e):
+                raise
+            return False
         witness.call(args, expected)
     case.calls += 1
     # The same tensors cannot be passed again once they were written to.
     if expected.changed or not (form.timed or (brief and form.reduced and form.usual)):
-        return
+        return True
     with SEEDING:  # it draws from the generators of this process
         near = perturb_arguments(args)
     if not case.problem.gives_numbers(near):  # values may have to fit together, as in a matrix that is symmetric
@@ -424,9 +427,10 @@ def _check_one_form(
     # In place: a cache that is keyed by address or version returns the old result.
     look(near, in_place=True)
     if brief and not form.reduced:
-        return
+        return True
     look(near)
     look(case.problem.draw(form), in_place=True)
+    return True
 
 
 def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:

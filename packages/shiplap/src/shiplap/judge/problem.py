@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error, error_line
 from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
-from shiplap.sampling.case import tensors_among, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import (
     Difference,
     Reduction,
@@ -32,6 +32,7 @@ from shiplap.sampling.run import widen_tensor
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import bits_are_equal, elements_overlap, structure_of, tree_leaves
 from shiplap.sandbox.rng_state import rng_positions, seed_torch
 from shiplap.sandbox.source_scan import marks_in_source
@@ -41,7 +42,6 @@ SEEDING = threading.RLock()
 KEPT_STATE_TOLERANCE = 1e-5  # relative error of a module's state, since the candidate may sum in another order
 SLOW_CALL_S = 0.1  # seconds of a call of the reference, of which drawing and comparing take a multiple
 MAX_DRAWN_SIZE = 300  # the largest random size of a declared op
-MOST_PICKED = 40  # samples of a declared op that are kept of all that its reference accepts
 
 PRODUCT_NAMES = "mm mat mv conv linear dot inner einsum attention lstm gru rnn ops."
 """Parts of the names of functions that may be matrix products. Those of an operator of others are not known."""
@@ -85,6 +85,7 @@ class JudgeProblem:
     constant: bool = False  # whether every draw has the same values
     until: float = math.inf  # the time (``time.monotonic``) after which the search for forms ends
     hurried: bool = False  # whether the search ended early
+    lacked: list[InputForm] = field(default_factory=list)  # forms for which the machine lacks memory
     always: list[int] = field(default_factory=list)  # integer tensors with the same values in each draw
     flags: list[int] = field(default_factory=list)  # those of them that hold flags
     absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
@@ -377,9 +378,18 @@ class OpProblem(JudgeProblem):
         grown = list(samples.wide()) or list(samples.grown(2))
         large = [samples.base.but(sizes=s) for s in self.asked]
         large = large or [c.recipe for c in sorted(grown, key=lambda c: c.numel)[-2:]]
-        looked = [*samples.values(), *samples.optionals(), *samples.layouts(), *samples.special()]
-        odd = [*samples.edges(), *samples.tiles()]
-        recipes = [c.recipe for c in (*_pick_evenly(looked), *_pick_evenly(odd))]
+        series: dict[Callable[[], Iterable[SampleCase]], int] = {
+            samples.values: 10,
+            samples.optionals: 6,
+            samples.scalars: 8,
+            samples.dtypes: 4,
+            samples.layouts: 8,
+            samples.special: 12,
+            samples.edges: 12,
+            samples.tiles: 22,
+        }
+        # Each series has its share, so that none of the properties that they vary is left out.
+        recipes = [c.recipe for make, most in series.items() for c in _pick_evenly(list(make()), most)]
         recipes += self._secret_recipes(samples, numbers, most)
         unique = {str(r): r for r in (*recipes, *large)}
         marked = {str(r) for r in large}
@@ -415,10 +425,10 @@ class OpProblem(JudgeProblem):
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
 
-def _pick_evenly(items: list[Any]) -> list[Any]:
-    """Return ``items``, or ``MOST_PICKED`` of them at even distances in the list if there are more."""
-    step = max(1.0, len(items) / MOST_PICKED)
-    return [items[int(i * step)] for i in range(min(MOST_PICKED, len(items)))]
+def _pick_evenly(items: list[Any], count: int) -> list[Any]:
+    """Return ``items``, or ``count`` of them at even distances in the list if there are more."""
+    step = max(1.0, len(items) / count)
+    return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
 class FunctionProblem(JudgeProblem):
@@ -530,7 +540,8 @@ class FunctionProblem(JudgeProblem):
             with torch.no_grad():
                 try:
                     outs = _result_tensors(self.call(*self.draw(form)))
-                except Exception:
+                except Exception as e:
+                    self.lacked += [form] if is_lack(e) else []
                     return False
             if any(not o.numel() for o in outs):  # nothing to compare, as for half of a dim of one element
                 return False

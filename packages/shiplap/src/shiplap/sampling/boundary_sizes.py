@@ -15,6 +15,7 @@ SIZE_LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1
 USUAL_SIZES = (80, 96, 160, 180, 192, 210, 384, 768, 1536, 3072, 1 << 16)
 LONGEST, MOST = 1 << 17, 48  # the largest size, and the most sizes derived from constants
 LONG_SUM = 4096  # terms of a long sum
+CROWDED_SIZE = 2 * LONG_SUM + 1  # elements of one dim, half of which may fall into one bin
 GRAIN_ELEMENTS = 70_001  # elements: two grains of torch's parallel loops (32,768 each), and a rest
 MILLION_ELEMENTS = (1 << 20) + 77_001
 VALUE_ORDERS = ("ascending", "descending", "constant")

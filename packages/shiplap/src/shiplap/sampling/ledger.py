@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shiplap.declare import OpSpec
+from shiplap.dtypes import floating, integers, integers_alone
 from shiplap.sampling.builder import builder_takes_values
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.recipe import SampleRecipe
@@ -312,6 +313,26 @@ def absent_axes(samples: Samples) -> dict[str, str]:
     if op.sampler is not None and not builder_takes_values(op):
         reasons["value"] = "the builder of samples decides on the values"
     return {axis: reason for axis, reason in reasons.items() if reason}
+
+
+def unseen_dtypes(spec: OpSpec, cases: Iterable[SampleCase]) -> list[str]:
+    """Return the names of the dtypes that the declaration ``spec`` admits and in which no tensor of ``cases`` is.
+
+    Each group of tensors that have one dtype, such as all that are annotated ``Float``, is looked at by itself. Dtypes
+    in which no sample is generated, such as those of 8 bits, are left out, and so is a group without any tensor.
+    """
+    seen: dict[str, set[str]] = {}
+    for case in cases:
+        for arg, value in zip(spec.args, case.args, strict=True):
+            if arg.tensor is not None:
+                names = {str(t.dtype).removeprefix("torch.") for t in tensors_among([value])}
+                seen.setdefault(arg.tensor.dtype_class, set()).update(names)
+    unseen = list[str]()
+    for group, kind in spec.dtype_classes.items():
+        sampled = integers() if integers_alone(kind.dtypes) else floating()
+        wanted = [name for name in sampled if name in kind.dtypes]
+        unseen += [name for name in wanted if seen.get(group) and name not in seen[group]]
+    return list(dict.fromkeys(unseen))
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:

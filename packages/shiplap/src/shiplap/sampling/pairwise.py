@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from itertools import chain, combinations, islice
+from itertools import chain, combinations, islice, product
 from typing import Any
 
 from shiplap.sampling.case import SampleCase
@@ -19,6 +19,7 @@ from shiplap.sampling.sizes import free_dims, scalar_candidates
 DTYPE_LAYOUTS = ("transposed", "padded", "strided", "offset")
 ONES_LAYOUTS = ("strided", "column_major", "padded", "gaps")
 DIMS, PAIRS = 3, 6  # the most dims, and the most pairs of scalars
+COMBINATIONS = 24  # the most combinations of listed values of two scalars
 REMAINDERS = (1, 2, 3)  # growth of sizes that scalars divide
 PADDED = 64  # a multiple of the usual padding of rows
 POWERS = 256  # elements along one dim, enough for most powers of two of a dtype and their neighbours
@@ -28,11 +29,23 @@ AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many 
 def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples like the base sample with two scalars at values other than their defaults, for at most ``PAIRS``
     pairs of scalars. If there are more than two scalars, yield one with all of them at other values at last.
+
+    Then yield the other combinations of two scalars of which at least one may only have values that the declaration
+    lists, at most ``COMBINATIONS`` of them.
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(
         samples, (samples.base.but(scalars={n: others[n] for n in names}) for names in _name_pairs(others))
     )
+    usual, listed = dict(samples.base.scalars), {a.name: a.choices for a in samples.spec.scalars if a.choices}
+    values = {n: [v for v in listed.get(n, (v,)) if v != usual.get(n)] for n, v in others.items()}
+    rest = (
+        dict(zip(pair, chosen, strict=True))
+        for pair in combinations(others, 2)
+        for chosen in product(*(values[n] for n in pair))
+    )
+    new = (scalars for scalars in rest if any(others[n] != v for n, v in scalars.items()))
+    yield from _make_cases(samples, (samples.base.but(scalars=scalars) for scalars in islice(new, COMBINATIONS)))
 
 
 def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from shiplap.dispatch import AdoptedOp, Op
 from shiplap.dispatch.autograd import detach_results
 from shiplap.dispatch.outputs import flatten_op_results, fresh_results, tensors_in_arguments
+from shiplap.dtypes import integers_alone
 from shiplap.errors import ShiplapError, error_line
 from shiplap.sampling.case import (
     GENERATOR_SEED,
@@ -229,7 +230,7 @@ def needs_builder(op: Op) -> bool:
     (``@op.samples``). The values of the argument are then drawn without regard to their meaning.
     """
     kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
-    return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
+    return op.sampler is None and any(map(integers_alone, kinds))
 
 
 def sum_to_real(t: Tensor) -> Tensor:

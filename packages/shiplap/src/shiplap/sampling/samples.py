@@ -22,9 +22,10 @@ from shiplap.declare import Arg, Output
 from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.opaque import make_sample_object as sample_object
 from shiplap.dispatch import Op
-from shiplap.dtypes import floating, preferred
+from shiplap.dtypes import floating, integers, integers_alone, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.sampling.boundary_sizes import (
+    CROWDED_SIZE,
     GRAIN_ELEMENTS,
     LARGEST_COMMON_SIZE,
     LONG_SUM,
@@ -54,13 +55,21 @@ from shiplap.sampling.sizes import (
     scalar_candidates,
     search_sizes,
 )
-from shiplap.sampling.values import PLAIN_KINDS, SOME_ZEROS, SPECIAL_KINDS, draw_values, with_some_zeros
+from shiplap.sampling.values import (
+    CROWDED_KINDS,
+    PLAIN_KINDS,
+    SOME_ZEROS,
+    SPECIAL_KINDS,
+    as_integers,
+    draw_values,
+    with_some_zeros,
+)
 
 MAX_SAMPLE_ELEMENTS = 1 << 21  # the most elements of all arguments of a sample
 MAX_KEPT_ELEMENTS = 1 << 14  # the most elements of a sample that is cached
 SLOW = 1.0  # seconds of processor time for one sample
 SEARCH_PATIENCE = 2  # failed searches in a row for one dim, after which the next searches are short
-FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"}
+FLOATS, INTEGERS, PREFERRED, COMPLEX = floating(), integers(), preferred(), {"complex64", "complex128"}
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
@@ -229,27 +238,26 @@ class Samples:
         return tuple(value(a) for a in self.spec.args)
 
     def _place(self, recipe: SampleRecipe, arg: Arg, value: Any) -> Any:
-        """Return ``value``, the value of the argument ``arg``, with each tensor on the device and in the layout that
-        the recipe names for the argument. Return None if the recipe leaves the argument out.
+        """Return ``value``, the value of the argument ``arg``, with each tensor on the device and in the layout and the
+        integer dtype that the recipe names for the argument. Return None if the recipe leaves the argument out.
         """
         if arg.name in recipe.absent:
             return None
         layouts = dict(recipe.layouts)
         layout = layouts.get(arg.name, layouts.get("every", ""))
+        wanted = dict(recipe.dtypes).get(arg.tensor.dtype_class, "") if arg.tensor else ""
 
         def place(t: Tensor) -> Tensor:
             """Return ``t`` on the device of these samples. If the declaration admits the layout that the recipe names
             for the argument, the result has this layout. Otherwise it has that of ``t``.
             """
-            t = t.detach().to(self.device)
+            t = as_integers(t.detach().to(self.device), wanted)
             if layout.startswith("expanded") and self.op.sampler is not None:
                 return t  # a builder's values may be symmetric or sorted, and expanding would break that
             fits = layout and layout_is_possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
             return apply_layout(t, layout) if fits else t
 
         return tree_map(place, (value,))[0]
-
-    # Series of samples for the checks.
 
     def plain(self) -> Iterator[SampleCase]:
         """Yield the base sample, which has small distinct sizes, default scalars and float32. Yield no other."""
@@ -265,7 +273,8 @@ class Samples:
 
     def dtypes(self) -> Iterator[SampleCase]:
         """Yield the base sample in every floating-point dtype that the declaration admits, then in complex64 and
-        complex128 if it admits these.
+        complex128 if it admits these. An argument that may have several integer dtypes, and no others, follows in each
+        of them that the reference accepts.
         """
         classes = self.spec.dtype_classes
         for dtype in FLOATS:
@@ -274,6 +283,11 @@ class Samples:
                 names |= {c: "complex128" for c, t in classes.items() if set(t.dtypes) == COMPLEX}
             if names:
                 yield from self._cases([self.base.but(dtypes=names)])
+        whole = {c: t.dtypes for c, t in classes.items() if integers_alone(t.dtypes)}
+        for dtype in INTEGERS:  # some of torch's operators take no narrow integers, such as those that index
+            if names := {c: dtype for c, taken in whole.items() if dtype in taken}:
+                cases = self._cases([self.base.but(dtypes=names)])
+                yield from (c for c in cases if reference_accepts(self.op, c.args))
 
     def scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar argument at a value other than its default. The sizes are those of the base
@@ -362,6 +376,12 @@ class Samples:
                 for recipe in [c.recipe for c in self.dtypes()] or [self.base]:
                     sized = recipe.but(sizes=dict(case.recipe.sizes))
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
+
+    def crowded(self) -> Iterator[SampleCase]:
+        """Yield samples with one dim of 8,193 elements whose values lie close together, are equal, or are masked."""
+        for name, kind in free_dims(self.spec).items() if not self._keeps_values else ():
+            for case in self._resized({name: CROWDED_SIZE if kind != "variadic" else (CROWDED_SIZE,)}):
+                yield from self._afforded(self._cases(case.recipe.but(values=k) for k in CROWDED_KINDS))
 
     def tiles(self) -> Iterator[SampleCase]:
         """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096.

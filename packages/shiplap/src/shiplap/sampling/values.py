@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from shiplap.dtypes import integers
+
 POOL_NUMBERS = 4_194_301  # numbers drawn for a large tensor, a prime
 PLAIN_KINDS = ("normal", "ties", "descending", "zeros", "large")
 SPECIAL_KINDS = (
@@ -42,6 +44,8 @@ SPECIAL_KINDS = (
 """Kinds of values that break a kernel which is right for normal ones. The last three concern integers alone."""
 RANGE_KINDS = ("tiny", "sunk", "saturating")
 """Kinds of finite values beside which a kernel may put a constant: an epsilon, or a number for minus infinity."""
+CROWDED_KINDS = ("cancelling", "ties", "masked")
+"""Kinds of values of which so many are alike that a buffer for equal or neighbouring ones is too small."""
 SOME_ZEROS = "mostly zero"  # of the kinds the one that the values of a builder are given: some of them are zero then
 AROUND_PREFIX = "around "  # followed by numbers: values at these, and next to them on both sides
 DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
@@ -81,6 +85,18 @@ def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
     chosen = torch.rand(t.shape, generator=rng) < 0.1
     chosen.view(-1)[int(torch.randint(t.numel(), (1,), generator=rng))] = True
     return t.masked_fill(chosen.to(t.device), 0)
+
+
+def as_integers(t: Tensor, wanted: str) -> Tensor:
+    """Return the integer tensor ``t`` in the integer dtype named ``wanted``, since a builder of samples is not told
+    which integers a recipe asks for. Return ``t`` itself if one of the two is no integer, or if a value does not fit.
+    """
+    own = str(t.dtype).removeprefix("torch.")
+    if own == wanted or not {own, wanted} <= set(integers()):
+        return t
+    limits = torch.iinfo(getattr(torch, wanted))
+    fits = t.is_meta or not t.numel() or limits.min <= int(t.min()) <= int(t.max()) <= limits.max
+    return t.to(getattr(torch, wanted)) if fits else t
 
 
 def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:

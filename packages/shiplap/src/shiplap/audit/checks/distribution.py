@@ -50,7 +50,7 @@ def observe_distribution(op: Op, case: SampleCase) -> Observation:
     observation has a problem if the distributions differ, or if equal seeds do not give equal results.
     """
     if case.numel > LARGEST_REPEATED:
-        return Observation(skip="a sample too large to be repeated")
+        return Observation(skip="a sample too large to be repeated", limited=True)
     plain = case.recipe == Samples(op, case.seed, case.device).base
     if problem := _why_seed_not_followed(op, case) or (
         (_why_seed_bits_lost(op, case) or _why_compiled_differs_eager(op, case)) if plain else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, combinations, islice
 from math import prod
@@ -38,6 +38,7 @@ from shiplap.sampling.run import (
     random_gradient,
     reference_accepts,
     reference_effects,
+    require_gradients,
     surrogate_results,
     why_no_backward,
 )
@@ -70,15 +71,11 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     values at kinks, equal values, or values near overflow. Large samples are included as long as they are quick.
     """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
-    grown = islice(samples.grown(1), 1)
-    transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
-    rows = (
-        c for c in samples.edges() if c.numel and min((v for _, v in c.recipe.sizes if type(v) is int), default=1) <= 1
-    )
     empty = (c for c in samples.edges() if 0 in dict(c.recipe.sizes).values())
     kinks = (samples.base.but(values=kind) for kind in KINK_VALUES)
-    yield from chain(samples.plain(), samples.ranks(), wide, samples.optionals(), samples.scalars(), grown, transposed)
-    yield from chain(islice(rows, 4), _unlike_by_memory(samples))
+    yield from chain(samples.plain(), wide, _varied_cases(samples))
+    if not _reference_has_gradient(samples):
+        yield from _in_double_precision(samples, _varied_cases(samples))
     yield from pairs_of_scalars(samples)
     yield from chain(islice(empty, 3), samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
     yield from samples.thresholds()
@@ -91,6 +88,42 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     yield from islice(odd, MOST_ODD_SCALARS)
     long = (c for c in samples.long() if c.recipe.values == "positive")
     yield from _cases_while_quick(chain(samples.wide(), long))
+
+
+def _varied_cases(samples: Samples) -> Iterator[SampleCase]:
+    """Yield samples that each vary one property of the base sample. The property is the number of dims, an optional
+    argument, a scalar, the sizes, or the memory layout.
+    """
+    grown = islice(samples.grown(1), 1)
+    transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
+    rows = (
+        c for c in samples.edges() if c.numel and min((v for _, v in c.recipe.sizes if type(v) is int), default=1) <= 1
+    )
+    yield from chain(samples.ranks(), samples.optionals(), samples.scalars(), grown, transposed)
+    yield from chain(islice(rows, 4), _unlike_by_memory(samples))
+
+
+def _reference_has_gradient(samples: Samples) -> bool:
+    """Return whether gradients of the op can be compared with those of its reference. They cannot if the op is random,
+    since the reference may draw other numbers, or if autograd cannot differentiate the reference.
+    """
+    op, case = samples.op, samples.build(samples.base)
+    if op.spec.random:
+        return False
+    try:
+        outs = surrogate_results(op, require_gradients(op, case.fresh(), floating_args(op, case)))
+    except Exception:  # each sample says what is wrong with the reference
+        return True
+    return any(o.requires_grad for o in outs)
+
+
+def _in_double_precision(samples: Samples, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
+    """Yield ``cases`` in float64, in which finite differences can be taken. Yield nothing if the declaration admits no
+    float64.
+    """
+    names = {c: "float64" for c, t in samples.spec.dtype_classes.items() if "float64" in t.dtypes or not t.dtypes}
+    made = (samples.make(c.recipe.but(dtypes=names)) for c in cases if names)
+    yield from (c for c in made if c is not None)
 
 
 def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
@@ -136,9 +169,10 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
-    if draws_otherwise(op, case):
-        plain = case.recipe.values == "normal"
-        return Observation(_why_differences_disagree(op, case, names) if plain else "", note="finite differences alone")
+    # Zeros and equal numbers hide which random numbers were drawn.
+    usual = Samples(op, case.seed, case.device).make(case.recipe.but(values="normal")) if op.spec.random else None
+    if draws_otherwise(op, usual or case):
+        return _observe_differences_alone(op, case, names, "the reference draws other numbers")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
         # The first sample of an op may be large: what arrives from behind has every layout there, too.
@@ -146,12 +180,12 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     else:
         runs = _gradient_runs(names)
     axes = ("layout", "offset") if any(layout for _, _, layout in runs) else ()
-    worst, opaque = 0.0, ""
+    worst = 0.0
     for subset, leaf, layout in runs:
         observation = _observe_against_reference(op, case, subset, leaf, layout)
         worst = max(worst, observation.error)
-        if opaque := observation.note:  # the reference has no gradient there: finite differences have to tell
-            break
+        if observation.note:  # the reference has no gradient there
+            return _observe_differences_alone(op, case, names, observation.note)
         if observation.problem:
             how = f"{'leaf' if leaf else 'non-leaf'} inputs, gradients of {', '.join(subset)}"
             of = f", {layout} gradient of the output" if layout else ""
@@ -162,7 +196,21 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     few = case.numel <= FEW_ELEMENTS
     if plain and few and (problem := _why_infinity_lost(op, case, names)):
         return Observation(problem, fix="let infinity and NaN pass: a scaler of mixed precision waits for them")
-    return Observation(error=worst, note=opaque or (_list_wasted_gradients(op, case, names) if few else ""), axes=axes)
+    return Observation(error=worst, note=_list_wasted_gradients(op, case, names) if few else "", axes=axes)
+
+
+def _observe_differences_alone(op: Op, case: SampleCase, names: list[str], why: str) -> Observation:
+    """Compare the gradients of the arguments ``names`` with finite differences of the op alone. ``why`` says why they
+    cannot be compared with gradients of the reference. If there are no finite differences either, the observation is a
+    ``skip``, since nothing was compared.
+    """
+    if case.recipe.values != "normal":
+        return Observation(skip=f"{why}, and finite differences say nothing of such values")
+    problem = _why_differences_disagree(op, case, names)
+    if problem is None:
+        only = "finite differences are taken in float64 alone, of few elements and finite results"
+        return Observation(skip=f"{why}, and {only}", limited=True)
+    return Observation(problem, note=f"finite differences alone: {why}")
 
 
 def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
@@ -282,25 +330,25 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
     return max(1, prod(prod(v) if isinstance(v, tuple) else v for v in sizes))
 
 
-def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
+def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str | None:
     """Return a message that says how the op's gradients differ from finite differences of the op itself in float64.
-    Return an empty string if they agree or are not compared.
+    Return an empty string if they agree, and None if they are not compared.
 
     They are not compared unless all results are finite and all arguments and results are in double precision, since
     rounding would hide small differences. They are not compared either if the declared gradient is that of another
     function, or if there are too many elements.
     """
     if op.gradient is not None and op.gradient.surrogate is not None:
-        return ""
+        return None
     if any(o.dtype not in DOUBLE_DTYPES for o in reference_effects(op, case.args) if _is_real_or_complex(o)):
-        return ""
+        return None
     if not all_finite(reference_effects(op, case.args)):
-        return ""
+        return None
     given = arguments_by_name(op, case.fresh())
     points = [given[n] for n in names]
     size = sum(p.numel() for p in points)
     if not 0 < size <= FAST_LIMIT or any(p.dtype not in DOUBLE_DTYPES for p in points):
-        return ""
+        return None
 
     def forward(*values: Tensor) -> Any:
         """Return the floating-point and complex results of the op with ``values`` as the arguments ``names``. The other

@@ -29,7 +29,7 @@ def sizes_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``sizes`` calls the op. They have one long dim, or sizes near those of the
     blocks into which kernels divide their work.
     """
-    yield from chain(samples.long(), samples.tiles())
+    yield from chain(samples.long(), samples.crowded(), samples.tiles())
 
 
 def observe_sizes(op: Op, case: SampleCase) -> Observation:
