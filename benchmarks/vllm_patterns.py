@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from _record import ROOT, record, write
 from torch import Tensor
+from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 from shiplap import rewrite, rewrites
@@ -69,24 +70,35 @@ SCHEMAS = (
 
 
 def normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return ``x`` divided by its root mean square over the last dim and multiplied by ``weight``. It is computed in
+    float32, and the result has the dtype of ``x``.
+    """
     return (F.rms_norm(x.float(), (x.shape[-1],), None, epsilon).to(weight.dtype) * weight).to(x.dtype)
 
 
 def added(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of the sum of ``x`` and ``residual``, and the sum itself."""
     total = x.float() + residual.float()
     return normed(total, weight, epsilon).to(x.dtype), total.to(x.dtype)
 
 
 def codes(x: Tensor, scale: Tensor) -> Tensor:
+    """Return ``x`` divided by ``scale`` and cut to the range of float8, as float8."""
     return (x.float() / scale).clamp(-448, 448).to(CODES)
 
 
 def gated(x: Tensor) -> Tensor:
+    """Return the first half of ``x`` in the last dim, through SiLU, times the second half."""
     a, b = x.chunk(2, -1)
     return F.silu(a) * b
 
 
 def turned(x: Tensor, positions: Tensor, cache: Tensor, head: int, neox: bool) -> Tensor:
+    """Return ``x`` with the pairs of each head rotated by the angles of ``positions``.
+
+    ``cache`` holds the cosines and then the sines of each position. ``head`` is the size of a head. The elements of a
+    pair are in both halves of a head if ``neox`` is true, and otherwise neighbours.
+    """
     cos, sin = cache[positions].float().chunk(2, -1)
     heads = x.reshape(x.shape[0], -1, head).float()
     a, b = heads.chunk(2, -1) if neox else (heads[..., ::2], heads[..., 1::2])
@@ -97,30 +109,38 @@ def turned(x: Tensor, positions: Tensor, cache: Tensor, head: int, neox: bool) -
 
 
 def rms_norm(result, input, weight, epsilon):
+    """Compute the op ``_C::rms_norm``, which writes the norm of ``input`` to ``result``."""
     result.copy_(normed(input, weight, epsilon))
 
 
 def fused_add_rms_norm(input, residual, weight, epsilon):
+    """Compute the op ``_C::fused_add_rms_norm``, which writes the norm of the sum to ``input``, and the sum to
+    ``residual``.
+    """
     made, total = added(input, residual, weight, epsilon)
     input.copy_(made)
     residual.copy_(total)
 
 
 def static_scaled_fp8_quant(result, input, scale, group_shape=None):
+    """Compute the op ``_C::static_scaled_fp8_quant``, which writes the codes of ``input`` for a given scale."""
     result.copy_(codes(input, scale))
 
 
 def dynamic_scaled_fp8_quant(result, input, scale):
+    """Compute the op ``_C::dynamic_scaled_fp8_quant``, which writes one scale for all of ``input``, and the codes."""
     scale.copy_(input.float().abs().amax().reshape(scale.shape) / 448)
     result.copy_(codes(input, scale))
 
 
 def dynamic_per_token_scaled_fp8_quant(result, input, scale, scale_ub=None):
+    """Compute the op ``_C::dynamic_per_token_scaled_fp8_quant``, which writes one scale for each row and the codes."""
     scale.copy_(input.float().abs().amax(-1, keepdim=True) / 448)
     result.copy_(codes(input, scale))
 
 
 def per_token_group_fp8_quant(input, output_q, output_s, group_size, *_):
+    """Compute the op ``_C::per_token_group_fp8_quant``, which writes the codes and one scale for each group."""
     grouped = input.float().unflatten(-1, (-1, group_size))
     scales = grouped.abs().amax(-1) / 448
     output_s.copy_(scales)
@@ -128,26 +148,33 @@ def per_token_group_fp8_quant(input, output_q, output_s, group_size, *_):
 
 
 def silu_and_mul(result, input):
+    """Compute the op ``_C::silu_and_mul``, which writes the gated ``input`` to ``result``."""
     result.copy_(gated(input))
 
 
 def rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox, rope_dim_offset=0, inverse=False):
+    """Compute the op ``_C::rotary_embedding``, which rotates ``query`` and, if it is given, ``key`` in place."""
     for part in (query, key):
         if part is not None:
             part.copy_(turned(part, positions, cos_sin_cache, head_size, is_neox))
 
 
 def rms_norm_static_fp8_quant(result, input, weight, scale, epsilon):
+    """Compute the op ``_C::rms_norm_static_fp8_quant``, which writes the codes of the norm for a given scale."""
     result.copy_(codes(normed(input, weight, epsilon), scale))
 
 
 def fused_add_rms_norm_static_fp8_quant(result, input, residual, weight, scale, epsilon):
+    """Compute the op ``_C::fused_add_rms_norm_static_fp8_quant``, which also writes the sum to ``residual``."""
     made, total = added(input, residual, weight, epsilon)
     residual.copy_(total)
     result.copy_(codes(made, scale))
 
 
 def normed_in_place(input, residual, weight, epsilon):
+    """Return the norm of ``input``. If there is a residual, return the norm of the sum, and write the sum to
+    ``residual``.
+    """
     if residual is None:
         return normed(input, weight, epsilon)
     made, total = added(input, residual, weight, epsilon)
@@ -156,24 +183,33 @@ def normed_in_place(input, residual, weight, epsilon):
 
 
 def rms_norm_dynamic_per_token_quant(result, input, weight, scale, epsilon, scale_ub=None, residual=None):
+    """Compute the op ``_C::rms_norm_dynamic_per_token_quant``, which writes the codes of the norm and a scale for each
+    row.
+    """
     dynamic_per_token_scaled_fp8_quant(result, normed_in_place(input, residual, weight, epsilon), scale)
 
 
 def rms_norm_per_block_quant(result, input, weight, scale, epsilon, scale_ub, residual, group_size, transposed):
+    """Compute the op ``_C::rms_norm_per_block_quant``, which writes the codes of the norm and scales of groups."""
     per_token_group_fp8_quant(normed_in_place(input, residual, weight, epsilon), result, scale, group_size)
 
 
 def silu_and_mul_quant(result, input, scale):
+    """Compute the op ``_C::silu_and_mul_quant``, which writes the codes of the gated ``input`` for a given scale."""
     result.copy_(codes(gated(input), scale))
 
 
 def silu_and_mul_per_block_quant(out, input, scales, group_size, scale_ub=None, is_scale_transposed=False):
+    """Compute the op ``_C::silu_and_mul_per_block_quant``, which writes the codes of the gated ``input`` and scales of
+    groups.
+    """
     per_token_group_fp8_quant(gated(input), out, scales, group_size)
 
 
 def fused_qk_norm_rope(
     qkv, num_heads_q, num_heads_k, num_heads_v, head_dim, eps, q_weight, k_weight, cache, is_neox, positions, forced=-1
 ):
+    """Compute the op ``_C::fused_qk_norm_rope``, which norms and rotates the queries and keys in ``qkv`` in place."""
     q, k, _ = qkv.split([n * head_dim for n in (num_heads_q, num_heads_k, num_heads_v)], -1)
     for part, weight in ((q, q_weight), (k, k_weight)):
         made = normed(part.unflatten(-1, (-1, head_dim)), weight, eps).flatten(-2)
@@ -252,6 +288,9 @@ def patterns_of_vllm() -> Iterator[list[Given]]:
     found: dict[str, Given] = {}
 
     def register(search: Any, replace: Any, inputs: Any, trace: Any, into: Any, **more: Any) -> None:
+        """Store the pattern ``search`` and the replacement ``replace``, unless its class has one already. It stands in
+        for torch's ``register_replacement``, whose other arguments are ignored.
+        """
         name = search.__qualname__.partition(".")[0]
         found.setdefault(name, Given(name, search, replace, "extra_check" in more))
 
@@ -315,50 +354,60 @@ def drawn(*shapes: Any) -> list[Tensor]:
 
 
 def buffer(rows: int, groups: int, turn: bool) -> Tensor:
+    """Return an empty tensor for the scales of groups, which is transposed in memory if ``turn`` is true."""
     return torch.empty(groups, rows).t() if turn else torch.empty(rows, groups)
 
 
 def like(x: Tensor, width: int = 0) -> Tensor:
+    """Return an empty tensor for the codes of ``x``, whose last dim is ``width`` if that is not 0."""
     return torch.empty(*x.shape[:-1], width or x.shape[-1], dtype=CODES)
 
 
 def of_groups(x: Tensor, turn: bool, ue8m0: bool) -> Tensor:
+    """Return ``x`` through codes with one scale for each group of a row."""
     q, scales = like(x), buffer(x.shape[0], x.shape[1] // GROUP, turn)
     torch.ops._C.per_token_group_fp8_quant(x, q, scales, GROUP, 1e-10, -448.0, 448.0, ue8m0, turn, False)
     return q.float().unflatten(-1, (-1, GROUP)) * scales[..., None]
 
 
 def of_scale(x: Tensor, scale: Tensor) -> Tensor:
+    """Return ``x`` through codes with the given scale."""
     q = like(x)
     torch.ops._C.static_scaled_fp8_quant(q, x, scale, [-1, -1])
     return q.float() * scale
 
 
 def of_tokens(x: Tensor) -> Tensor:
+    """Return ``x`` through codes with one scale for each row."""
     q, scale = like(x), torch.empty(x.shape[0], 1)
     torch.ops._C.dynamic_per_token_scaled_fp8_quant(q, x, scale, None)
     return q.float() * scale
 
 
 def of_gate(x: Tensor) -> Tensor:
+    """Return the gated ``x``, computed by vLLM's op."""
     y = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype)
     torch.ops._C.silu_and_mul(y, x)
     return y
 
 
 def norm(x: Tensor, w: Tensor) -> Tensor:
+    """Return the norm of ``x``, computed by vLLM's op."""
     return torch.ops.vllm_ir.rms_norm(x, w, E)
 
 
 def add_norm(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm of the sum of ``x`` and ``r``, and the sum, computed by vLLM's op."""
     return torch.ops.vllm_ir.fused_add_rms_norm(x, r, w, E)
 
 
 def reduce(x: Tensor) -> Tensor:
+    """Return the sum of ``x`` over the ranks, computed by vLLM's op."""
     return torch.ops.vllm.all_reduce(x, "tp:0")
 
 
 def heads_turned(qkv: Tensor, positions: Tensor, a: Tensor, b: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+    """Return queries and keys, normed by head and rotated, and values. ``a`` and ``b`` are the weights of the norms."""
     q, k, v = (qkv * 1).split(SIZES, -1)
     q, k = (norm(t.view(t.shape[0], -1, HEAD), w).view(t.shape) for t, w in ((q, a), (k, b)))
     torch.ops._C.rotary_embedding(positions, q, k, HEAD, cache, True)
@@ -366,6 +415,7 @@ def heads_turned(qkv: Tensor, positions: Tensor, a: Tensor, b: Tensor, cache: Te
 
 
 def added_codes(pair: tuple[Tensor, Tensor], quantize: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return a pair of a norm and a sum, with the norm replaced by the result of ``quantize``."""
     return quantize(pair[0]), pair[1]
 
 
@@ -374,10 +424,14 @@ Case = tuple[Callable[[int], list[Tensor]], Callable[[], list[Tensor]], Callable
 
 
 def same(made: Callable[[int], list[Tensor]], model: Callable[..., Any]) -> Case:
+    """Return the case of a model that takes the arguments of its pattern. ``made(rows)`` returns them."""
     return made, lambda: made(6), model
 
 
 def grouped(*shapes: tuple[int, ...], turn: bool, width: int) -> Callable[[int], list[Tensor]]:
+    """Return a function that returns samples for a number of rows. They are tensors of the ``shapes``, in which a first
+    size of 0 stands for the rows, and a tensor of scales for ``width`` columns.
+    """
     return lambda rows: [
         *drawn(*((rows, *s[1:]) if s[0] == 0 else s for s in shapes)),
         buffer(rows, width // GROUP, turn).fill_(1),
@@ -458,7 +512,8 @@ def judge(given: Given) -> dict[str, Any]:
     )
     torch.compiler.reset()
     try:
-        with rewrites(made) as outcomes, torch.no_grad():
+        # A graph from torch's cache is not compiled, and shows no outcome.
+        with fresh_cache(), rewrites(made) as outcomes, torch.no_grad():
             got = torch.compile(model, fullgraph=True)(*args())
     except ShiplapError as e:
         return {"proven": False, "placed": 0, "why": " ".join(str(e).split())}
@@ -480,6 +535,9 @@ def placed(rows: dict[str, dict[str, Any]]) -> int:
 
 
 def main() -> None:
+    """Prove and place the patterns that the command names, print a line for each, and write the record if it is asked
+    for.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="patterns whose class is named so")
     parser.add_argument("--json", action="store_true", help="write the record; with names, renew those in it")

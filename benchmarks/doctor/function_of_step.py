@@ -5,10 +5,13 @@ import torch
 
 class Spike(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, membrane, *, slope):
-        ctx.save_for_backward(membrane)
-        ctx.slope = slope
+    def forward(membrane, slope):
         return (membrane > 0).float()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        membrane, ctx.slope = inputs
+        ctx.save_for_backward(membrane)
 
     @staticmethod
     def backward(ctx, grad):

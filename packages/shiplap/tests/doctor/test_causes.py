@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shiplap.doctor import Break, Diagnosis, SourcePlace
-from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, classify_message, owner_of_break
+from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, classify_break, classify_message, owner_of_break
+from shiplap.doctor.examine import _name_consequence
 from shiplap.doctor.fix import remedy_for_break
 from shiplap.doctor.registry import entry_by_id, entry_by_type, registry_entries
 from tests.doctor.programs import here
@@ -150,3 +152,33 @@ def test_nobody_is_told_to_remove_a_marker_of_torch() -> None:
 )
 def test_causes_by_what_is_called(reason: str, context: str, cause: str) -> None:
     assert classify_message(BreakMessage(reason, context=context)) == cause
+
+
+SKIPPED_CALL = "Attempted to call function marked as skipped"
+NUMBER = "Unsupported Tensor.item() call with capture_scalar_outputs=False"
+BUILTIN = "skip reason: cannot determine source file for  (likely a C extension or builtin)"
+
+
+@pytest.mark.parametrize(
+    ("reason", "context", "code", "cause"),
+    [
+        (SKIPPED_CALL, f"module: <unknown module>, qualname: Random.random, {BUILTIN}", "random.random()", "system"),
+        (SKIPPED_CALL, f"module: torch, qualname: _VariableFunctionsClass.sparse_coo_tensor, {BUILTIN}", "", "tensor"),
+        (SKIPPED_CALL, f"module: mylib, qualname: scan, {BUILTIN}", "mylib.scan(x)", "foreign"),
+        ("Import failure", "module_name: fast, fromlist: None, level=0", "import fast", "import"),
+        (NUMBER, "", "f = np.random.uniform(0.8, 1.2)", "system"),
+        (NUMBER, "", "f = x.sum().item()", "item"),
+    ],
+)
+def test_a_cause_is_that_of_the_call(reason: str, context: str, code: str, cause: str) -> None:
+    assert classify_break(BreakMessage(reason, context=context), SourcePlace("p.py", 1, "f", code)) == cause
+
+
+def test_a_break_that_follows_another_on_its_line_is_no_entry_of_its_own() -> None:
+    place = SourcePlace("p.py", 16, "forward", "if scores.max() > 0.9:")
+    first = Break(place, place, (place,), "branch", "if ...", "Data-dependent branching", "", (), "GB0170", "")
+    hint = "This graph break may have been caused by an earlier graph break. Resolving it may resolve this one."
+    second = replace(first, cause="object", call="scores.max", reason="Reconstruction failure", hints=(hint,))
+    assert _name_consequence(second, (first, second), ()).follows == "the other break on this line"
+    assert _name_consequence(first, (first, second), ()) == first
+    assert _name_consequence(second, (second,), ()) == second

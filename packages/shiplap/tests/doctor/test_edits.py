@@ -243,3 +243,22 @@ def test_columns_are_counted_in_bytes(tmp_path: Path) -> None:
     source = "import torch\ndef f(ä):\n    return 'é', ä if ä.all() else -ä  # HERE\n"
     (changed,) = proposals(tmp_path, source, edits_of_values.where_for_branch)
     assert "return 'é', torch.where(ä.all(), ä, -ä)  # HERE" in changed
+
+
+def test_a_helper_that_logs_is_called_in_eager_mode_only(tmp_path: Path) -> None:
+    source = """
+    import torch
+    def log_once(text):
+        if not hasattr(log, "said"):  # HERE
+            log.said = text
+    def f(x):
+        log_once("x")
+        return scaled(x)
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(source).lstrip())
+    lines = (("program.py", 6), ("program.py", 7))  # the call whose result is returned stays
+    case = Case(tmp_path, "program.py", "program.py", 3, "log_once", "hasattr", "", callers=lines)
+    (edit,) = edits.guard_caller(case)
+    changed = apply_edits({}, tmp_path, edit)
+    assert changed is not None
+    assert '    if not torch.compiler.is_compiling():\n        log_once("x")\n    return' in changed["program.py"]

@@ -140,6 +140,9 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
         ("1/0: not dt  # if not dt", GuardFailure("length", "dt")),
         ("1/0: self.cos is None  # if self.cos is None", GuardFailure("lazy", "self.cos", ("None",))),
         ("1/0: L['self']._modules['attn'].scale == 2  # x", GuardFailure("attribute", "self.attn.scale", ("2",))),
+        ("1/0: self.drop.training == True  # x", GuardFailure("mode", "self.drop.training", ("True",))),
+        ("1/0: len(G['__import___main__'].kept) == 1  # kept", GuardFailure("length", "kept")),
+        ("1/0: len(__import_a_dot_b.kept) == 1  # kept", GuardFailure("length", "a.b.kept")),
         (
             "1/0: Cache line invalidated because L['___stack0'] got deallocated",
             GuardFailure("carried", "___stack0"),

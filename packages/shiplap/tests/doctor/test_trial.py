@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,10 @@ def observed(folder: Path, mode: str, fn: Any, *args: Any, ignored: Sequence[str
     watching = probe.Probe(spec)
     if mode == "compare":
         watching.calls = torch.load(names["recording"], weights_only=False)
-    watching._observe(torch, "f", fn, None, args, {})
-    watching.finish(torch)
+    try:
+        watching._observe(torch, "f", fn, None, args, {})
+    finally:
+        watching.finish(torch)
     return watching
 
 
@@ -144,6 +147,42 @@ def test_a_changed_function_differs(tmp_path: Path, other: Any, says: str) -> No
     w = torch.arange(3.0).requires_grad_()
     observed(tmp_path, "record", lambda x, w: (x * w).sum(), torch.ones(3), w)
     assert says in " ".join(observed(tmp_path, "compare", other, torch.ones(3), w).differences)
+
+
+def test_an_exception_is_a_result(tmp_path: Path) -> None:
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"{x.shape} is refused")
+
+    def crash(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError
+
+    for mode in ("record", "compare"):
+        with pytest.raises(ValueError, match="is refused"):
+            observed(tmp_path, mode, refuse, torch.ones(2))
+    watching = probe.Probe({"mode": "compare"})
+    watching.calls = torch.load(tmp_path / "recording.pt", weights_only=False)
+    with pytest.raises(KeyError):
+        watching._observe(torch, "f", crash, None, (torch.ones(2),), {})
+    assert watching.differences == ["f, call 1: it raises KeyError instead of ValueError"]
+    accepting = probe.Probe({"mode": "compare"})
+    accepting.calls = watching.calls
+    accepting._observe(torch, "f", torch.sin, None, (torch.ones(2),), {})
+    assert accepting.differences == ["f, call 1: it raises no exception instead of ValueError"]
+
+
+def test_values_of_the_programs_own_classes_are_recorded_as_plain_ones() -> None:
+    class Mode(IntEnum):
+        DECODE = 2
+
+    class Name(StrEnum):
+        KEYS = "keys"
+
+    assert [(type(v), v) for v in map(probe.plain_value, (Mode.DECODE, Name.KEYS, True, None))] == [
+        (int, 2),
+        (str, "keys"),
+        (bool, True),
+        (type(None), None),
+    ]
 
 
 def test_a_write_to_an_argument_is_seen(tmp_path: Path) -> None:

@@ -168,6 +168,12 @@ BREAK_CAUSES: dict[str, BreakCause] = {
             "take the lock around the call of the compiled function",
         ),
         BreakCause(
+            "import",
+            "an import that fails while the function runs",
+            "An import that raises ends the graph, even if the program catches the exception.",
+            "import it at the level of the module, and let the function read whether that succeeded",
+        ),
+        BreakCause(
             "higher_order",
             "a function handed to torch.cond, scan, vmap or the like",
             "What such an operator calls has to be one graph, without side effects or tensors from outside.",
@@ -195,11 +201,13 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("recompiles", r"recompile limit exceeded", ""),
     ("launcher", r"triton|tma_descriptor", ""),
     ("launcher", "", r"\((JITFunction|Autotuner|Heuristics|KernelInterface|\w*Triton\w*)\)"),
+    ("tensor", "", r"qualname: _VariableFunctionsClass\.(sparse|_?nested)_"),
     ("foreign", "", r"_FuncPtr|CFunctionType|builtin_function_or_method\)|cython_func|nb_(func|method)|CPUDispatcher"),
     ("print", r"logging\.Logger|reorder a debugging function", ""),
     ("print", "", r"UserDefinedObjectVariable\((_csv\.)?writer\)|SummaryWriter|\bRun\b.*\blog\b|tqdm"),
     ("print", "", r"^builtin print\b|module: (_?warnings|logging)\b"),
-    ("system", "", r"^builtin (open|input)\b"),
+    ("import", r"^Import failure", ""),
+    ("system", "", r"^builtin (open|input)\b|qualname: (System)?Random\."),
     ("system", "", r"module: (posix|nt|os|sys|gc|time|_datetime|_io|_?random|_thread|_?socket|select)\b"),
     ("system", r"random\.Random|torch\.Generator", ""),
     ("system", "", r"Generator\b|module: torch\.random\b"),
@@ -251,9 +259,11 @@ def classify_message(message: BreakMessage) -> str:
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
     """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message. If the message fits
     no specific cause, the source line ``place`` is examined as well. If it contains ``.data_ptr(``, the cause is
-    ``"address"``.
+    ``"address"``. A number that NumPy draws is one of the cause ``"system"``, though torch's message is about a tensor.
     """
     cause = classify_message(message)
+    if cause == "item" and re.search(r"\b(np|numpy)\.random\.", place.code):
+        return "system"
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
 
 

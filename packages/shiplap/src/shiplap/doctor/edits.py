@@ -32,6 +32,8 @@ class Case:
         subject: the call at fault, or the value that varied.
         text: torch's message about it.
         texts: the contents of the files that earlier remedies have changed, by file.
+        callers: for each call that leads to the break, from the innermost on, its file relative to ``root`` and its
+            line. Calls in files outside ``root`` are left out.
     """
 
     root: Path
@@ -42,6 +44,7 @@ class Case:
     subject: str
     text: str
     texts: dict[str, str] = field(default_factory=dict)
+    callers: tuple[tuple[str, int], ...] = ()
 
     def source(self, file: str) -> Source:
         """Return a Python file of the program as a ``Source``, with the changes that remedies of earlier graph breaks
@@ -362,10 +365,33 @@ def together(*editors: Editor) -> Editor:
 # --- statements that run in eager mode alone ---------------------------------------------------------------------
 
 
+# The name of a call that is made for its effect on people and machines.
+EFFECT_NAME = r"(?i)print|log|warn|write|report|debug|info|progress|profil|synchronize|empty_cache|collect|flush|show"
+
+
 @of_statement
 def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that puts the statement ``node`` under ``if not torch.compiler.is_compiling():``. Yield nothing
     unless the statement is a call whose result is unused.
+    """
+    yield from _guard_statement(source, node)
+
+
+def guard_caller(case: Case) -> Iterator[Edits]:
+    """Yield edits that put a call which leads to the break under ``if not torch.compiler.is_compiling():``, the
+    innermost call first. Calls whose result is used, or whose name is none of ``EFFECT_NAME``, are left out.
+    """
+    for file, line in case.callers:
+        source = case.source(file)
+        node = source.statement(line)
+        called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+        if node is not None and called is not None and re.search(EFFECT_NAME, ast.unparse(called)):
+            yield from _guard_statement(source, node)
+
+
+def _guard_statement(source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edit that puts ``node`` under ``if not torch.compiler.is_compiling():``. Yield nothing unless it is a
+    call whose result is unused.
     """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         indent = indent_of(source, node)

@@ -142,13 +142,12 @@ def diagnose_trace(
     """
     compiled = list_compilations(trace)
     recompiles = tuple(group_recompiles(compiled))
+    breaks = _group_breaks(find_sightings(trace, compiled), compiled, paths)
     # A crash may end a compilation before its metrics are written; its start is in the trace.
     started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.events_of_kind("dynamo_start")}
     return Diagnosis(
         target=target,
-        breaks=tuple(
-            _name_consequence(b, recompiles) for b in _group_breaks(find_sightings(trace, compiled), compiled, paths)
-        ),
+        breaks=tuple(_name_consequence(b, breaks, recompiles) for b in breaks),
         recompiles=recompiles,
         skips=tuple(_cuda_graph_skips(compiled)),
         compiled=len(started | {c.frame for c in compiled}),
@@ -160,13 +159,24 @@ def diagnose_trace(
     )
 
 
-def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
-    """Return ``b``, a graph break. If torch's limit of recompiles has caused it, the result refers to the recompiles of
-    its function in ``follows``.
+# torch's hint about a break that occurs because it could not continue after another one.
+_CAUSED_BY_BREAK = "may have been caused by an earlier graph break"
+
+
+def _name_consequence(b: Break, breaks: Sequence[Break], recompiles: tuple[Recompile, ...]) -> Break:
+    """Return ``b``, a graph break. If another entry has caused it, the result names that entry in ``follows``. It is
+    another break of ``breaks`` on the same line, or a recompile of its function that exceeded torch's limit.
     """
     if b.cause == "recompiles" and any(r.place == b.place and r.limit for r in recompiles):
         return replace(b, follows=f"the recompiles of {b.place.function} below")
+    if _is_consequence(b) and any(o.place == b.place and not _is_consequence(o) for o in breaks):
+        return replace(b, follows="the other break on this line")
     return b
+
+
+def _is_consequence(b: Break) -> bool:
+    """Return whether torch hints that an earlier break may have caused the break ``b``."""
+    return any(_CAUSED_BY_BREAK in hint for hint in b.hints)
 
 
 def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> list[Break]:

@@ -117,7 +117,8 @@ class Probe:
         observed.
 
         The call is timed, or recorded with its inputs and results, or repeated on recorded inputs and compared with
-        recorded results. ``name`` is the name of the function, and ``owner`` the module to which it belongs, or None.
+        recorded results. An exception counts as a result. ``name`` is the name of the function, and ``owner`` the
+        module to which it belongs, or None.
         """
         if self.spec["mode"] == "time":
             start = time.perf_counter()
@@ -131,22 +132,34 @@ class Probe:
         # The recording is held in memory until the program ends.
         if number >= MAX_CALLS or self.bytes > MAX_BYTES:
             return compiled(*args, **kwargs)
-        given = list(find_leaves(torch, (args, kwargs, owner)))
-        if self.spec["mode"] == "record":
-            before = {"name": name, "rng": rng_state(torch), "inputs": self._copies(torch, given)}
+        keep = self._prepare(torch, name, number, list(find_leaves(torch, (args, kwargs, owner))))
+        try:
             result = compiled(*args, **kwargs)
-            after = self._results(torch, result, (args, kwargs, owner))
-            self.calls.append(before | after)
-            return result
+        except Exception as e:
+            # The program may catch it, and a remedy must not change it either.
+            keep({"outputs": [], "state": [], "gradients": [], "raised": type(e).__name__})
+            raise
+        keep(self._results(torch, result, (args, kwargs, owner)))
+        return result
+
+    def _prepare(
+        self, torch: ModuleType, name: str, number: int, given: list[tuple[str, Any]]
+    ) -> Callable[[dict[str, Any]], None]:
+        """Return a function that stores the results of a call, or compares them with the recorded ones.
+
+        In a comparison, first copy the recorded values into ``given``, the named inputs of the call, and restore the
+        random generators. ``name`` is the name of the called function, and ``number`` the number of earlier calls.
+        """
+        if self.spec["mode"] == "record":
+            made = {"name": name, "rng": rng_state(torch), "inputs": self._copies(torch, given)}
+            return lambda results: self.calls.append(made | results)
         if number >= len(self.calls) or self.calls[number]["name"] != name:
             self.differences.append(f"call {number + 1} is one of {name}, which the program did not make before")
-            return compiled(*args, **kwargs)
+            return lambda results: None
         known = self.calls[number]
         restore_inputs(torch, given, known["inputs"])
         restore_rng(torch, known["rng"])
-        result = compiled(*args, **kwargs)
-        self._compare(torch, f"{name}, call {number + 1}", known, self._results(torch, result, (args, kwargs, owner)))
-        return result
+        return functools.partial(self._compare, torch, f"{name}, call {number + 1}", known)
 
     def _copies(self, torch: ModuleType, leaves: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
         """Return a list of ``leaves``, which are named tensors and simple values, with copies of the tensors. Add the
@@ -158,7 +171,7 @@ class Probe:
                 self.bytes += leaf.numel() * leaf.element_size()
                 # The program may write to the tensor afterwards.
                 leaf = leaf.detach().clone()
-            copies.append((path, leaf))
+            copies.append((path, leaf if isinstance(leaf, torch.Tensor) else plain_value(leaf)))
         return copies
 
     def _results(self, torch: ModuleType, result: Any, given: Any) -> dict[str, Any]:
@@ -178,6 +191,10 @@ class Probe:
         """Append a text to ``differences`` for each result in ``found`` that differs from the recorded result in
         ``known``. ``where`` names the call in the text.
         """
+        raised, before = (results.get("raised", "no exception") for results in (found, known))
+        if raised != before:
+            self.differences.append(f"{where}: it raises {raised} instead of {before}")
+            return
         for kind in ("outputs", "state", "gradients"):
             expected, got = known[kind], found[kind]
             if expected is None or got is None:
@@ -247,6 +264,18 @@ def find_leaves(
         children = vars(value).items()
     for key, child in list(children):
         yield from find_leaves(torch, child, f"{path}.{key}" if path else str(key), depth + 1, seen)
+
+
+def plain_value(value: Any) -> Any:
+    """Return ``value``, a simple value, as an object of Python's own type. For example, a member of an ``IntEnum``
+    becomes an int.
+
+    A class of the program cannot be read from a recording before the program has defined it.
+    """
+    if type(value) in _SIMPLE:
+        return value
+    # The constructor of str calls __str__, which for a member of an enum returns its name.
+    return str.__str__(value) if isinstance(value, str) else next(t for t in _SIMPLE if isinstance(value, t))(value)
 
 
 def seed_generators(torch: ModuleType) -> None:

@@ -73,6 +73,10 @@ VARIATION_KINDS: dict[str, VariationKind] = {
         "pass it as an argument; an int attribute of a module varies freely with "
         "torch._dynamo.config.allow_unspec_int_on_nn_module",
     ),
+    "mode": VariationKind(
+        "the training mode: train() or eval() between calls",
+        "nothing has to change: each of the two modes needs a version, which is compiled once",
+    ),
     "counter": VariationKind(
         "a counter: an attribute that the function itself changes",
         "count outside the compiled function; an int of a module varies freely with "
@@ -147,14 +151,17 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("length", plain_source(re.findall(r"[\w.]+", guard)[-1]) if " in " in guard else name)
     if match := _EQUALITY_GUARD.match(guard):
         name = plain_source(match["name"])
-        return GuardFailure("attribute" if "." in name else "value", name, (match["old"],))
+        kind = "mode" if name.endswith(".training") else "attribute" if "." in name else "value"
+        return GuardFailure(kind, name, (match["old"],))
     return GuardFailure("other", name or guard)
 
 
 def plain_source(name: str) -> str:
     """Return the name of a variable as it is written in the program. For torch's ``L['self']._modules['attn']`` it is
-    ``self.attn``.
+    ``self.attn``, and for ``G['__import_package_dot_module'].kept`` it is ``package.module.kept``.
     """
+    name = re.sub(r"(?:\bG\[')?__import_(\w+)(?:'\])?", lambda m: m[1].replace("_dot_", "."), name)
+    name = name.removeprefix("__main__.")
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
     return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
 

@@ -196,8 +196,9 @@ REMEDIES: tuple[Remedy, ...] = (
         "constant",
         "let the compiler take its result as a constant",
         edits.assume_constant,
-        ("foreign", "system", "object", "disabled", "other"),
-        call=r"^(os|posix|sys|inspect|platform|importlib|shutil|pathlib|socket|re)\.|signature|version|find_spec",
+        ("foreign", "system", "object", "disabled", "import", "other"),
+        call=r"^(os|posix|sys|inspect|platform|importlib|shutil|pathlib|socket|re)\.|signature|version|find_spec"
+        r"|^import |^from .+ import ",
         caveat=_FROZEN,
     ),
     _setting(
@@ -212,7 +213,15 @@ REMEDIES: tuple[Remedy, ...] = (
         "run it in eager mode only",
         edits.guard_effect,
         ("print", "system", "foreign", "object"),
-        call=r"(?i)print|log|warn|write|report|debug|info|progress|profil|synchronize|empty_cache|collect|flush|show",
+        call=edits.EFFECT_NAME,
+        caveat=_SILENT,
+    ),
+    Remedy(
+        "eager_caller",
+        "make the call that leads here in eager mode only",
+        edits.guard_caller,
+        ("print", "system", "foreign", "object", "exception", "lock", "import", "other"),
+        own=False,
         caveat=_SILENT,
     ),
     Remedy(

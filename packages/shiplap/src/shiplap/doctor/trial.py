@@ -351,6 +351,8 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
     if isinstance(entry, Break) and not Path(place.file).is_relative_to(program.root):
         place = entry.user  # a line of a library stays; the call that leads to it can change
     path = Path(place.file)
+    chain = entry.chain[:-1] if isinstance(entry, Break) else ()
+    callers = [(Path(p.file), p.line) for p in reversed(chain) if Path(p.file).is_relative_to(program.root)]
     return Case(
         root=program.root,
         main=program.main_file(),
@@ -360,6 +362,7 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
         subject=entry.subject,
         text=entry.words,
         texts=texts,
+        callers=tuple((str(file.relative_to(program.root)), line) for file, line in callers),
     )
 
 
