@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.protocol import elements_overlap, structure_of, tree_leaves
+from shiplap.sandbox.protocol import structure_of, tree_leaves
 
 HELD = torch.ones(1)
 
@@ -65,19 +65,3 @@ def test_how_results_lie_in_each_other():
     assert structure_of(Named(HELD, [])) == structure_of((HELD, ())) == "(.,())"
     assert structure_of(Mapped(out=HELD)) == "{out:.}"
     assert tree_leaves({"b": 1, "a": 2}) == tree_leaves({"a": 2, "b": 1}) == [2, 1]
-
-
-@pytest.mark.parametrize(
-    ("shape", "stride", "same"),
-    [
-        ((3, 4), (4, 1), False),
-        ((3, 4), (1, 3), False),
-        ((3, 4), (0, 1), True),
-        ((3, 4), (2, 1), True),
-        ((1, 4), (0, 1), False),
-        ((0, 4), (0, 0), False),
-        ((), (), False),
-    ],
-)
-def test_elements_in_the_same_place(shape, stride, same):
-    assert elements_overlap(shape, stride) is same

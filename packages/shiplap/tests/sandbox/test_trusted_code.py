@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from shiplap.sandbox import trusted_code
-from shiplap.sandbox.trusted_code import OURS, TRUSTED, is_genuine_code, is_trusted_file, is_trusted_function
+from shiplap.sandbox.trusted_code import OURS, TRUSTED, is_genuine_code, is_trusted_file
+from shiplap.sandbox.trusted_objects import is_trusted_function
 
 
 def compiled(file: str) -> types.FunctionType:

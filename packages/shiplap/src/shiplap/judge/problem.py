@@ -33,9 +33,10 @@ from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.machine_lack import is_lack
-from shiplap.sandbox.protocol import bits_are_equal, elements_overlap, structure_of, tree_leaves
+from shiplap.sandbox.protocol import bits_are_equal, structure_of, tree_leaves
 from shiplap.sandbox.rng_state import rng_positions, seed_torch
 from shiplap.sandbox.source_scan import marks_in_source
+from shiplap.sandbox.strided_memory import elements_overlap
 
 # Held from a seed to the last number drawn from it: judgements of a suite share the generators of this process.
 SEEDING = threading.RLock()

@@ -28,10 +28,10 @@ from shiplap.sandbox.protocol import (
     Request,
     TensorLocation,
     bits_are_equal,
-    elements_overlap,
     printable_text,
     strided_extent,
 )
+from shiplap.sandbox.strided_memory import elements_overlap
 from shiplap.sandbox.supervisor import (
     LACKS,
     ProcessEnded,

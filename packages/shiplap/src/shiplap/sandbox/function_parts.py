@@ -9,7 +9,8 @@ from operator import attrgetter, is_
 from types import CellType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from shiplap.sandbox.trusted_code import function_code, is_trusted_function
+from shiplap.sandbox.trusted_code import function_code
+from shiplap.sandbox.trusted_objects import is_trusted_replacement
 
 _code, _defaults = attrgetter("__code__"), attrgetter("__defaults__")
 
@@ -49,10 +50,7 @@ class FunctionParts(NamedTuple):
         same = _same_objects(self.defaults or (), now.__defaults__ or ())
         if not same or (self.keywords is not None and not _same_items(self.keywords, now.__kwdefaults__ or {})):
             return "a default"
-        lost = any(
-            _cell_content(cell) is not value and not is_trusted_function(_cell_content(cell))
-            for cell, value in self.held
-        )
+        lost = any(not is_trusted_replacement(value, _cell_content(cell)) for cell, value in self.held)
         return "what is held" if lost else ""
 
 

@@ -24,14 +24,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import realpath  # bound now, since the candidate may replace ``os.path.realpath`` later
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from shiplap.sandbox.source_scan import HIDING_NAMES, LOOKING_NAMES
-from shiplap.sandbox.trusted_code import is_genuine_code, is_trusted_file, is_trusted_function, is_trusted_module
+from shiplap.sandbox.trusted_code import is_genuine_code, is_trusted_file
+from shiplap.sandbox.trusted_objects import is_trusted_function
 from shiplap.torch_private.dispatcher_calls import untouched
 from shiplap.torch_private.dispatcher_library import replaced_operators
 from shiplap.torch_private.process_state import process_settings
@@ -115,8 +116,7 @@ def _read_umask() -> int:
 
 def _is_trusted_finder(finder: Any) -> bool:
     """Return whether ``finder``, an import finder or path hook, comes from Python, torch or an installed package."""
-    find = getattr(finder, "find_spec", None) or finder
-    return is_trusted_function(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
+    return is_trusted_function(getattr(finder, "find_spec", None) or finder)
 
 
 def read_interpreter_state() -> dict[str, Any]:

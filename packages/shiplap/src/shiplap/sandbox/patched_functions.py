@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import torch
 
 from shiplap.sandbox.function_parts import FunctionParts, PlainFunctions
-from shiplap.sandbox.trusted_code import (
-    forget_files,
-    is_genuine_code,
+from shiplap.sandbox.trusted_code import is_genuine_code, is_installed_module, is_trusted_file
+from shiplap.sandbox.trusted_objects import (
+    HEAP_TYPE_FLAG,
+    forget_observations,
     is_harmless_value,
-    is_installed_module,
-    is_trusted_file,
+    is_invoked,
     is_trusted_function,
-    is_trusted_module,
+    is_trusted_replacement,
+    remember_objects,
 )
 from shiplap.torch_private.process_state import (
     altered_overloads,
@@ -45,7 +46,6 @@ DESCRIPTORS = (property, staticmethod, classmethod)
 INHERITED = (*DESCRIPTORS, GetSetDescriptorType, MemberDescriptorType)
 MAX_TABLE_ENTRIES = 5000  # entries of the largest table that is compared
 PROBED_ENTRIES = 16  # entries of a dictionary that are checked for a function
-HEAP_TYPE_FLAG = 1 << 9  # flag of a class that is written in Python
 
 
 class _TrustedModules:
@@ -129,7 +129,7 @@ class _FunctionOwner(NamedTuple):
         is_class = isinstance(value, type)
         parts = {k: FunctionParts.of(v) for k, v in held.items() if type(v) is FunctionType}
         if is_class:
-            inner = {k: v.fget if type(v) is property else v.__func__ for k, v in _list_descriptors(held)}
+            inner = {k: v for name, of in _list_descriptors(held) for k, v in _functions_of(name, of).items()}
             parts |= {k: FunctionParts.of(v) for k, v in inner.items() if type(v) is FunctionType}
         tables = {} if is_class else {k: dict(v) for k, v in held.items() if type(v) is dict and _is_table(v)}
         plain, special = PlainFunctions.of(parts.values()), {k: p for k, p in parts.items() if p.keywords or p.held}
@@ -154,7 +154,7 @@ class _FunctionOwner(NamedTuple):
         Replacements by code of Python, torch or an installed package are left out.
         """
         replaced: list[str] = []
-        if type(self.value) is not self.kind and not is_trusted_module(type(self.value)):
+        if type(self.value) is not self.kind and not is_trusted_function(type(self.value)):
             replaced.append(f"the class of {self.name}")
         if self.bases_now != self.bases:
             replaced.append(f"the bases of {self.name}")
@@ -200,11 +200,11 @@ class _FunctionOwner(NamedTuple):
             return (
                 (before is not None or _is_special(name))
                 and _is_replaced_function(before or len, now)
-                and _is_invoked(now)
+                and is_invoked(now)
             )
         before = next((vars(base)[name] for base in self.value.__mro__[1:] if name in vars(base)), None)
         if before is None:
-            return _is_special(name) and _is_invoked(now) and not is_trusted_function(now)
+            return _is_special(name) and is_invoked(now) and not is_trusted_function(now)
         return _is_replaced_function(before, now)
 
     def _tables(self) -> list[str]:
@@ -220,9 +220,7 @@ class _FunctionOwner(NamedTuple):
             if type(now) is not dict or (len(now) == len(before) and all(map(is_, now.values(), before.values()))):
                 continue
             other = [
-                k
-                for k, v in list(now.items())
-                if v is not before.get(k) and _is_function(v) and not is_trusted_function(v)
+                k for k, v in list(now.items()) if _is_function(v) and not is_trusted_replacement(before.get(k), v)
             ]
             told += [f"{self.name}.{name}[{str(k)[:40]}]" for k in other if k in before or _is_shared(k)]
         return told
@@ -245,6 +243,9 @@ class FunctionSnapshot:
         new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
         self._owners: list[_FunctionOwner] = [o if o.untouched else _FunctionOwner.of(o.name, o.value) for o in before]
         self._owners += [_FunctionOwner.of(n, v) for n, v in _trusted_owners(new, {id(o.value) for o in before})]
+        known_before = {id(owner) for owner in before}
+        made = [o for o in self._owners if id(o) not in known_before]
+        remember_objects(v for o in made for v in (o.value, *o.held.values()))
         self._operators: tuple[dict[str, str], dict[str, Any]] | None = None
 
     def with_operators(self) -> FunctionSnapshot:
@@ -261,7 +262,7 @@ class FunctionSnapshot:
 
         Replacements by code of Python, torch or an installed package are left out.
         """
-        forget_files()  # the cache lies in memory that the candidate can write
+        forget_observations()  # the cache lies in memory that the candidate can write
         known = self._modules
         replaced = [
             f"sys.modules['{n}']" for n, m in list(sys.modules.items()) if _is_replaced_module(n, m, known.get(n))
@@ -300,6 +301,15 @@ def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(k, v) for k, v in held.items() if type(v) in DESCRIPTORS]
 
 
+def _functions_of(name: str, value: Any) -> dict[str, Any]:
+    """Return the functions of ``value``, the property, static method or class method called ``name``, by name. The
+    setter and the deleter of a property get names of their own.
+    """
+    if type(value) is not property:
+        return {name: value.__func__}
+    return {name: value.fget, f"{name}.setter": value.fset, f"{name}.deleter": value.fdel}
+
+
 def _is_table(value: dict[Any, Any]) -> bool:
     """Return whether a dict is a table of functions. It must have at least one item, fewer than ``MAX_TABLE_ENTRIES``
     items, and a Python function among its first values.
@@ -313,17 +323,12 @@ def _is_shared(key: Any) -> bool:
     """Return whether ``key``, a key in a dict of functions, is a class of Python, torch or an installed package. Such a
     class is also used by code other than the candidate's.
     """
-    return isinstance(key, type) and is_trusted_module(key)
+    return issubclass(type(key), type) and is_trusted_function(key)
 
 
 def _is_special(name: str) -> bool:
     """Return whether a name has two underscores on both sides."""
     return name.startswith("__") and name.endswith("__")
-
-
-def _is_invoked(value: Any) -> bool:
-    """Return whether an attribute with the value ``value`` runs code when it is called or looked up."""
-    return callable(value) or isinstance(value, DESCRIPTORS)
 
 
 def _is_function(value: Any) -> bool:
@@ -364,4 +369,4 @@ def _is_replaced_function(before: Any, now: Any) -> bool:
 
     Return False if ``before`` was neither callable nor a descriptor such as a property.
     """
-    return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_function(now)
+    return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_replacement(before, now)

@@ -570,18 +570,6 @@ def structure_of(value: Any) -> str:
     return "None" if value is None else "."
 
 
-def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether two elements of a tensor with the sizes ``shape`` and the strides ``stride`` may share memory. If
-    False is returned, none do. If True is returned, the elements may also interleave without sharing memory.
-    """
-    reach = 0
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size > 1 and step <= reach:
-            return 0 not in shape
-        reach += (size - 1) * step
-    return False
-
-
 def flatten_results(values: Any) -> list[Any]:
     """Return the values inside the nested containers of the result ``values`` as a flat list without None. Each tensor
     is detached, as a new object without the attributes and hooks of the old one.

@@ -10,10 +10,9 @@ import os
 import sys
 import sysconfig
 import time
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from os.path import realpath  # bound now, since the candidate may replace ``os.path.realpath`` later
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -25,9 +24,7 @@ PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.di
 # A virtual environment may include the packages of the system.
 PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
 TRUSTED = tuple(os.path.join(realpath(p), "") for p in (*PLACES, *PACKAGES))  # a separator ends each
-SCRIPTED_CLASSES = (torch.jit.ScriptFunction, torch.nn.Module)  # classes of torch that can hold code of the candidate
 WRAPPER_CLASSES = frozenset({MethodType, staticmethod, classmethod})
-MAX_HELD_DEPTH = 4  # depth to which held functions are followed
 _load, _prefix = SourceFileLoader.get_code, sys.pycache_prefix
 _held: dict[str, frozenset[CodeType]] = {}
 _began = time.time()
@@ -107,59 +104,6 @@ def function_code(value: Any) -> CodeType | None:
     """Return the code object of a function, a method or the getter of a property. Return None for another value."""
     inner = _unwrap_function(value)
     return inner.__code__ if type(inner) is FunctionType else None
-
-
-def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
-    """Return whether a value that replaces a function of Python or torch is itself code of Python, torch or an
-    installed package.
-
-    This occurs when further parts of Python or torch are imported. All functions in the defaults and the closure of
-    ``value`` must be trusted as well, so a trusted decorator around another function does not count. Functions inside
-    functions are followed through ``depth`` levels.
-    """
-    code = function_code(value)
-    if code is None:
-        return type(value).__module__.startswith("torch") and not isinstance(value, SCRIPTED_CLASSES)
-    inner = _unwrap_function(value)
-    module = sys.modules.get(str(inner.__globals__.get("__name__")))
-    # The same code with other globals would call other functions.
-    if not is_genuine_code(code) or module is None or vars(module) is not inner.__globals__:
-        return False
-    return all(map(partial(is_harmless_value, depth=depth - 1), _values_held_by(inner)))
-
-
-def _values_held_by(function: FunctionType) -> list[Any]:
-    """Return the values that a function holds beyond the names of its module. They are its defaults and the contents of
-    its closure.
-    """
-    held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    for cell in function.__closure__ or ():
-        try:
-            held.append(cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
-    return held
-
-
-def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
-    """Return whether a value is not callable, or is code of Python, torch or an installed package.
-
-    The functions that it holds in its defaults and closure must be such code, too. They are followed through ``depth``
-    levels. A function at a deeper level is not harmless.
-    """
-    if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
-        return depth > 0 and is_trusted_function(value, depth)
-    if isinstance(value, (partial, type)):
-        return is_trusted_module(value.func if isinstance(value, partial) else value)
-    return not callable(value) or isinstance(value, (BuiltinFunctionType, ModuleType)) or is_trusted_module(type(value))
-
-
-def is_trusted_module(value: Any) -> bool:
-    """Return whether a function or class was defined in a module of Python, torch or an installed package, or in a
-    module without a file.
-    """
-    file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
-    return file is None or is_trusted_file(str(file))
 
 
 def is_installed_module(value: Any) -> bool:

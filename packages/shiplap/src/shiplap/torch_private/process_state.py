@@ -79,6 +79,36 @@ def operators_of_torch() -> dict[str, str]:
     return {name: torch._C._dispatch_dump(name) for name in torch._C._dispatch_get_all_op_names()}
 
 
+def registered_operators() -> set[str]:
+    """Return the names of all registered operators, with and without their overloads, such as ``aten::mm``."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return {*names, *(name.partition(".")[0] for name in names)}
+
+
+def torch_operator_types() -> tuple[type, ...]:
+    """Return the classes of the objects in ``torch.ops`` that call an operator of the dispatcher."""
+    return torch._ops.OpOverload, torch._ops.OpOverloadPacket
+
+
+def operator_place(value: Any) -> str:
+    """Return the name of the operator, such as ``aten::mm``, at whose place in ``torch.ops`` the object ``value`` lies.
+    Return an empty string if it lies at no such place.
+    """
+    if type(value) not in torch_operator_types():
+        return ""
+    is_packet = type(value) is torch._ops.OpOverloadPacket
+    name = vars(value).get("_qualified_op_name" if is_packet else "_name")
+    if type(name) is not str:
+        return ""
+    library, _, operator = name.partition("::")
+    at: Any = torch.ops
+    for part in (library, operator) if is_packet else (library, *operator.partition(".")[::2]):
+        at = vars(at).get(part or "default")
+        if not hasattr(at, "__dict__"):
+            return ""
+    return name if at is value else ""
+
+
 def overloads_of_torch() -> dict[str, Any]:
     """Return a mapping from the name of each object in ``torch.ops.aten`` and ``torch.ops.prims`` to the function that
     the object calls.

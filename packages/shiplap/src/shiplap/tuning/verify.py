@@ -16,7 +16,7 @@ from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
 from shiplap.sampling.run import op_effects, reference_effects, reference_effects64
-from shiplap.sandbox.protocol import elements_overlap
+from shiplap.sandbox.strided_memory import elements_overlap
 from shiplap.tuning.candidate import Candidate, CandidateRefused
 from shiplap.tuning.inputs import Inputs
 

@@ -19,7 +19,7 @@ from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates
 from shiplap.sampling.values import PLAIN_KINDS, RANGE_KINDS
-from shiplap.sandbox.protocol import elements_overlap
+from shiplap.sandbox.strided_memory import elements_overlap
 from shiplap.tuning.inputs import Inputs, given_ones
 
 MOST, ROOM = 24, 32 << 20  # calls of a batch, and bytes of their arguments

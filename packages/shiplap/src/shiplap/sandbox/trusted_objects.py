@@ -1,0 +1,299 @@
+"""Whether an object, with all that it holds, is code of Python, torch or an installed package.
+
+An object can claim any class, module and name. So none of these attributes counts here: functions are trusted by their
+code, C functions by the file that their address lies in, and everything else by what it holds in memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from gc import get_referents  # bound now, since the candidate may replace ``gc.get_referents`` later
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from shiplap.sandbox.trusted_code import (
+    forget_files,
+    is_genuine_code,
+    is_installed_module,
+    is_trusted_file,
+)
+from shiplap.torch_private.process_state import operator_place, registered_operators, torch_operator_types
+
+MAX_VISITED = 5000  # objects that are visited for one value
+HEAP_TYPE_FLAG = 1 << 9  # flag of a class that was made while the program ran
+PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range})
+CONTAINERS = frozenset({list, tuple, set, frozenset, dict, types.MappingProxyType, types.CellType})
+# Parts of classes that were written in C.
+C_DESCRIPTORS = frozenset(
+    {
+        types.WrapperDescriptorType,
+        types.MethodDescriptorType,
+        types.ClassMethodDescriptorType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+    }
+)
+# Classes in C whose objects can be called, and show everything that they call to the garbage collector.
+C_CALLABLES = frozenset(
+    {
+        functools.partial,
+        type(functools.lru_cache(len)),
+        operator.itemgetter,
+        operator.attrgetter,
+        operator.methodcaller,
+        types.GenericAlias,
+        types.MethodType,
+        types.MethodWrapperType,
+        staticmethod,
+        weakref.ref,
+    }
+)
+GENERATED_FILE = "<string>"  # the file that code of a dataclass or a named tuple names
+GENERATED_NAMES = frozenset(
+    (
+        "<lambda>",
+        *(f"__{name}__" for name in ("init", "repr", "eq", "hash", "lt", "le", "gt", "ge", "setattr", "delattr")),
+    )
+)
+
+REMEMBERED = (BuiltinFunctionType, type, ModuleType, torch.jit.ScriptFunction)  # classes of what is remembered
+C_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+CALLED_BY_OPERATORS = ("_op", "_op_dk")  # attributes of objects in ``torch.ops``
+# Kinds of values by which a part of Python or torch replaces a function. An object of another class that can be called
+# may return anything that it holds.
+FUNCTION_TYPES = (FunctionType, types.MethodType, BuiltinFunctionType, type, *torch_operator_types())
+OPAQUE_BINDINGS = ("PyCapsule", "pybind11")  # names of classes that hide a C++ function
+
+# A metaclass can replace these attributes of its classes.
+_namespace_of, _flags_of, _bases_of, _order_of = (
+    type.__dict__[f"__{name}__"].__get__ for name in ("dict", "flags", "bases", "mro")
+)
+_address_of: Callable[[Any], int | None] = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("PyCFunction_GetFunction", ctypes.pythonapi)
+)
+_known: dict[int, Any] = {}  # C functions, classes and modules that were there before any code under test
+_known_operators: set[str] = set()  # names of the operators that were registered by then
+_mapped: list[tuple[int, int, str]] = []
+LEN_ADDRESS = _address_of(len) or 0  # in the file of Python itself
+
+
+def remember_objects(values: Iterable[Any]) -> None:
+    """Remember the C functions, classes and modules among ``values``, which were there before any code under test, and
+    the registered operators.
+
+    They count as trusted from then on. Only objects of trusted modules may be passed, before the code under test is
+    loaded.
+    """
+    _known.update((id(v), v) for v in values if issubclass(type(v), REMEMBERED))
+    _known_operators.update(registered_operators())
+
+
+def forget_observations() -> None:
+    """Clear the caches of the code objects that were read from files, and of the files that are mapped. The code under
+    test runs in this process and could have changed these caches.
+    """
+    forget_files()
+    _mapped.clear()
+
+
+def is_trusted_function(value: Any) -> bool:
+    """Return whether a value that replaces a function of Python or torch is itself a function, class or callable object
+    of Python, torch or an installed package.
+
+    This occurs when further parts of Python or torch are imported. Everything that ``value`` holds, such as its
+    defaults and its closure, must be trusted as well, so a trusted decorator around another function does not count.
+    Return False for other objects that can be called, such as a ``partial``, since what they return is in what they
+    hold. Return False for a value that is neither callable nor a descriptor.
+    """
+    kind = type(value)
+    is_function = issubclass(kind, FUNCTION_TYPES) or kind in C_DESCRIPTORS or _is_known(value)
+    is_descriptor = not callable(value) and has_method(kind, "__get__")
+    return (is_function or is_descriptor or kind is staticmethod) and _holds_only_trusted(value)
+
+
+def is_invoked(value: Any) -> bool:
+    """Return whether an attribute with the value ``value`` runs code when it is called or looked up."""
+    return callable(value) or has_method(type(value), "__get__")
+
+
+def is_trusted_replacement(before: Any, now: Any) -> bool:
+    """Return whether ``now`` may stand in place of ``before``, a function or descriptor of Python or torch.
+
+    A C function may not stand in place of another function, since no C function is defined anew when further parts of
+    Python or torch are imported.
+    """
+    is_c = issubclass(type(now), BuiltinFunctionType) or type(now) in C_DESCRIPTORS
+    return now is before or (not is_c and is_trusted_function(now))
+
+
+def is_harmless_value(value: Any) -> bool:
+    """Return whether a value of a module that was imported later is not callable, or is code of Python, torch or an
+    installed package.
+
+    Methods that Python generates for dataclasses and named tuples are in no file. They are left out here.
+    """
+    return not callable(value) or _holds_only_trusted(value, generated=True)
+
+
+def _is_known(value: Any) -> bool:
+    """Return whether ``value`` was remembered before any code under test."""
+    return id(value) in _known  # which keeps each object, so that no other one gets its id
+
+
+def _holds_only_trusted(value: Any, *, generated: bool = False) -> bool:
+    """Return whether ``value`` and all objects that it holds, directly or through others, are data or trusted code.
+
+    If ``generated`` is true, methods that Python generates for classes need not be trusted. Return False if more than
+    ``MAX_VISITED`` objects would have to be visited.
+    """
+    waiting, seen = [value], dict[int, Any]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        held = _values_held_by(each, generated) if len(seen) < MAX_VISITED else None
+        if held is None:
+            return False
+        seen[id(each)] = each  # kept, so that no other object gets its id
+        waiting += held
+    return True
+
+
+def _values_held_by(value: Any, generated: bool) -> Iterable[Any] | None:
+    """Return the objects that must be trusted for ``value`` to be trusted, or None if it is not trusted anyhow.
+
+    ``generated`` is that of ``_holds_only_trusted``.
+    """
+    kind = type(value)
+    if kind in PLAIN_TYPES or _is_known(value):
+        return ()
+    if kind is FunctionType:
+        return _values_held_by_function(value, generated)
+    if issubclass(kind, type):
+        return _values_held_by_class(value)
+    if issubclass(kind, BuiltinFunctionType):
+        return _values_held_by_c_function(value)
+    if issubclass(kind, ModuleType):
+        own = [v for v in vars(value).values() if type(v) is FunctionType]
+        return [*own, *([] if kind is ModuleType else [kind])] if is_installed_module(value) else None
+    if kind is CodeType:
+        return () if is_genuine_code(value) else None
+    if kind in C_DESCRIPTORS:
+        return (value.__objclass__,)
+    if (operator_place(value) or None) in _known_operators:
+        return _values_held_by_operator(value)
+    if kind in CONTAINERS:
+        return get_referents(value)
+    return _values_held_by_object(value, kind)
+
+
+def _values_held_by_operator(operator: Any) -> list[Any] | None:
+    """Return the class and the attributes of an object at its place in ``torch.ops``, without the C functions that it
+    calls and without other such objects. Return None if it calls another function in the place of these C functions.
+    """
+    own = dict(vars(operator))
+    called = [own.pop(name) for name in CALLED_BY_OPERATORS if name in own]
+    held = [v for v in own.values() if type(v) not in torch_operator_types()]
+    return [type(operator), *held] if all(map(_is_trusted_c_function, called)) else None
+
+
+def _values_held_by_function(function: FunctionType, generated: bool) -> list[Any] | None:
+    """Return the defaults, the contents of the closure and the attributes of a function. Return None if its code is not
+    genuine, or if its globals are not those of an imported module, since it would then call other functions.
+
+    If ``generated`` is true, code may also be a method that Python has generated for a dataclass or a named tuple.
+    """
+    name, code = function.__globals__.get("__name__"), function.__code__
+    module = sys.modules.get(name) if type(name) is str else None
+    is_own = module is not None and vars(module) is function.__globals__ and is_genuine_code(code)
+    is_made = generated and code.co_filename == GENERATED_FILE and code.co_name in GENERATED_NAMES
+    if not is_own and not is_made:
+        return None
+    held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return [*held, *(function.__closure__ or ()), *function.__dict__.values()]
+
+
+def _values_held_by_class(cls: type) -> list[Any] | None:
+    """Return the metaclass, the bases, and the functions and descriptors in a class. Return None if the class was
+    written in C and is not part of a trusted file.
+    """
+    own = _namespace_of(cls)
+    if not _flags_of(cls) & HEAP_TYPE_FLAG:
+        return [] if _lies_in_trusted_file(id(cls)) else None
+    if any(type(v) in C_METHODS and v.__objclass__ is cls for v in own.values()):
+        module = sys.modules.get(str(own.get("__module__")))
+        return [] if is_installed_module(module) and any(v is cls for v in vars(module).values()) else None
+    runs = [v for v in own.values() if is_invoked(v)]
+    return [type(cls), *_bases_of(cls), *runs]
+
+
+def _values_held_by_c_function(function: Any) -> tuple[Any, ...] | None:
+    """Return the object to which a C function is bound, if any. Return None if its code is not in a trusted file, or if
+    it calls something that cannot be looked at, as a function of pybind11 does.
+    """
+    if not _is_trusted_c_function(function):
+        return None
+    bound = function.__self__
+    if bound is None or issubclass(type(bound), ModuleType):
+        return ()
+    return None if type(bound).__name__.startswith(OPAQUE_BINDINGS) else (bound,)
+
+
+def _is_trusted_c_function(function: Any) -> bool:
+    """Return whether a value is a C function whose code is in a trusted file."""
+    return issubclass(type(function), BuiltinFunctionType) and _lies_in_trusted_file(_address_of(function) or 0)
+
+
+def _values_held_by_object(value: Any, kind: type) -> list[Any] | None:
+    """Return the class and all that the object ``value`` of the class ``kind`` shows to the garbage collector. Return
+    None if it can be called and its class does not show everything that it calls.
+    """
+    if callable(value):
+        owner = next(c for c in _order_of(kind) if "__call__" in _namespace_of(c))
+        if type(_namespace_of(owner)["__call__"]) is not FunctionType and owner not in C_CALLABLES:
+            return None
+    target = [weakref.ref.__call__(value)] if issubclass(kind, weakref.ref) else []
+    return [kind, *get_referents(value), *target]
+
+
+def has_method(kind: type, name: str) -> bool:
+    """Return whether a class or one of its bases defines ``name``."""
+    return any(name in _namespace_of(c) for c in _order_of(kind))
+
+
+def _lies_in_trusted_file(address: int) -> bool:
+    """Return whether an address lies in the memory of a mapped file of Python, torch or an installed package."""
+    file = _file_at(address)
+    return bool(file) and (file == _file_at(LEN_ADDRESS) or is_trusted_file(file))
+
+
+def _file_at(address: int) -> str:
+    """Return the file whose mapping contains an address of this process, or an empty string if there is none."""
+    for fresh in (False, True):
+        if fresh or not _mapped:
+            _mapped[:] = _read_mapped_files()
+        for first, last, file in _mapped:
+            if first <= address < last:
+                return file
+    return ""
+
+
+def _read_mapped_files() -> list[tuple[int, int, str]]:
+    """Return the first address, the end and the path of each file that is mapped in this process."""
+    rows = []
+    with open("/proc/self/maps", errors="replace") as lines:
+        for line in lines:
+            span, _, _, _, _, *path = line.rstrip("\n").split(maxsplit=5)
+            if path and path[0].startswith(os.sep):
+                first, last = span.split("-")
+                rows.append((int(first, 16), int(last, 16), path[0]))
+    return rows
