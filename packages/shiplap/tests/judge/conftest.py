@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from shiplap.judge import checks
-from shiplap.sandbox.protocol import ImportModule
 from shiplap.sandbox.supervisor import SandboxLauncher
 
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[SandboxLauncher]:
+    # It imports no more than those of users: sympy, which torch imports for the first gradient of a process, doubles
+    # the time of each look at the interpreter, also in forks that compute no gradient.
     with SandboxLauncher() as started:
-        # Torch imports it, with sympy, for the first gradient of a process: once here, and not in each fork.
-        started.ask(ImportModule("torch.fx.experimental.symbolic_shapes"))
         yield started
 
 
