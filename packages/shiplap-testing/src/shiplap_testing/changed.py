@@ -95,9 +95,13 @@ class Graph:
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
         """Return a mapping from each file that reaches one of ``changed`` to the least number of steps to one of them.
         A step leads from a file to one that it uses by an import, a path or a fixture. Files of ``changed`` themselves
-        have 0.
+        have 0. A module that no file names is copied or loaded by its name, so that the nearest ``__init__.py`` around
+        it counts as its user.
         """
         steps = dict.fromkeys(changed, 0)
+        for file in [f for f in steps if f.endswith(".py") and "/src/" in f and not self.users.get(f)]:
+            around = [f"{file[:at]}/__init__.py" for at, letter in enumerate(file) if letter == "/"]
+            steps |= dict.fromkeys([f for f in around if f in self.files and f not in steps][-1:], 1)
         queue = deque(steps)
         # A breadth-first search reaches each file by the fewest steps first.
         while queue:
@@ -112,13 +116,15 @@ class Graph:
         """Return a list of the test files that use one of the files ``changed`` (by an import, a path or a fixture),
         directly or through others, the nearest first. A test in the same first folder of its distribution as a change
         counts as two steps nearer. So does one whose name has a word of the changed file's, as ``test_merge.py`` for
-        ``merge_tables.py``. Among equally near ones, those of the same distribution come first, and then those that
-        name the fewest files. Files that need an accelerator come last.
+        ``merge_tables.py``, and one with the name of the changed module as a string, as tests name checks. Among
+        equally near ones, those of the same distribution come first, and then those that name the fewest files. Files
+        that need an accelerator come last.
         """
         changed = list(changed)
         steps = self.distances(changed)
         names, rooms = {_stem(file) for file in changed}, {_room(file) for file in changed}
         distributions, words = {_distribution(file) for file in changed}, set[str]().union(*map(_words, changed))
+        quoted = re.compile("|".join(rf"[\"']{re.escape(Path(file).stem)}[\"']" for file in changed) or "(?!)")
         reached = [f for f in steps if _is_test(f) and f in self.files]
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
@@ -128,7 +134,8 @@ class Graph:
             number of files that they name, and by name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
-            away = steps.get(file, 1) - 2 * (_room(file) in rooms) - 2 * bool(_words(file) & words)
+            named = bool(_words(file) & words) + bool(quoted.search((self.root / file).read_text(encoding="utf-8")))
+            away = steps.get(file, 1) - 2 * (_room(file) in rooms) - 2 * named
             distant = _distribution(file) not in distributions
             return other and "/gpu/" in file, other, away, distant, self.uses.get(file, 0), file
 

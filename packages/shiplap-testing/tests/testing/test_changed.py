@@ -49,6 +49,10 @@ FILES = {
     "packages/shiplap/tests/others/test_all.py": "import shiplap.tuned.merge_tables\nimport shiplap.room.far\n",
     "packages/shiplap/tests/others/test_whole.py": "import shiplap.tuned.merge_tables\n",
     "packages/shiplap/tests/verbs/test_merge.py": "import shiplap.verbs.merge\n",
+    "packages/shiplap/tests/zoo/test_named.py": "import shiplap.room.through\n\nCHECK = 'far'\n",
+    "packages/shiplap/src/shiplap/copied/__init__.py": "",
+    "packages/shiplap/src/shiplap/copied/common/part.py": "",
+    "packages/shiplap/tests/copied/test_copies.py": "import shiplap.copied\n",
 }
 
 
@@ -98,7 +102,9 @@ def test_the_test_of_the_same_name_comes_first_and_fixtures_count(graph: Graph) 
 
 def test_the_tests_of_the_same_room_come_first_and_those_on_accelerators_last(graph: Graph) -> None:
     selected = [name.rpartition("/")[2] for name in graph.tests(["packages/shiplap/src/shiplap/room/far.py"])]
-    assert selected == ["test_room.py", "test_near.py", "test_all.py", "test_family.py", "test_card.py"]
+    # Checks and verbs are named by a string.
+    named = "test_named.py"
+    assert selected == ["test_room.py", named, "test_near.py", "test_all.py", "test_family.py", "test_card.py"]
 
 
 def test_a_word_of_the_name_counts_and_of_two_equally_near_the_one_that_names_less_comes_first(graph: Graph) -> None:
@@ -114,6 +120,11 @@ def test_a_helper_of_a_test_selects_it_and_an_unnamed_file_belongs_to_its_folder
     assert graph.tests([f"{TESTS}/program.py"]) == [f"{TESTS}/test_program.py"]
     assert f"{TESTS}/test_eager.py" in graph.tests([f"{SRC}/data/names.yaml"])
     assert graph.tests(["README.md"]) == []
+
+
+def test_a_module_that_no_file_names_belongs_to_the_package_around_it(graph: Graph) -> None:
+    copied = "packages/shiplap/src/shiplap/copied/common/part.py"
+    assert graph.tests([copied]) == ["packages/shiplap/tests/copied/test_copies.py"]
 
 
 def test_what_changed_is_committed_on_the_branch_edited_or_new(root: Path) -> None:
