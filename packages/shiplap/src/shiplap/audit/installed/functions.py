@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -11,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType, ModuleType
+from operator import attrgetter
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -93,10 +95,7 @@ def _expression(address: str) -> str:
 def object_at(address: str) -> Any:
     """Import and return the object at the address ``module:qualified.name``."""
     module, _, name = address.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    return attrgetter(name)(importlib.import_module(module))
 
 
 def find_functions(package: str) -> FoundFunctions:
@@ -137,9 +136,9 @@ def module_names(package: str) -> Iterator[str]:
     """Yield the names of the package and of its modules, found in its folders without an import. Modules of tests and
     programs are left out.
     """
-    root = sys.modules[package]
+    found = importlib.util.find_spec(package)
     yield package
-    pending = [(package, list(getattr(root, "__path__", [])))]
+    pending = [(package, list((found and found.submodule_search_locations) or []))]
     while pending:
         parent, folders = pending.pop()
         for info in sorted(pkgutil.iter_modules(folders), key=lambda m: m.name):
@@ -157,7 +156,10 @@ def functions_in(module: ModuleType) -> dict[str, InstalledFunction]:
     """
     functions = dict[str, InstalledFunction]()
     for name, value in list(vars(module).items()):
-        if getattr(value, "__module__", None) != module.__name__ or getattr(value, "__qualname__", None) != name:
+        if not isinstance(value, (type, FunctionType)) or (value.__module__, value.__qualname__) != (
+            module.__name__,
+            name,
+        ):
             continue
         applied = isinstance(value, type) and issubclass(value, torch.autograd.Function)
         if not applied and not _calls_apply(value):
@@ -320,5 +322,5 @@ class FunctionRecorder:
 def _codes_of(function: InstalledFunction) -> Sequence[CodeType]:
     """Return the code object of a function, or of the ``forward`` of an ``autograd.Function``."""
     found = object_at(function.name)
-    code = getattr(inspect.unwrap(found.forward if function.applied else found), "__code__", None)
-    return [code] if code is not None else []
+    called = inspect.unwrap(found.forward if function.applied else found)
+    return [called.__code__] if inspect.isfunction(called) else []

@@ -266,7 +266,7 @@ def check_double_backward(op: Any, make: Make) -> str:
 
     Raise ``NotApplicable`` if the gradients themselves are wrong or missing. ``make()`` returns the arguments.
     """
-    function, inputs, _ = in_float64(op, make, 100)
+    function, inputs, results = in_float64(op, make, 100)
     try:
         if check_gradient(op, make):
             raise NotApplicable("the first gradient differs")
@@ -274,6 +274,11 @@ def check_double_backward(op: Any, make: Make) -> str:
         raise NotApplicable("no first gradient") from e
     torch.manual_seed(0)
     try:
+        given = [t.requires_grad_() for t in drawn_like(results)]
+        made = torch.autograd.grad(results, inputs, given, create_graph=True, allow_unused=True)
+        # Only a backward from here reaches the error of a backward that is marked as differentiable once.
+        roots = [g for g in made if g is not None and g.requires_grad]
+        torch.autograd.backward(roots, [torch.ones_like(g) for g in roots])
         torch.autograd.gradgradcheck(function, inputs, eps=1e-6, atol=1e-4, rtol=1e-3, nondet_tol=1e-6)
     except GradcheckError as e:
         return f"second derivatives are wrong, and nothing is raised: {' '.join(str(e).split())[:300]}"

@@ -5,6 +5,7 @@ A finding's script contains the text of this module, so that it imports torch al
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -41,10 +42,13 @@ def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) ->
 
 def result(op: str, arguments: dict[str, Any], number: int) -> torch.Tensor:
     """Return a copy of one tensor that the op ``namespace::name.overload`` returns for ``arguments``."""
-    space, _, rest = op.partition("::")
-    name, _, overload = rest.partition(".")
+    name, _, overload = op.replace("::", ".").rpartition(".")
+    if name.count("."):
+        address = f"{name}.{overload}"
+    else:  # the name of an overload is left out where it is the default one
+        address = f"{name}.{overload}.default"
     torch.manual_seed(0)
-    call = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
+    call = attrgetter(address)(torch.ops)
     keywords = {a.name for a in call._schema.arguments if a.kwarg_only}
     positional = [v for n, v in arguments.items() if n not in keywords]
     made = call(*positional, **{n: v for n, v in arguments.items() if n in keywords})
