@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.audit.installed import checks, engine
+from shiplap.audit.installed import checks, engine, gradients
+from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op, stored_results
 from shiplap.audit.installed.recipes import (
-    CallDraws,
     CallRecipe,
     TensorRecipe,
     evaluate,
@@ -167,7 +167,7 @@ def test_a_backward_that_refuses_to_be_differentiated_is_counted_apart():
 
     torch.library.register_autograd("undeclared_calls::once", refuse)
     with pytest.raises(checks.MissingRegistration):
-        checks.check_gradient(torch.ops.undeclared_calls.once.default, lambda: {"x": torch.ones(3)})
+        gradients.check_gradient(torch.ops.undeclared_calls.once.default, lambda: {"x": torch.ones(3)})
 
 
 def test_a_script_shows_the_finding_without_this_library(ops, request_of, package):

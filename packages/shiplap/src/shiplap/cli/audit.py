@@ -61,6 +61,14 @@ Installed = Annotated[
         "gradients, sizes, malformed arguments.",
     ),
 ]
+Functions = Annotated[
+    bool,
+    typer.Option(
+        "--functions",
+        help="With --installed: audit the package's autograd.Function classes as well, and the functions that call "
+        "them.",
+    ),
+]
 Namespaces = Annotated[
     list[str] | None,
     typer.Option("--namespace", help="With --installed: the ops of this namespace; repeatable."),
@@ -177,6 +185,7 @@ def command(
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 300.0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Ops audited at once.")] = 1,
     installed: Installed = "",
+    functions: Functions = False,
     namespace: Namespaces = None,
     record: Record = None,
     baseline: Baseline = None,
@@ -203,11 +212,23 @@ def command(
 
         seed = secrets.randbelow(2**31) if seed is None else seed
         given = InstalledOptions(
-            installed, namespace or [], record, targets or [], baseline, update_baseline, out, seed, search, jobs
+            installed,
+            namespace or [],
+            record,
+            targets or [],
+            baseline,
+            update_baseline,
+            out,
+            seed,
+            search,
+            jobs,
+            functions,
         )
         if status := audit_package(given, as_json=json, html=html):
             raise typer.Exit(status)
         return
+    if functions:
+        raise typer.BadParameter("it needs --installed", param_hint="--functions")
     if not targets:
         raise typer.BadParameter("name a TARGET, or a package with --installed")
     with console.own_stdout():

@@ -1,8 +1,9 @@
-"""``shiplap audit --installed PACKAGE``: audit ops that have no declaration, in processes of their own."""
+"""``shiplap audit --installed PACKAGE``: audit ops and functions without a declaration, in own processes."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -13,10 +14,13 @@ from shiplap import safe_io
 from shiplap.cli import console
 from shiplap.cli.recording import run_recorded
 from shiplap.cli.target import import_home
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
+    from shiplap.audit.installed.engine import Subject
+    from shiplap.audit.installed.functions import InstalledFunction
     from shiplap.audit.installed.result import InstalledOp
+    from shiplap.torch_private.dispatcher_library import Overload
 
 RESULTS = "results.jsonl"  # in the folder of --out: one line an op, from which an interrupted run goes on
 PAGE = "index.html"
@@ -28,7 +32,8 @@ class InstalledOptions:
     these namespaces are audited in place of the package's. ``arguments`` are those of the script ``record``, whose
     calls are recorded. ``baseline`` is the file of known findings, which is written anew if ``update_baseline`` is
     true. ``folder`` is that of the results. ``seed`` determines the samples, ``seconds`` limits the search for calls of
-    one op, and ``jobs`` is the number of ops that are audited at once.
+    one op, and ``jobs`` is the number of ops that are audited at once. If ``functions`` is true, the package's
+    ``autograd.Function`` classes and the functions that call them are audited as well.
     """
 
     package: str
@@ -41,6 +46,7 @@ class InstalledOptions:
     seed: int
     seconds: float
     jobs: int
+    functions: bool = False
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
@@ -81,13 +87,16 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     folder of ``--out`` are used, and their ops are not audited again. If ``quiet`` is true, no progress is shown.
     """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
+    from shiplap.audit.installed.functions import FunctionRecorder
     from shiplap.scaffold.calls import DispatchRecorder
-    from shiplap.scaffold.package import find_package_ops, installed_version
+    from shiplap.scaffold.package import installed_version
     from shiplap.tuning.engine import tuning_progress
 
-    ops = find_package_ops(options.package, import_home, options.namespaces)
-    recorder = DispatchRecorder(ops)
-    if options.record is not None and (failed := run_recorded(options.record, options.arguments, recorder)):
+    registered, functions = _find_subjects(options)
+    ops: dict[str, Subject] = {**registered, **functions}
+    recorder = DispatchRecorder(registered)
+    recording = FunctionRecorder(functions, recorder).mode() if functions else recorder.mode()
+    if options.record is not None and (failed := run_recorded(options.record, options.arguments, recording)):
         console.note(f"{options.record} ended early: {failed}; its calls until then are used")
     version = installed_version(options.package)
     file = None if options.folder is None else options.folder / RESULTS
@@ -113,6 +122,34 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     # In the order of the ops, whether they were audited now or before.
     every = {**stored, **{r.op: r for r in results}}
     return [every[name] for name in ops]
+
+
+def _find_subjects(options: InstalledOptions) -> tuple[dict[str, Overload], dict[str, InstalledFunction]]:
+    """Return the ops of the package by name, and with ``--functions`` its functions by address. Modules that could not
+    be imported are named in a note.
+
+    Raises:
+        ShiplapError: ``SL501`` if there is neither an op nor a function.
+    """
+    from shiplap.audit.installed.functions import find_functions
+    from shiplap.scaffold.package import find_package_ops
+
+    ops: dict[str, Overload] = {}
+    refusal = None
+    try:
+        ops = find_package_ops(options.package, import_home, options.namespaces)
+    except ShiplapError as e:
+        if e.id != "SL501" or options.package not in sys.modules:
+            raise
+        refusal = e
+    found = find_functions(options.package) if options.functions else None
+    if refusal is not None and not (found and found.functions):
+        raise refusal
+    if found is None:
+        return ops, {}
+    for module, reason in found.failed.items():
+        console.note(f"{module} is left out: {reason}")
+    return ops, found.functions
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:

@@ -97,7 +97,7 @@ def draft_package(
     """
     ops = find_package_ops(package, import_home, namespaces)
     recorder = DispatchRecorder(ops, lambda name: console.note(f"recording {name}"))
-    failure = run_recorded(script, arguments, recorder) if script is not None else ""
+    failure = run_recorded(script, arguments, recorder.mode()) if script is not None else ""
     command = f"shiplap init --package {package}" + (f" --record {script}" if script else "")
     version = installed_version(package)
 

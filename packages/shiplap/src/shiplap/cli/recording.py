@@ -5,22 +5,22 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from shiplap.safe_io.module_path import append_module_folder
-from shiplap.scaffold.calls import DispatchRecorder
 
 
-def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:
-    """Run ``script`` with ``arguments`` as Python would, while ``recorder`` records its calls of ops. Return a text
-    that says how the script failed, or an empty string if it did not fail.
+def run_recorded(script: Path, arguments: Sequence[str], recording: AbstractContextManager[Any]) -> str:
+    """Run ``script`` with ``arguments`` as Python would, inside the context ``recording``, which records calls. Return
+    a text that says how the script failed, or an empty string if it did not fail.
 
     If ``script`` is not a file, as in ``pytest``, it is the name of a module. The module runs as with ``python -m``.
     """
     with _as_main(script, arguments):
         try:
-            with recorder.mode():
+            with recording:
                 if script.exists() or script.suffix == ".py":
                     runpy.run_path(str(script), run_name="__main__")
                 else:

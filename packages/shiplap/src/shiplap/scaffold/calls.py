@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from shiplap.scaffold.schema import schema_name
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
+from shiplap.torch_private.dispatcher_library import is_composite
 
 MOST_CALLS = 24  # different calls of one op that are kept
 MOST_VALUES = 256  # of a tensor whose values are kept, since they may be row numbers, offsets or lengths
+MOST_BYTES = 4096  # of a vector of bytes whose values are kept, since it may be a file
 MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
 
 
@@ -106,6 +110,22 @@ def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, 
     return DispatchedCall(arguments, tuple(map(_describe_value, results)))
 
 
+def make_python_call(arguments: Mapping[str, Any]) -> DispatchedCall | None:
+    """Return a call of a Python function with these ``arguments`` as a :class:`DispatchedCall` without results. Return
+    None if a compiler traces the call, or if an argument is an object that cannot be made again, such as a module.
+    """
+    if _is_being_traced(dict(arguments)) or not all(map(_is_recordable, arguments.values())):
+        return None
+    return DispatchedCall({name: _describe_value(value) for name, value in arguments.items()}, ())
+
+
+def _is_recordable(value: Any) -> bool:
+    """Return whether a recorded call holds ``value`` itself or its properties, and not just a text about it."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_recordable, value))
+    return isinstance(value, (Tensor, *_RECORDED_AS_IS))
+
+
 # Scalars of a schema. Other objects are kept as text, since they must not live as long as the recording.
 _RECORDED_AS_IS = (
     bool,
@@ -140,10 +160,12 @@ def _describe_value(value: Any) -> Any:
 
 
 def _kept_values(t: Tensor, finite: Tensor, columns: tuple[ColumnRange, ...]) -> tuple[float, ...]:
-    """Return the values of a small tensor of whole numbers, or with a column of them. Return an empty tuple for another
-    tensor. ``finite`` are the finite values of ``t``, and ``columns`` the ranges of its columns.
+    """Return the values of a small tensor of whole numbers or with a column of them, or of a vector of bytes. Return an
+    empty tuple for another tensor. ``finite`` are the finite values of ``t``, and ``columns`` the ranges of its
+    columns.
     """
-    if t.dtype is torch.bool or len(finite) != t.numel() or t.numel() > MOST_VALUES:
+    most = MOST_BYTES if t.dtype is torch.uint8 and t.dim() == 1 else MOST_VALUES
+    if t.dtype is torch.bool or len(finite) != t.numel() or t.numel() > most:
         return ()
     return tuple(finite.tolist()) if not t.is_floating_point() or any(c.whole for c in columns) else ()
 
@@ -203,12 +225,23 @@ def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
     )
 
 
+def _single_overload(func: Any) -> Any:
+    """Return the overload that ``func`` calls if it is an op of ``torch.ops``, and None for another function and for a
+    name with several overloads.
+    """
+    if hasattr(func, "_schema"):
+        return func
+    overloads = func.overloads() if hasattr(func, "overloads") else []
+    return getattr(func, overloads[0]) if len(overloads) == 1 else None
+
+
 @dataclass
 class DispatchRecorder:
     """A recorder of the calls of the ops ``wanted`` inside ``with recorder.mode():``. Calls that differ only in
     values are recorded once. ``calls`` holds the recorded calls, and ``counts`` the number of all calls, by op name.
 
-    A call is recorded below autograd, so an op that is made of other ops is not seen. Values are read before the call,
+    A call is recorded below autograd. An op that is made of other ops is not seen there, and is recorded where Python
+    calls it. Values are read before the call,
     since an op may write to its arguments. ``told`` is called with the name of an op at its first call.
     """
 
@@ -218,10 +251,41 @@ class DispatchRecorder:
     counts: dict[str, int] = field(default_factory=dict)
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
-    def mode(self) -> Any:
-        """Return a torch dispatch mode, which is a context in which calls are recorded. Only calls of the ops for which
-        this recorder was made are recorded.
+    @contextmanager
+    def mode(self) -> Iterator[None]:
+        """Return a context in which calls are recorded. Only calls of the ops for which this recorder was made are
+        recorded.
         """
+        with ExitStack() as stack:
+            stack.enter_context(self._dispatch_mode())
+            # The mode of Python calls slows each of them, so that it is used only where the other one sees nothing.
+            composite = {name for name in self.wanted if "::" in name and is_composite(name)}
+            if composite:
+                stack.enter_context(self._function_mode(composite))
+            yield
+
+    def _function_mode(self, composite: Collection[str]) -> Any:
+        """Return a torch function mode that records the calls of the ops ``composite``, which are made of other ops."""
+        recorder = self
+
+        class Mode(TorchFunctionMode):
+            """A torch function mode that passes each call of one of these ops to ``recorder``, a variable of the
+            enclosing method.
+            """
+
+            def __torch_function__(
+                self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                """Record the call if its op is wanted, and return its result."""
+                op = _single_overload(func)
+                if op is not None and schema_name(op._schema) in composite:
+                    return recorder.record(op, args, kwargs or {})
+                return func(*args, **(kwargs or {}))
+
+        return Mode()
+
+    def _dispatch_mode(self) -> Any:
+        """Return a torch dispatch mode, which is a context in which calls below autograd are recorded."""
         recorder = self
 
         class Mode(TorchDispatchMode):

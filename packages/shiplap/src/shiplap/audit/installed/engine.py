@@ -6,32 +6,35 @@ import contextlib
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from shiplap import safe_io
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
 from shiplap.audit.installed import checks
-from shiplap.audit.installed.recipes import CallRecipe, evaluate, malformed_calls, recipe_of_call
+from shiplap.audit.installed.catalogue import BY_NAME
+from shiplap.audit.installed.functions import InstalledFunction
+from shiplap.audit.installed.python_function import PythonFunction
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, malformed_calls, recipe_of_call
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp
 from shiplap.audit.installed.script import write_script
-from shiplap.audit.installed.search import search_calls, why_refused
+from shiplap.audit.installed.search import WANTED_CALLS, SearchState, search_calls, try_recorded
 from shiplap.sampling.run import suppress_warnings
 from shiplap.scaffold.calls import DispatchedCall
 from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import Overload
 
-CHECKS = tuple(name for name in checks.BY_NAME if name != "crash")  # of a call as it is
+Subject: TypeAlias = "Overload | InstalledFunction"
+CHECKS = tuple(name for name in BY_NAME if name not in ("crash", "rows"))  # of a call as it is
 _FIRST = ("repeat", "uninitialized")  # where these fail, comparisons of the same call say nothing more
 OTHER_SIZES = (0, 1, 33)  # in place of each size that a call has
-_RESTARTS = 24  # of a search whose calls end the process
+_RESTARTS = 60  # of a search whose calls end the process
 _DEATHS = 6  # after which the rest of the jobs of one op is given up
 # A program that runs another one, with the folders in which this process has found the package, behind its own.
 _RUN = "import sys; sys.path += sys.argv[1:]; exec(compile(sys.stdin.read(), 'finding', 'exec'))"
@@ -41,8 +44,8 @@ _LIMITS = ChildLimits(busy_s=20.0, idle_s=10.0)
 
 @dataclass(frozen=True)
 class InstalledRequest:
-    """The options of an audit of a package. ``seconds`` limits the search for calls of one op. ``folder`` is the folder
-    to which scripts of findings are written, or None for no scripts.
+    """The options of an audit of a package. ``seconds`` limits the processor time of the search for calls of
+    one op. ``folder`` is the folder to which scripts of findings are written, or None for no scripts.
     """
 
     package: str
@@ -65,92 +68,147 @@ class _Job:
 
 
 def audit_installed_ops(
-    ops: Mapping[str, Overload],
+    ops: Mapping[str, Subject],
     recorded: Mapping[str, Sequence[DispatchedCall]],
     asked: InstalledRequest,
     jobs: int = 1,
     done: Callable[[InstalledOp], None] = lambda op: None,
 ) -> list[InstalledOp]:
-    """Return the audit results of torch ops, in the order of ``ops``, which maps their names to overloads.
+    """Return the audit results of torch ops and functions, in the order of ``ops``, which maps their names to overloads
+    and addresses.
 
     ``recorded`` has the calls that a program made, by name of the op. ``jobs`` ops are audited at a time, each in
     processes of its own. ``done`` is called with each result, by a thread.
     """
 
+    def find(name: str, siblings: Sequence[TakenCall] = ()) -> _Reached:
+        """Return the calls that the op ``name`` takes. ``siblings`` are calls that other ops took."""
+        return _find_calls(ops[name], recorded.get(name, ()), asked, siblings)
+
     def audit_one(name: str) -> InstalledOp:
         """Return the audit result of the op ``name``, after calling ``done`` with it."""
-        result = audit_installed_op(name, ops[name], recorded.get(name, ()), asked)
+        again = reached[name]
+        # Other ops of the package may make the arguments of an op that a search alone did not reach.
+        if not again.calls and not again.absent and taken:
+            again = again.joined(find(name, taken))
+        result = audit_installed_op(name, ops[name], again, asked)
         done(result)
         return result
 
     # Threads suffice: each op runs in processes of its own, for which a thread only waits.
     with ThreadPoolExecutor(jobs) as pool:
+        reached = dict(zip(ops, pool.map(find, ops), strict=True))
+        taken = [c for r in reached.values() for c in r.calls]
         return list(pool.map(audit_one, ops))
 
 
-def audit_installed_op(
-    name: str, op: Overload, recorded: Sequence[DispatchedCall], asked: InstalledRequest
-) -> InstalledOp:
-    """Return the audit result of one torch op. The checks run on the ``recorded`` calls that the op accepts. If it
-    accepts none, they run on calls that a search has found.
+@dataclass(frozen=True)
+class _Reached:
+    """The calls that one op takes, and the findings of calls that ended the process during the search for them.
+    ``reason`` says why there are no calls, and ``absent`` whether the op has no kernel for the CPU.
     """
-    try:
-        form = parse_schema(op._schema)
-    except UndeclarableSchema as e:
-        return InstalledOp(name, unreached=str(e))
-    planned, crashes, reason = _plan_jobs(op, form, recorded, asked)
-    result = _run_jobs(name, op, planned)
+
+    calls: tuple[TakenCall, ...] = ()
+    crashes: tuple[InstalledFinding, ...] = ()
+    reason: str = ""
+    absent: bool = False
+
+    def joined(self, later: _Reached) -> _Reached:
+        """Return the results of a second search, with the crashes of both."""
+        return replace(later, crashes=self.crashes + later.crashes)
+
+
+def audit_installed_op(
+    name: str, op: Subject, recorded: Sequence[DispatchedCall] | _Reached, asked: InstalledRequest
+) -> InstalledOp:
+    """Return the audit result of one torch op or function. The checks run on the ``recorded`` calls that the op
+    accepts. If it accepts none, they run on calls that a search has found. A caller that has searched passes the calls
+    that it has found.
+    """
+    found = recorded if isinstance(recorded, _Reached) else _find_calls(op, recorded, asked)
+    form = _form_of(op)
+    if form is None:
+        return InstalledOp(name, unreached=found.reason)
+    result = _run_jobs(name, op, [j for t in found.calls for j in _jobs_of_call(t.call, form)])
     # A crash in the search is a finding, even if no call of the jobs crashes.
-    if crashes and not any(f.check == "crash" for f in result.findings):
-        result = replace(result, findings=(crashes[0], *result.findings))
-    if not planned:
-        result = replace(result, unreached=reason)
+    if found.crashes and not any(f.check == "crash" for f in result.findings):
+        result = replace(result, findings=(found.crashes[0], *result.findings))
+    if not found.calls:
+        result = replace(result, unreached=found.reason)
+    if isinstance(op, InstalledFunction):
+        result = replace(result, findings=tuple(replace(f, source=op.source) for f in result.findings))
     return _reproduced(result, asked)
 
 
-def _plan_jobs(
-    op: Overload, form: SchemaForm, recorded: Sequence[DispatchedCall], asked: InstalledRequest
-) -> tuple[list[_Job], list[InstalledFinding], str]:
-    """Return ``(jobs, crashes, reason)``.
+def _form_of(op: Subject) -> SchemaForm | None:
+    """Return the arguments of an op or function, or None for a schema that no declaration can have."""
+    if isinstance(op, InstalledFunction):
+        return op.form
+    try:
+        return parse_schema(op._schema)
+    except UndeclarableSchema:
+        return None
 
-    The jobs are the checks to run, each on one call of the op. The crashes are the findings of calls that ended the
-    process during the search for valid calls. ``reason`` says why there are no jobs, and is empty if there are some.
+
+def _find_calls(
+    op: Subject, recorded: Sequence[DispatchedCall], asked: InstalledRequest, siblings: Sequence[TakenCall] = ()
+) -> _Reached:
+    """Return the calls that an op takes. They are those of the ``recorded`` calls that it takes, or else calls that a
+    search has found, which may use ``siblings``, the calls that other ops took.
     """
-    reason = "no call that was tried is taken"
-    avoided: list[str] = []
-    crashes: list[InstalledFinding] = []
-    end = time.monotonic() + asked.seconds
+    form = _form_of(op)
+    if form is None:
+        return _Reached(reason=_why_undeclarable(op))
+    state, crashes = SearchState(siblings), list[InstalledFinding]()
+    left = asked.seconds
     for attempt in range(_RESTARTS + 1):
-        left = end - time.monotonic()
-        if left <= 0:
+        if left <= 0 or state.absent or len(state.found) >= WANTED_CALLS:
             break
 
         def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
-            """Find calls that the op accepts, in a child process and within ``left`` seconds. Send the parent process
-            one event with their jobs (checks of single calls).
+            """Find calls that the op accepts, in a child process and within ``left`` seconds, and send an event for
+            each to the parent process.
             """
             with suppress_warnings():
-                calls = [recipe_of_call(call, seed + i) for i, call in enumerate(recorded)]
-                calls = [c for c in calls if not why_refused(op, c, wrap="")] or search_calls(
-                    op, form, seed, left, avoided, send
-                )
-                send({"kind": "jobs", "jobs": [asdict(j) for c in calls for j in _jobs_of_call(c, form)]})
+                called = callable_of(op)
+                calls = [recipe_of_call(call, asked.seed + i) for i, call in enumerate(recorded)]
+                if not list(try_recorded(called, form, calls, state, send)):
+                    search_calls(called, form, seed, left, state, send)
 
-        tried: dict[str, str] = {}
+        tried: dict[str, Any] = {}
+        died = False
         for event in stream_events(search, _LIMITS):
             if isinstance(event, ChildDeath):
-                # The next attempt must not end its process by the same call.
-                avoided.append(repr(tried))
+                died = True
+                if tried:
+                    state.avoid(tried)
+                    left -= tried["used"]
                 if tried and _is_crash(event):
-                    note = "arguments that the schema admits, drawn by a search"
-                    crashes.append(InstalledFinding(form.name, "crash", str(event), tried, "found by a search", note))
+                    note = "" if recorded else "arguments that the schema admits, drawn by a search"
+                    crash = InstalledFinding(form.name, "crash", str(event), tried["texts"], tried["by"], note)
+                    crashes.append(crash)
             elif event["kind"] == "try":
-                tried = event["texts"]
-            elif event["kind"] == "unreached":
-                return [], crashes, event["reason"]
-            elif event["jobs"]:
-                return [_Job(**job) for job in event["jobs"]], crashes, ""
-    return [], crashes, reason
+                tried = event
+            else:
+                state.take(event)
+        # A search that has ended by itself has used its time or has found enough.
+        if not died:
+            break
+    return _Reached(tuple(state.found), tuple(crashes), state.reason, bool(state.absent))
+
+
+def _why_undeclarable(op: Overload) -> str:
+    """Return why no declaration can have the schema of ``op``."""
+    try:
+        parse_schema(op._schema)
+    except UndeclarableSchema as e:
+        return str(e)
+    return ""
+
+
+def callable_of(op: Subject) -> Overload | PythonFunction:
+    """Return the op itself, or the function at its address, in the form in which the checks call it."""
+    return op.load() if isinstance(op, InstalledFunction) else op
 
 
 def _is_crash(death: ChildDeath) -> bool:
@@ -170,6 +228,7 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
     for check in CHECKS:
         yield _Job(check, texts, call.origin)
     sizes = sorted({n for _, t in call.tensors() for n in t.shape if n > 1})
+    rows = next((t.shape[0] for _, t in call.tensors() if t.shape), 0)
     for size in sizes:
         for other in OTHER_SIZES:
             resized, note = call.with_size(size, other), f"{other} in place of each size {size}"
@@ -177,16 +236,18 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
                 continue
             yield _Job("crash", resized.texts("guarded"), call.origin, note)
             yield _Job("fake", resized.texts(), call.origin, note)
+            if size == rows and other <= 1:
+                yield _Job("rows", resized.texts(), call.origin, note)
             # An index of the old range may lie outside of a tensor that is shorter now: results say nothing then.
             beyond = any(t.dtype in ("int64", "int32") and t.high >= other for _, t in resized.tensors())
-            if other > 1 and not beyond:
-                for check in (*_FIRST, "layout"):
+            if not beyond:
+                for check in (*_FIRST, "layout") if other > 1 else ("gradient",):
                     yield _Job(check, resized.texts(), call.origin, note)
     for note, malformed in malformed_calls(call, form):
         yield _Job("crash", malformed.texts("guarded"), call.origin, note)
 
 
-def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
+def _run_jobs(name: str, op: Subject, jobs: Sequence[_Job]) -> InstalledOp:
     """Run all jobs (checks of single calls) on an op in child processes, and return the result with the first finding
     of each check. If a job ends its process, a new process continues with the next job. After six deaths, the remaining
     jobs are not run.
@@ -223,7 +284,7 @@ def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFi
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
-def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
+def _run_in_child(op: Subject, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
     """Run the jobs (checks of single calls) from index ``first`` on, in a child process. Send an event before and after
     each job, so that the parent process knows which job a crash belongs to. A check that has found something is not run
     again.
@@ -231,12 +292,13 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
     done: set[str] = set()  # checks that have found something: one finding of each is enough
     unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
     with suppress_warnings():
+        called = callable_of(op)
         for number in range(first, len(jobs)):
             job = jobs[number]
             send({"kind": "begin", "job": number})
             if job.check in done or (job.texts in unsteady and job.check not in _FIRST):
                 continue
-            event = _run_check(op, job)
+            event = _run_check(called, job)
             if event.get("problem"):
                 done.add(job.check)
                 if job.check in _FIRST:
@@ -244,11 +306,11 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
             send({**event, "job": number})
 
 
-def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
+def _run_check(op: Overload | PythonFunction, job: _Job) -> dict[str, Any]:
     """Run one check on one call, and return the result as a dict for the parent process. It holds the problem (an empty
     string if there is none), or the reason why the check was skipped, or the registration that the op lacks.
     """
-    check = checks.BY_NAME[job.check]
+    check = BY_NAME[job.check]
     try:
         return {"kind": "looked", "problem": check(op, lambda: evaluate(job.texts))[:400]}
     except checks.NotApplicable as e:
@@ -268,7 +330,9 @@ def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
     for finding in result.findings:
         text = write_script(finding, asked.package, asked.version)
         folder = asked.folder
-        file = None if folder is None else folder / f"{finding.op.replace('::', '.')}-{finding.check}.py"
+        file = (
+            None if folder is None else folder / f"{finding.op.replace('::', '.').replace(':', '.')}-{finding.check}.py"
+        )
         if _script_shows(text):
             if file is not None:
                 safe_io.write_text(file, text)

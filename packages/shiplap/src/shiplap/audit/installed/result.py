@@ -10,16 +10,35 @@ from typing import Any
 from shiplap.render.lines import Line, TextTable, line, list_first
 
 # Findings are shown in this order, the most harmful first.
-HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "gradient", "compile", "fake", "alias")
+HARM = (
+    "crash",
+    "uninitialized",
+    "mutation",
+    "gradient_mutation",
+    "repeat",
+    "layout",
+    "gradient",
+    "gradient_layout",
+    "gradient_alone",
+    "reference",
+    "precision",
+    "double_backward",
+    "autocast",
+    "compile",
+    "fake",
+    "alias",
+)
+
+_MOST_ROWS = 20  # of the table for a terminal; more findings are shown as one row for each check
 
 
 @dataclass(frozen=True)
 class InstalledFinding:
-    """A problem of one op, with the call that shows it.
+    """A problem of one op or function, with the call that shows it.
 
     ``arguments`` maps names of arguments to the Python expressions that build them. ``origin`` says where the call
     comes from, and ``note`` what was changed in it. ``script`` is the name of the file that shows the finding again, or
-    is empty.
+    is empty. ``source`` is the Python expression for a function of a package, and is empty for a registered op.
     """
 
     op: str
@@ -29,6 +48,7 @@ class InstalledFinding:
     origin: str
     note: str = ""
     script: str = ""
+    source: str = ""
 
     @property
     def key(self) -> str:
@@ -40,8 +60,8 @@ class InstalledFinding:
 
 @dataclass(frozen=True)
 class InstalledOp:
-    """The audit result of one op. ``calls`` is the number of calls that it accepted, and ``checks`` the number of
-    checks that were made on them.
+    """The audit result of one op or function. ``calls`` is the number of calls that it accepted, and ``checks``
+    the number of checks that were made on them.
 
     ``unreached`` says why the op accepted no call, and is empty if it accepted one. ``missing`` names registrations
     that torch needs and the op lacks. ``unreproduced`` names the checks whose findings a new process did not show
@@ -98,20 +118,40 @@ class InstalledReport:
         reached = [op for op in self.ops if op.calls]
         # Ops for other devices are no failure of the search.
         absent = [op for op in self.ops if op.unreached.startswith("no kernel")]
-        head = f"{self.package} {self.version}: {len(self.ops)} ops, {len(reached)} reached"
+        # The address of a function has one colon, the name of an op has two.
+        functions = [op for op in self.ops if "::" not in op.op]
+        subjects = f"{len(self.ops) - len(functions)} ops" + (f", {len(functions)} functions" if functions else "")
+        head = f"{self.package} {self.version}: {subjects}, {len(reached)} reached"
         yield line(head + (f", {len(absent)} without a kernel for the CPU" if absent else ""), "bold")
-        rows = tuple(_finding_row(f, f.key in self.known) for f in self.findings)
-        if rows:
+        if len(self.findings) > _MOST_ROWS:
+            yield TextTable(("check", "findings", "ops", "first problem"), self._check_rows(), unwrapped=("check",))
+            yield line("one row for each check; the page of --html or --out and --json show every finding", "dim")
+        elif rows := tuple(_finding_row(f, f.key in self.known) for f in self.findings):
             yield TextTable(("op", "check", "problem", "script"), rows, unwrapped=("check",))
         else:
             yield line("no finding")
         missing = Counter(text for op in self.ops for text in op.missing)
         for text, count in missing.most_common():
-            yield line(f"{count} of {len(self.ops)} ops: {text}", "dim")
+            yield line(f"{count} of {len(self.ops)}: {text}", "dim")
         if unreached := [op.op for op in self.ops if not op.calls and op not in absent]:
-            yield line(f"{len(unreached)} ops not reached: {list_first(unreached)}", "dim")
+            yield line(f"{len(unreached)} not reached: {list_first(unreached)}", "dim")
         if unreproduced := [op.op for op in self.ops if op.unreproduced]:
             yield line(f"a fresh process did not show findings again, left out: {list_first(unreproduced)}", "dim")
+
+    def _check_rows(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """Return one table row for each check that has findings, as ``(text, style)`` cells, so that the findings of a
+        large package fit on one screen. A row shows how many findings there are, the first ops and one problem.
+        """
+        groups: dict[str, list[InstalledFinding]] = {}
+        for f in self.findings:
+            groups.setdefault(f.check, []).append(f)
+        rows = []
+        for check, found in groups.items():
+            new = sum(f.key not in self.known for f in found)
+            count = str(len(found)) if new == len(found) else f"{len(found)}, {new} new"
+            names = list_first([f.op.rpartition(":")[2] for f in found])
+            rows.append(((check, "red" if new else "dim"), (count, ""), (names, ""), (found[0].problem[:160], "")))
+        return tuple(rows)
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:

@@ -7,9 +7,11 @@ import re
 from functools import cache
 
 from shiplap.audit import guarded_memory
-from shiplap.audit.installed import checks, tensors
+from shiplap.audit.installed import checks, gradients, python_function, tensors
 from shiplap.audit.installed.result import InstalledFinding
 
+# A long import is written over several lines, in parentheses.
+_OWN_IMPORTS = re.compile(r"^from (shiplap\.\S+|__future__) import (\([^)]*\)|.*)\n", re.MULTILINE)
 _TEMPLATE = '''\
 """{op}: {problem}
 
@@ -19,10 +21,12 @@ This script needs torch and {package}. {ends}
 
 {helpers}
 
+from importlib import import_module
+
 import {module}
 
 inf, nan = float("inf"), float("nan")
-op = torch.ops.{address}
+op = {address}
 
 
 def make():
@@ -62,7 +66,7 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
         note=f", changed: {found.note}" if found.note else "",
         ends=crash,
         helpers=_helpers(),
-        address=f"{space}.{packet}.{overload or 'default'}",
+        address=found.source or f"torch.ops.{space}.{packet}.{overload or 'default'}",
         arguments="\n".join(f"        {name!r}: {text}," for name, text in found.arguments.items()),
         check=found.check,
     )
@@ -74,7 +78,7 @@ def _helpers() -> str:
     imports from Shiplap are left out.
     """
     parts = []
-    for module in (guarded_memory, tensors, checks):
+    for module in (guarded_memory, tensors, python_function, checks, gradients):
         source = re.sub(r'\A""".*?"""\n', "", inspect.getsource(module), flags=re.DOTALL)
-        parts.append(re.sub(r"^(from shiplap\..*|from __future__ .*)\n", "", source, flags=re.MULTILINE).strip())
+        parts.append(_OWN_IMPORTS.sub("", source).strip())
     return "from __future__ import annotations\n\n" + "\n\n\n".join(parts)

@@ -4,64 +4,169 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.audit.child_process import SendEvent
-from shiplap.audit.installed.checks import NotApplicable, call_op
-from shiplap.audit.installed.recipes import CallDraws, CallRecipe, evaluate
+from shiplap.audit.child_process import ChildEvent, SendEvent
+from shiplap.audit.installed.checks import NotApplicable, call_op, on_cpu_alone
+from shiplap.audit.installed.draws import CallDraws
+from shiplap.audit.installed.python_function import PythonFunction
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text
 from shiplap.audit.installed.tensors import map_tensors, tensors_in
 from shiplap.scaffold.schema import SchemaForm
 
-NO_KERNEL = "Could not run"  # the dispatcher's error where a device has no kernel
+# Errors of torch, of Triton and of packages where a device is missing.
+_NO_DEVICE = re.compile(
+    "not compiled with CUDA|compiled with GPU support|NVIDIA driver|active drivers?|CUDA is not available|"
+    "requires? (a )?(CUDA|GPU)|be a cuda device|non-CUDA DeviceType"
+)
+# Words that name a type of elements: refusals that differ only in them come from one line of the op.
+_TYPE_WORDS = re.compile(
+    r"\b(c10::|torch\.|CPU)?(u?int\d*|long|short|char|byte|bool|half|double|b?float\w*|complex\w*)"
+    r"(tensor|type|<\w+>)?\b",
+    re.IGNORECASE,
+)
 WANTED_CALLS = 6  # different calls of one op, on which the checks run
 _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
+_MOST_CRASHES = 2  # of calls that were made from one call, which is then left alone
 
 
 def refusal_form(text: str) -> str:
-    """Return the message ``text`` of an exception with its numbers replaced by ``#``, cut after 200 characters.
-    Messages that one line of the op raises then become equal.
+    """Return the message ``text`` of an exception with its numbers and names of dtypes replaced, cut after 200
+    characters. Messages that one line of the op raises then become equal.
     """
-    return re.sub(r"[-\d.]+", "#", text)[:200]
+    return re.sub(r"[-\d.]+", "#", _TYPE_WORDS.sub("@", text))[:200]
 
 
-def search_calls(
-    op: Any, form: SchemaForm, seed: int, seconds: float, avoided: Sequence[str], send: SendEvent
-) -> list[CallRecipe]:
-    """Return up to six calls that the op accepts, found by random changes within ``seconds``. Every tensor ends
-    directly before memory that cannot be accessed, so that a read beyond its end is a crash.
+def has_no_kernel(op: str, refusal: str) -> bool:
+    """Return whether ``refusal`` says that the op ``op`` has no kernel for the CPU. The dispatcher's error may also
+    come from another op inside of it.
+    """
+    missing = "Could not run" in refusal and f"'{op.removesuffix('.default')}'" in refusal
+    return missing or bool(_NO_DEVICE.search(refusal))
+
+
+@dataclass
+class SearchState:
+    """The state of a search in the parent process, so that a search whose call ended the process goes on from it.
+
+    ``found`` are the calls that the op took, and ``frontier`` the calls whose refusals were new. ``refusals`` are these
+    refusals, in order. ``avoided`` are the texts of calls that ended the process, and ``crashes`` counts them by the
+    text of the call from which they were made. ``siblings`` are calls that other ops of the package took.
+    """
+
+    siblings: Sequence[TakenCall] = ()
+    found: list[TakenCall] = field(default_factory=list)
+    frontier: list[CallRecipe] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    avoided: set[str] = field(default_factory=set)
+    crashes: dict[str, int] = field(default_factory=dict)
+    absent: str = ""
+
+    def take(self, event: ChildEvent) -> None:
+        """Store the event of a search: a call that was taken, a new refusal, or the absence of a kernel."""
+        if event["kind"] == "found":
+            results = tuple((dtype, tuple(shape)) for dtype, shape in event["results"])
+            self.found.append(TakenCall(event["op"], recipe_from_text(event["call"]), results))
+        elif event["kind"] == "refused":
+            self.refusals.append(event["refusal"])
+            self.frontier.append(recipe_from_text(event["call"]))
+        elif event["kind"] == "absent":
+            self.absent = event["reason"]
+
+    def avoid(self, tried: ChildEvent) -> None:
+        """Store that the call of the event ``tried`` ended the process, so that it is not made again."""
+        self.avoided.add(tried["call"])
+        self.crashes[tried["origin"]] = self.crashes.get(tried["origin"], 0) + 1
+
+    @property
+    def reason(self) -> str:
+        """Why no call was taken: the last new refusal is the one that a call came furthest with."""
+        if self.absent or self.found:
+            return self.absent
+        if self.refusals:
+            return f"no call that was tried is taken; the last new refusal: {self.refusals[-1]}"[:300]
+        return "no call that was tried is taken"
+
+
+def try_recorded(
+    op: Any, form: SchemaForm, calls: Sequence[CallRecipe], state: SearchState, send: SendEvent
+) -> Iterator[CallRecipe]:
+    """Yield each of the recorded ``calls`` that the op takes, after an event for it was sent. A call that has ended the
+    process before, according to ``state``, is not made again.
+    """
+    known = {repr(t.call) for t in state.found}
+    for call in calls:
+        if repr(call) in known:
+            yield call
+        elif repr(call) not in state.avoided:
+            send(_tried(call, "", None))
+            if not why_refused(op, call, wrap=""):
+                send(_found(op, form, call))
+                yield call
+
+
+def _tried(call: CallRecipe, wrap: str, source: CallRecipe | None) -> ChildEvent:
+    """Return the event that ``call`` is made next. ``source`` is the call from which it was made, or None."""
+    texts, used = call.texts(wrap), time.process_time()
+    return {"kind": "try", "call": repr(call), "texts": texts, "by": call.origin, "origin": repr(source), "used": used}
+
+
+def search_calls(op: Any, form: SchemaForm, seed: int, seconds: float, state: SearchState, send: SendEvent) -> None:
+    """Search for calls that the op accepts by random changes, within ``seconds`` of processor time, until ``state`` and
+    this search have six of them. Every tensor ends directly before memory that cannot be accessed, so that a read
+    beyond its end is a crash.
 
     Each call is sent by ``send`` before it is made. If a call ends the process, the parent process starts the search
-    again, with the text of this call in ``avoided``. Such calls are not made again.
+    again, with this call among those that ``state`` avoids.
     """
-    draws = CallDraws(form, seed)
-    frontier, forms, found, kinds = list[CallRecipe](), set[str](), list[CallRecipe](), set[str]()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and len(found) < WANTED_CALLS:
-        restart = not frontier or draws.random.random() < 0.15
-        call = draws.first() if restart else draws.changed(draws.random.choice(frontier[-_FRONTIER:]))
-        texts = call.texts("guarded")
-        if repr(texts) in avoided:
+    draws = CallDraws(form, seed, state.siblings, careful=bool(state.avoided))
+    for refusal in state.refusals:
+        draws.hint(refusal)
+    frontier, forms = list(state.frontier), set(map(refusal_form, state.refusals))
+    frontier += [t.call for t in state.found]
+    kinds, left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
+    # Time of the processor, so that other work on the machine does not shorten the search.
+    while time.process_time() < seconds and left > 0:
+        usable = [c for c in frontier[-_FRONTIER:] if state.crashes.get(repr(c), 0) < _MOST_CRASHES]
+        source = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else None
+        call = draws.first() if source is None else draws.changed(source)
+        if repr(call) in state.avoided:
             continue
-        send({"kind": "try", "texts": texts})
+        send(_tried(call, "guarded", source))
         if refusal := why_refused(op, call):
             # No change of the arguments gives the op a kernel for the CPU, so the search ends.
-            if NO_KERNEL in refusal:
-                send({"kind": "unreached", "reason": f"no kernel for the CPU: {refusal}"[:160]})
-                return []
+            if has_no_kernel(form.name, refusal):
+                send({"kind": "absent", "reason": f"no kernel for the CPU: {refusal}"[:160]})
+                return
             draws.hint(refusal)
             # A refusal in a new form may come from a later check of the op, so its call is worth changing further.
             if refusal_form(refusal) not in forms:
                 forms.add(refusal_form(refusal))
                 frontier.append(call)
+                send({"kind": "refused", "call": repr(call), "refusal": refusal[:400]})
             continue
-        kind = repr([(n, t.dtype, len(t.shape)) for n, t in call.tensors()])
         frontier.append(call)
         # Few calls are wanted, so those that repeat known dtypes and ranks are mostly dropped.
-        if kind not in kinds or draws.random.random() < 0.1:
-            kinds.add(kind)
-            found.append(call)
-    return found
+        if _kind_of_call(call) not in kinds or draws.random.random() < 0.1:
+            kinds.add(_kind_of_call(call))
+            left -= 1
+            send(_found(op, form, call))
+        if not form.arguments:
+            return  # there is one call
+
+
+def _kind_of_call(call: CallRecipe) -> str:
+    """Return a text that is equal for two calls with equal dtypes and numbers of dims."""
+    return repr([(n, t.dtype, len(t.shape)) for n, t in call.tensors()])
+
+
+def _found(op: Any, form: SchemaForm, call: CallRecipe) -> ChildEvent:
+    """Return the event that the op has taken ``call``, with the dtypes and shapes of its results."""
+    results = tensors_in(call_op(op, evaluate(call.texts())))
+    shapes = [(str(t.dtype).removeprefix("torch."), list(t.shape)) for t in results]
+    return {"kind": "found", "op": form.name, "call": repr(call), "results": shapes}
 
 
 def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
@@ -72,23 +177,28 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
     """
     try:
         arguments = evaluate(call.texts(wrap))
-    except (RuntimeError, ValueError, IndexError) as e:
+    except (RuntimeError, ValueError, IndexError, NotImplementedError) as e:
         return f"no such argument: {e}"
     try:
         result = call_op(op, arguments)
     except NotApplicable as e:
         return str(e)
-    written = [n for n, v in arguments.items() if tensors_in(v)]
-    if not any(t.numel() for t in tensors_in(result)) and not (tensors_in(result) == [] and written):
+    made = tensors_in(result)
+    # An op without tensors in its result returns a number, or writes to an argument.
+    if made and not any(t.numel() for t in made):
         return "an empty result"
+    if result is None and not any(tensors_in(v) for v in arguments.values()):
+        return "no result"
     return _why_fake_refuses(op, evaluate(call.texts()))
 
 
 def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
     """Return the error with which the fake implementation refuses ``arguments``, which the kernel has accepted, or an
     empty string if it accepts them. Many kernels do not check their arguments, so the fake implementation is called,
-    too.
+    too. A function has none.
     """
+    if isinstance(op, PythonFunction) or not any(map(tensors_in, arguments.values())):
+        return ""
     try:
         call_op(op, map_tensors(arguments, lambda t: t.to("meta")))
     except NotApplicable as e:
@@ -101,5 +211,9 @@ def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
         ):
             return ""
         # Such an error means that there is no fake implementation, or that it works only in a trace.
-        return "" if "meta" in str(cause) or "get_ctx" in str(cause) else f"its fake implementation: {cause}"
+        return (
+            ""
+            if on_cpu_alone(cause) or "meta" in str(cause) or "get_ctx" in str(cause)
+            else f"its fake implementation: {cause}"
+        )
     return ""

@@ -5,6 +5,7 @@ A finding's script contains the text of this module, so that it imports torch al
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0
     larger than ``low``, floating-point values are normally distributed.
     """
     generator = torch.Generator().manual_seed(seed)
+    if dtype in (torch.quint8, torch.qint8):
+        return torch.quantize_per_tensor(torch.rand(shape, generator=generator), 0.1, 0, dtype)
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     if dtype.is_floating_point or dtype.is_complex:
@@ -35,6 +38,21 @@ def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) ->
     generator = torch.Generator().manual_seed(seed)
     inner = torch.randint(0, last + 1, (max(shape[0] - 2, 0),), generator=generator).sort().values
     return torch.cat([torch.tensor([0]), inner, torch.tensor([last])])[: shape[0]].to(dtype)
+
+
+def result(op: str, arguments: dict[str, Any], number: int) -> torch.Tensor:
+    """Return a copy of one tensor that the op ``namespace::name.overload`` returns for ``arguments``."""
+    name, _, overload = op.replace("::", ".").rpartition(".")
+    if name.count("."):
+        address = f"{name}.{overload}"
+    else:  # the name of an overload is left out where it is the default one
+        address = f"{name}.{overload}.default"
+    torch.manual_seed(0)
+    call = attrgetter(address)(torch.ops)
+    keywords = {a.name for a in call._schema.arguments if a.kwarg_only}
+    positional = [v for n, v in arguments.items() if n not in keywords]
+    made = call(*positional, **{n: v for n, v in arguments.items() if n in keywords})
+    return tensors_in(made)[number].clone()
 
 
 def strided(t: torch.Tensor) -> torch.Tensor:

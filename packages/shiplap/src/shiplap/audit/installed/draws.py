@@ -1,0 +1,266 @@
+"""Random calls of an op: names and types of its arguments, its refusals and other ops suggest what is drawn."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from shiplap.audit.installed.recipes import ArgumentRecipe, CallRecipe, TakenCall, TensorRecipe
+from shiplap.dtypes import DTYPES, preferred
+from shiplap.scaffold.schema import SchemaField, SchemaForm
+
+# Schemas state no meaning of an argument, so its name has to suggest the values.
+_INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|ids?\b|roi_ix|table", re.IGNORECASE)
+_OFFSETS = re.compile(r"offset|cumsum|indptr|splits|cu_seq", re.IGNORECASE)
+_LENGTHS = re.compile(r"length|count|batch_size_per|repeats", re.IGNORECASE)
+_BOXES = re.compile(r"box|roi|coord|point|grid", re.IGNORECASE)
+_PATHS = re.compile(r"path|file", re.IGNORECASE)
+_MASKS = re.compile(r"mask|is_|has_", re.IGNORECASE)
+_DTYPES = preferred()
+# As torch's C++ names them in errors, such as Long.
+_NAMED_DTYPES = {row.aten.removeprefix("k").lower(): row.name for row in DTYPES.values() if row.aten}
+_SCALARS: dict[str, tuple[Any, ...]] = {
+    "int": (1, 2, 0, 4, 8, 3, 32, 64, 128),
+    "SymInt": (1, 2, 4, 6, 8, 0, 3, 32, 64),
+    "float": (1.0, 0.5, 0.0, 0.1),
+    "bool": (False, True),
+    "Scalar": (1, 2, 0.5),
+    "str": ("", "mean", "sum", "none"),
+    "ScalarType": tuple(DTYPES[name].torch for name in _DTYPES),
+    "Device": (torch.device("cpu"),),
+    "Layout": (torch.strided,),
+    "MemoryFormat": (torch.contiguous_format,),
+}
+_MOST_SIBLINGS = 24  # calls of other ops from which calls of one op are made
+
+
+def siblings_of(form: SchemaForm, calls: Sequence[TakenCall]) -> list[TakenCall]:
+    """Return those calls of other ops that have most argument names or words of their names in common with the op of
+    ``form``, which are likely to come before it, such as ``encode_png`` and ``decode_png``.
+    """
+    own, words = {a.name for a in form.arguments}, _words_of(form.name)
+    scores = {
+        id(c): len(own & {*c.call.arguments}) + 2 * len(words & _words_of(c.op)) for c in calls if c.op != form.name
+    }
+    near = sorted((c for c in calls if scores.get(id(c))), key=lambda c: -scores[id(c)])
+    return near[:_MOST_SIBLINGS]
+
+
+def _words_of(name: str) -> set[str]:
+    """Return the words of the name of an op, without its namespace."""
+    parts = re.split(r"[_.]|(?<=[a-z])(?=[A-Z\d])", name.rpartition(":")[2])
+    return {w.lower() for w in parts if len(w) > 2}
+
+
+class CallDraws:
+    """A source of random calls of an op. Names and types of arguments in its schema determine what is drawn. Messages
+    of exceptions of the op give hints for later draws.
+    """
+
+    def __init__(
+        self, form: SchemaForm, seed: int, siblings: Sequence[TakenCall] = (), *, careful: bool = False
+    ) -> None:
+        """Prepare to draw calls of an op with the schema ``form``. Equal seeds give equal calls. ``siblings`` are calls
+        that other ops of the package took, whose arguments and results are tried. If ``careful`` is true, values lie
+        between 0 and 1 more often, since other values have ended the process.
+        """
+        self.siblings, self.careful = siblings_of(form, siblings), careful
+        # The op's name is part of the seed, so that its calls do not depend on which ops are audited.
+        self.form, self.random = form, random.Random(f"{form.name} {seed}")
+        # What refusals have named: texts in quotes, dtypes and numbers.
+        self.words: list[str] = []
+        self.dtypes: list[str] = []
+        self.numbers: list[int] = []
+        self.ranks: list[int] = []
+
+    def first(self) -> CallRecipe:
+        """Return a random call in which tensors have one number of dims and one size. Scalars with defaults have these,
+        and optional arguments are None.
+        """
+        if self.siblings and self.random.random() < 0.7:
+            return self._from_sibling(self.random.choice(self.siblings))
+        rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8))
+        mixed = self.random.random() < 0.3  # tensors of different numbers of dims
+        return CallRecipe(
+            {
+                a.name: self._argument(a, self.random.choice((1, 2, 3, 4)) if mixed else rank, size)
+                for a in self.form.arguments
+            }
+        )
+
+    def _from_sibling(self, taken: TakenCall) -> CallRecipe:
+        """Return a call whose arguments are those of a call that another op took, where the names agree. Other tensors
+        are results of that call or tensors of their shapes, as a backward takes them. Other whole numbers are the sizes
+        of one tensor, in order.
+        """
+        given, results = taken.call.arguments, taken.result_recipes()
+        tensors = [t for _, t in taken.call.tensors()] + results
+        sizes = list(self.random.choice(tensors).shape) if tensors else []
+        drawn: dict[str, ArgumentRecipe] = {}
+        for a in self.form.arguments:
+            tensor = isinstance(given.get(a.name), TensorRecipe)
+            if a.name in given and tensor == (a.tensor and not a.many):
+                drawn[a.name] = given[a.name]
+            elif a.tensor and not a.many and tensors and not (a.optional and self.random.random() < 0.5):
+                made = self.random.choice(results or tensors) if self.random.random() < 0.7 else None
+                like = made or self.random.choice(tensors)
+                fresh = self._tensor(a, 1, 1, like.dtype if self.random.random() < 0.7 else "")
+                drawn[a.name] = like if self.random.random() < 0.5 else replace(fresh, shape=like.shape, last=None)
+            elif a.kind in ("int", "SymInt") and sizes and a.default is None:
+                drawn[a.name] = sizes.pop(0)
+            else:
+                drawn[a.name] = self._argument(a, 2, 4)
+        return CallRecipe(drawn)
+
+    def changed(self, call: CallRecipe) -> CallRecipe:
+        """Return a copy of the call with one or two arguments changed at random."""
+        sizes = [n for _, t in call.tensors() for n in t.shape]
+        if sizes and self.random.random() < 0.15:  # one size, wherever it occurs, so that tensors still fit each other
+            return call.with_size(self.random.choice(sizes), self._size(call))
+        if self.random.random() < 0.1:
+            return self._with_one_dtype(call)
+        for _ in range(self.random.choice((1, 1, 2)) if self.form.arguments else 0):
+            field = self.random.choice(self.form.arguments)
+            call = call.with_argument(field.name, self._change(field, call))
+        return call
+
+    def _with_one_dtype(self, call: CallRecipe) -> CallRecipe:
+        """Return a copy of the call in which all tensors of floats have one dtype, as most ops require."""
+        dtype = self.random.choice(("float32", "float32", "float64", *self.dtypes))
+        for a in self.form.arguments:
+            t = call.arguments[a.name]
+            if isinstance(t, TensorRecipe) and ("float" in t.dtype or t.dtype == "quint8"):
+                call = call.with_argument(a.name, replace(t, dtype=dtype, source=""))
+        return call
+
+    def hint(self, refusal: str) -> None:
+        """Store the quoted words, the dtypes and the numbers in ``refusal``, the message of an exception of the op, as
+        values to try in later draws.
+        """
+        # Such as "3-dimensional", "2D" or "4 dims".
+        self.ranks += [n for w in re.findall(r"\b([0-5])[- ]?(?:dim|d\b)", refusal, re.IGNORECASE) if (n := int(w))]
+        self.ranks += [len(w.split(",")) for w in re.findall(r"[\[(](\w+(?:, ?\w+){1,4})[\])]", refusal)][:1]
+        if re.search("q_scale|quantized", refusal, re.IGNORECASE) and "quint8" not in self.dtypes:
+            self.dtypes.append("quint8")
+        self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
+        named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
+        self.dtypes += [d for d in named if d in _DTYPES and d not in self.dtypes]
+        self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
+
+    def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
+        """Return another value for the argument ``field`` of ``call``. It is newly drawn, or is the present tensor or
+        list with a change.
+        """
+        value = call.arguments[field.name]
+        tensors = value if isinstance(value, tuple) else (value,)
+        kept = field.tensor or (all(isinstance(v, TensorRecipe) for v in tensors) and self.random.random() < 0.7)
+        if not kept or value is None or (field.optional and self.random.random() < 0.2):
+            return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
+        if isinstance(value, tuple):
+            count = self.random.choice((len(value), 1, 2, 3))
+            one = value[0] if value else self._tensor(field, 2, 6)
+            one = self._changed_tensor(field, one, call) if isinstance(one, TensorRecipe) else one
+            return tuple(replace(one, seed=self.random.randrange(1000)) for _ in range(count))
+        return self._changed_tensor(field, value, call)
+
+    def _changed_tensor(self, field: SchemaField, t: TensorRecipe, call: CallRecipe) -> TensorRecipe:
+        """Return a recipe like ``t``, the tensor of the argument ``field``, with one property changed at random.
+
+        The property is the dtype, the number of dims, a size or the values. The shape may also become that of another
+        tensor of ``call``.
+        """
+        kind = self.random.choice(("rank", "size", "size", "like", "values", "dtype"))
+        if kind == "dtype":
+            dtype = self.random.choice(self.dtypes if self.dtypes and self.random.random() < 0.6 else _DTYPES)
+            return replace(self._tensor(field, len(t.shape), 6, dtype), shape=t.shape, last=None)
+        if kind == "rank":
+            rank = self.random.choice((*self.ranks[-6:], *range(5)))
+            return t.reshaped(tuple(self._size(call) for _ in range(rank)))
+        if kind == "size" and t.shape:
+            axis = self.random.randrange(len(t.shape))
+            return t.reshaped((*t.shape[:axis], self._size(call), *t.shape[axis + 1 :]))
+        others = [o for n, o in call.tensors() if n != field.name]
+        if kind == "like" and others:
+            other = self.random.choice(others)
+            return replace(t.reshaped(other.shape), dtype=self.random.choice((t.dtype, other.dtype)), source="")
+        high = self.random.choice((1.0, 2.0, 4.0, 0.0))
+        last = self._size(call) if t.last is not None else None
+        return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last, source="")
+
+    def _size(self, call: CallRecipe) -> int:
+        """Return a random size to try. It occurs in the call, is larger or smaller by one than such a size, equals a
+        small int argument, or is one of some common sizes.
+        """
+        used = [n for _, t in call.tensors() for n in t.shape]
+        ints = [v for v in call.arguments.values() if type(v) is int and 0 < v <= 64]
+        near = [n + d for n in used for d in (1, -1) if n + d > 0]
+        named = [n for n in self.numbers[-6:] if 0 < n <= 128]
+        return self.random.choice((*used, *used, *near, *ints, *named, *named, 1, 2, 3, 4, 5, 6, 8, 16))
+
+    def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
+        """Return a random value for the argument ``field`` of the schema, as a scalar, a recipe of a tensor, a tuple of
+        these, or None.
+
+        A tuple has as many members as the schema demands. Tensors have ``rank`` dims of size ``size``. If ``given`` is
+        false, an optional argument is None, and an argument with a default has this default. If ``given`` is true, an
+        optional argument is None in three of ten calls, and no default is used.
+        """
+        if field.optional and not (given and self.random.random() < 0.7):
+            return None
+        if field.default is not None and not given:
+            value = field.default_value
+            return tuple(value) if isinstance(value, list) else value
+        element, bracket, length = field.kind.rstrip("?").replace("?", "").partition("[")
+        count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3)) if bracket else 0
+        made = [self._one(field, element, rank, size) for _ in range(max(count, 1))]
+        return tuple(made) if bracket else made[0]
+
+    def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
+        """Return one random value of the schema type ``element``. For ``Tensor`` it is a recipe with ``rank`` dims of
+        size ``size``. For another type it is a common scalar, or a word or number that an exception of the op has
+        named.
+        """
+        # The type of a function's parameter may be unknown.
+        if element == "Any":
+            element = self.random.choice(("Tensor", "Tensor", "Tensor", "int", "float", "bool"))
+        if element == "Tensor":
+            return self._tensor(field, rank, size)
+        choices = _SCALARS.get(element, (None,))
+        named: dict[str, list[Any]] = {"str": [*self.words], "int": self.numbers[-12:], "SymInt": self.numbers[-12:]}
+        more = named.get(element, [])
+        if element == "str" and _PATHS.search(f"{self.form.name} {field.name}"):
+            more = [*more, "/etc/os-release"]  # a small text file that every Linux has
+        return self.random.choice((*choices, *more))
+
+    def _tensor(self, field: SchemaField, rank: int, size: int, dtype: str = "") -> TensorRecipe:
+        """Return the recipe of a tensor whose dtype, shape and range of values follow from the name of the argument.
+
+        A name such as ``offsets`` gives ascending integers, for example. Other names give floats in ``rank`` dims of
+        size ``size``. If ``dtype`` is not empty, it replaces the dtype.
+        """
+        seed, name = self.random.randrange(1000), field.name
+        if _OFFSETS.search(name):
+            return TensorRecipe(dtype or "int64", (size + 1,), seed, last=size)
+        if _LENGTHS.search(name):
+            return TensorRecipe(dtype or "int64", (size,), seed, 1.0, 1.0)
+        if _INDICES.search(name):
+            return TensorRecipe(dtype or "int64", (size,) * max(min(rank, 2), 1), seed, 0.0, 2.0)
+        if _MASKS.search(name):
+            return TensorRecipe(dtype or "bool", (size,) * rank, seed)
+        low, high = _range_of(dtype)
+        # Where calls have crashed, floats may be numbers of images or places.
+        if (low, high) == (0.0, 0.0) and self.random.random() < (0.5 if self.careful or _BOXES.search(name) else 0.1):
+            low, high = 0.0, 1.0
+        return TensorRecipe(dtype or "float32", (size,) * rank, seed, low, high)
+
+
+def _range_of(dtype: str) -> tuple[float, float]:
+    """Return the range ``(low, high)`` from which values of this dtype are drawn. It is ``(0, 2)`` for integers, since
+    they may be indices. It is ``(0, 0)`` for other dtypes, which stands for a normal distribution.
+    """
+    return (0.0, 2.0) if dtype.startswith(("int", "uint")) else (0.0, 0.0)

@@ -1,0 +1,319 @@
+"""``shiplap audit --installed --functions``: functions of a package, each wrong in one way, beside right ones."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shiplap.audit.installed import checks, engine, gradients
+from shiplap.audit.installed import functions as functions_module
+from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
+from shiplap.audit.installed.functions import FunctionRecorder, find_functions, functions_in, kind_of
+from shiplap.audit.installed.python_function import PythonFunction
+from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
+from shiplap.audit.installed.script import write_script
+from shiplap.cli.audit_installed import InstalledOptions, audit_package
+from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder, SeenTensor
+from shiplap_testing.forked import python
+
+LAYERS = """\
+import torch
+from torch.autograd import Function
+
+
+def double_ref(x):
+    return x + x
+
+
+def wrong_reference_ref(x):
+    return x + x + 1
+
+
+def packed(x):
+    return torch.as_strided(x, x.shape, torch.empty(x.shape, device="meta").stride(), x.storage_offset())
+
+
+class Double(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def double(x: torch.Tensor, *, times: int = 1):
+    for _ in range(times):
+        x = Double.apply(x)
+    return x
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class WrongReference(Double):
+    pass
+
+
+class WrongGradient(Double):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+class IgnoresStrides(Double):
+    @staticmethod
+    def forward(ctx, x):
+        return packed(x) * 2
+
+
+class IgnoresStridesOfGradient(Double):
+    @staticmethod
+    def backward(ctx, grad):
+        return packed(grad.new_zeros(grad.numel()).view_as(grad).copy_(packed(grad))) * 2 if grad.numel() > 1 else grad
+
+
+class NeedsPackedGradient(Double):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.view(-1).mul(2).view(grad.shape)
+
+
+class WritesToGradient(Double):
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.mul_(2)
+
+
+class WritesToArgument(Double):
+    @staticmethod
+    def forward(ctx, x):
+        result = x * 2
+        x.zero_()
+        return result
+
+
+class SecondDerivativeIsLost(Square):
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0].detach() * grad
+
+
+class OneGradientIsMissing(Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        both = all(ctx.needs_input_grad)
+        return grad * weight, grad * x if both else torch.zeros_like(weight)
+
+
+class BackwardOfOneDtype(Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.t(), x.t() @ grad
+
+
+held = {}
+
+
+class SharedMemory(Double):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.mul(x, 2, out=held.setdefault((x.shape, x.dtype), torch.empty_like(x)))
+"""
+SQUARE = (6, 6)
+WRONG = {
+    "WrongReference": "reference",
+    "WrongGradient": "gradient",
+    "IgnoresStrides": "layout",
+    "NeedsPackedGradient": "gradient_layout",
+    "IgnoresStridesOfGradient": "gradient_layout",
+    "WritesToGradient": "gradient_mutation",
+    "WritesToArgument": "mutation",
+    "SecondDerivativeIsLost": "double_backward",
+    "OneGradientIsMissing": "gradient_alone",
+    "BackwardOfOneDtype": "autocast",
+    "SharedMemory": "alias",
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory):
+    """A package of three modules; one of them raises when it is imported, and one ends its process."""
+    root, name = tmp_path_factory.mktemp("functions"), "undeclared_functions"
+    folder = root / name
+    (folder / "tests").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "layers.py").write_text(LAYERS)
+    (folder / "raises.py").write_text("import no_such_module\n")
+    (folder / "ends.py").write_text("import os\nos._exit(3)\n")
+    (folder / "tests" / "__init__.py").write_text("raise RuntimeError('tests are not imported')\n")
+    engine.prepare_process()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(root))
+        importlib.import_module(name)
+        yield name, root
+    for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+        del sys.modules[module]
+
+
+@pytest.fixture(scope="module")
+def found(package):
+    return find_functions(package[0])
+
+
+def seen(*shapes: tuple[int, ...]) -> DispatchedCall:
+    names = ("x", "weight")
+    return DispatchedCall(
+        {n: SeenTensor("float32", s, "cpu", -1.0, 1.0) for n, s in zip(names, shapes, strict=False)}, ()
+    )
+
+
+def request() -> InstalledRequest:
+    return InstalledRequest("undeclared_functions", "1", seed=5, seconds=4.0)
+
+
+def audited(found, name: str, monkeypatch, *shapes: tuple[int, ...]) -> InstalledOp:
+    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    address = f"undeclared_functions.layers:{name}"
+    return audit_installed_op(address, found.functions[address], [seen(*shapes)] if shapes else (), request())
+
+
+def test_modules_that_cannot_be_imported_are_left_out(found):
+    assert set(found.failed) == {"undeclared_functions.raises", "undeclared_functions.ends"}
+    assert "no_such_module" in found.failed["undeclared_functions.raises"]
+    assert "ended the process" in found.failed["undeclared_functions.ends"]
+    names = {name.partition(":")[2] for name in found.functions}
+    assert names == {"Double", "double", "Square", *WRONG}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_function_is_named(found, monkeypatch, name):
+    shapes = (SQUARE, SQUARE) if name in ("OneGradientIsMissing", "BackwardOfOneDtype") else ((6, 4),)
+    result = audited(found, name, monkeypatch, *shapes)
+    assert WRONG[name] in [f.check for f in result.findings], result
+    assert result.findings[0].source.startswith("PythonFunction(import_module('undeclared_functions.layers')")
+
+
+@pytest.mark.parametrize("name", ["Double", "Square", "double"])
+def test_a_right_function_has_no_finding(found, monkeypatch, name):
+    for shapes in ((), ((6, 4),)):  # searched and recorded
+        result = audited(found, name, monkeypatch, *shapes)
+        assert result.findings == (), result
+        assert result.calls
+        assert not result.unreached
+
+
+def test_plain_versions_are_found_by_their_names(found):
+    reference = {n.partition(":")[2]: f.reference.partition(":")[2] for n, f in found.functions.items() if f.reference}
+    assert reference == {"Double": "double_ref", "double": "double_ref", "WrongReference": "wrong_reference_ref"}
+
+
+def test_calls_are_recorded_where_python_makes_them(found):
+    layers = importlib.import_module("undeclared_functions.layers")
+    recorder = DispatchRecorder(())
+    before = sys.getprofile()
+    with FunctionRecorder(found.functions, recorder).mode():
+        layers.double(torch.ones(3, 2), times=2)
+        layers.Square.apply(torch.ones(5))
+    assert sys.getprofile() is before
+    calls = {n.partition(":")[2]: [dict(c.arguments) for c in seen] for n, seen in recorder.calls.items()}
+    assert set(calls) == {"Double", "double", "Square"}
+    assert calls["double"][0]["times"] == 2
+    assert calls["double"][0]["x"].shape == (3, 2)
+    assert list(calls["Square"][0]) == ["x"]
+
+
+def test_a_script_shows_the_finding_of_a_function(found, package):
+    function = found.functions["undeclared_functions.layers:WritesToGradient"]
+    arguments = {"x": "tensor(1, torch.float32, (6, 4))"}
+    finding = InstalledFinding(function.name, "gradient_mutation", "", arguments, "recorded", source=function.source)
+    text = write_script(finding, package[0], "1").replace("from __future__ import annotations", "")
+    assert "shiplap." not in text
+    done = python("-c", f"import sys; sys.path.append({str(package[1])!r})\n" + text)
+    assert done.returncode == 1
+    assert "the backward writes to the gradient of a result" in done.stdout
+
+
+def test_the_command_audits_a_package_without_ops(package, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    script = Path(tmp_path / "calls.py")
+    script.write_text(
+        "import torch\nfrom undeclared_functions import layers\n"
+        "layers.WrongGradient.apply(torch.randn(6, 4))\nlayers.Square.apply(torch.randn(6, 4))\n"
+    )
+    kept = {"undeclared_functions.layers:WrongGradient", "undeclared_functions.layers:Square"}
+    real = functions_in
+    monkeypatch.setattr(
+        functions_module,
+        "functions_in",
+        lambda module: {n: f for n, f in real(module).items() if n in kept},
+    )
+    given = InstalledOptions(package[0], [], script, [], None, False, tmp_path / "out", 1, 4.0, 1, functions=True)
+    assert audit_package(given, as_json=True, html=None) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["reached"] == printed["ops"] == 2
+    assert [(f["op"].partition(":")[2], f["check"]) for f in printed["findings"]] == [("WrongGradient", "gradient")]
+    assert (tmp_path / "out" / "undeclared_functions.layers.WrongGradient-gradient.py").exists()
+
+
+def test_a_type_follows_from_the_annotation_the_default_or_the_name():
+    import inspect
+
+    def function(
+        a: torch.Tensor, b: torch.Tensor | None, c: "list[torch.Tensor]", d=0.5, eps=None, n_groups=..., w=...
+    ):
+        pass
+
+    kinds = [kind_of(p) for p in inspect.signature(function).parameters.values()]
+    assert kinds == ["Tensor", "Tensor?", "Tensor[]", "float", "float?", "int", "Any"]
+
+
+def test_a_backward_that_refuses_to_be_differentiated_is_honest():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, grad):
+            return 2 * ctx.saved_tensors[0] * grad
+
+    with pytest.raises(checks.MissingRegistration, match="second derivative"):
+        gradients.check_double_backward(PythonFunction(Once.apply), lambda: {"x": torch.tensor([0.5, -1.0, 2.0])})
+
+
+def test_many_findings_take_one_row_a_check():
+    found = tuple(InstalledFinding(f"a::b{n}", "layout" if n % 2 else "fake", "p", {}, "") for n in range(30))
+    report = InstalledReport("a", "1", [InstalledOp("a::b", 1, findings=found)])
+    (table,) = [each for each in report.lines() if hasattr(each, "rows")]
+    assert [row[0][0] for row in table.rows] == ["layout", "fake"]
+    assert table.rows[0][1][0] == "15"
