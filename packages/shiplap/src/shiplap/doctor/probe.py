@@ -274,8 +274,10 @@ def plain_value(value: Any) -> Any:
     """
     if type(value) in _SIMPLE:
         return value
-    # The constructor of str calls __str__, which for a member of an enum returns its name.
-    return str.__str__(value) if isinstance(value, str) else next(t for t in _SIMPLE if isinstance(value, t))(value)
+    if isinstance(value, str):  # the constructor of str would call __str__, which returns the name of an enum's member
+        return str.__str__(value)
+    kind: Callable[[Any], Any] = next(t for t in _SIMPLE if isinstance(value, t))
+    return kind(value)
 
 
 def seed_generators(torch: ModuleType) -> None:

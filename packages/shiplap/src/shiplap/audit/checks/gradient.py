@@ -164,8 +164,8 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     """
     if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
         return Observation(skip="the reference refuses it", limited=needs_builder(op))
-    if problem := _why_list_gradients_differ(op, case):
-        return Observation(problem)
+    if of_list := _why_list_gradients_differ(op, case):
+        return Observation(of_list)
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
