@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import torch
+
 from shiplap.audit.causes import EMPTY, environment_fault, fix_of, varied_of
 from shiplap.audit.device_turns import device_turn
 from shiplap.audit.target import write_reproducer
@@ -17,7 +19,7 @@ from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among,
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, Ledger, unseen_dtypes, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import needs_builder, reference_effects, why_reference_missing
+from shiplap.sampling.run import needs_builder, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
@@ -435,3 +437,23 @@ class _CheckTally:
                 subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
             ),
         )
+
+
+def draws_otherwise(op: Op, case: SampleCase) -> bool:
+    """Return whether a random op and its reference draw different random numbers for the same seed. If so, their values
+    cannot be compared. Return False for an op that is not random.
+
+    Besides the sizes and scalars of ``case``, a larger sample is compared, since a few numbers may be equal by chance.
+    """
+    if not op.spec.random:
+        return False
+    samples = Samples(op, case.seed, case.device)
+    # Zeros and equal values hide which numbers were drawn.
+    usual = samples.make(case.recipe.but(values="normal"))
+    return any(_differs_from_reference(op, each) for each in (usual or case, *samples.grown(1)))
+
+
+def _differs_from_reference(op: Op, case: SampleCase) -> bool:
+    """Return whether results of the op on ``case`` have other values or shapes than those of its reference."""
+    pairs = zip(run_op(op, case), reference_effects(op, case.fresh()), strict=True)
+    return not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)

@@ -144,16 +144,6 @@ def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     return sort_unordered_rows(op.spec, flatten_op_results(detach_results(op.spec, made)))
 
 
-def draws_otherwise(op: Op, case: SampleCase) -> bool:
-    """Return whether a random op and its reference draw different random numbers for the same seed. If so, their values
-    cannot be compared. Return False for an op that is not random.
-    """
-    if not op.spec.random:
-        return False
-    pairs = zip(run_op(op, case), reference_effects(op, case.fresh()), strict=True)
-    return not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
-
-
 def widen_tensor(t: Tensor) -> Tensor:
     """Return a floating-point tensor as float64 and a complex one as complex128. Other tensors are unchanged, and so
     are float8 tensors, whose bits are codes.

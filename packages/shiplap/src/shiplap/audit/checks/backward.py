@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, draws_otherwise
 from shiplap.dispatch import Op
 from shiplap.errors import error_line, short_error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies
@@ -20,7 +20,6 @@ from shiplap.sampling.compare import Reduction, bitwise_difference
 from shiplap.sampling.compare_to_reference import compare_with_rounding, reference_derivatives
 from shiplap.sampling.run import (
     call_op,
-    draws_otherwise,
     floating_args,
     gradients_or_zeros,
     random_gradient,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, draws_otherwise
 from shiplap.dispatch import Op
 from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies, tensors_among, tree_map
@@ -31,7 +31,6 @@ from shiplap.sampling.run import (
     all_finite,
     call_op,
     can_carry_gradient,
-    draws_otherwise,
     floating_args,
     gradients_or_zeros,
     needs_builder,
@@ -169,9 +168,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
-    # Zeros and equal numbers hide which random numbers were drawn.
-    usual = Samples(op, case.seed, case.device).make(case.recipe.but(values="normal")) if op.spec.random else None
-    if draws_otherwise(op, usual or case):
+    if draws_otherwise(op, case):
         return _observe_differences_alone(op, case, names, "the reference draws other numbers")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
