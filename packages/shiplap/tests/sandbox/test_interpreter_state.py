@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from shiplap.sandbox import interpreter_state
 from shiplap.sandbox.interpreter_state import InterpreterWatch
 from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.trusted_code import is_trusted_file
+from shiplap_testing.forked import child
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,12 @@ def test_a_seed_is_left():
 
 def test_the_garbage_collection_is_left_off():
     assert left_by(gc.disable, gc.enable) == ["garbage collection"]
+
+
+def test_frozen_objects_are_left():
+    """In a fork, since this process has frozen objects of its own."""
+    pid = child(lambda: sys.exit(left_by(gc.freeze, lambda: None) != ["gc.freeze"]))
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_hooks_of_all_modules_are_counted_where_torch_has_noted_their_kind(monkeypatch):
