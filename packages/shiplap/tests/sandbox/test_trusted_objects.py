@@ -235,13 +235,13 @@ def test_what_takes_too_long_to_visit_is_not_trusted(monkeypatch):
 
 def test_generated_methods_are_harmless_in_a_module_that_is_imported_later():
     import pstats  # imported late: its dataclasses have methods that are in no file
-    import statistics
 
     assert is_harmless_value(pstats.FunctionProfile)
-    assert is_harmless_value(statistics.LinearRegression)
-    assert not is_trusted_function(type("It", (), {"__init__": eval("lambda self: None", {})}))
+    assert is_harmless_value(functools.singledispatch(posixpath.join))
     assert not is_harmless_value(mine)
-    assert not is_harmless_value(Claiming)
+    assert not is_harmless_value(torch.no_grad()(mine))
+    assert not is_harmless_value(staticmethod(mine))
+    assert not is_trusted_function(type("It", (), {"__init__": eval("lambda self: None", {})}))
 
 
 @pytest.mark.parametrize("part", ["fget", "fset"])

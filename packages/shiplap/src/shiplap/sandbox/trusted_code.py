@@ -106,6 +106,14 @@ def function_code(value: Any) -> CodeType | None:
     return inner.__code__ if type(inner) is FunctionType else None
 
 
+def is_trusted_module(value: Any) -> bool:
+    """Return whether a function or class was defined in a module of Python, torch or an installed package, or in a
+    module without a file.
+    """
+    file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
+    return file is None or is_trusted_file(str(file))
+
+
 def is_installed_module(value: Any) -> bool:
     """Return whether a value is a module of Python, torch or an installed package. It must be in ``sys.modules`` under
     its own name.

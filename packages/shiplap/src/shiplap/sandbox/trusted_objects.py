@@ -25,9 +25,11 @@ from shiplap.sandbox.trusted_code import (
     is_genuine_code,
     is_installed_module,
     is_trusted_file,
+    is_trusted_module,
 )
 from shiplap.torch_private.process_state import operator_place, registered_operators, torch_operator_types
 
+MAX_HELD_DEPTH = 4  # levels of functions in functions of a module that is imported later
 MAX_VISITED = 5000  # objects that are visited for one value
 HEAP_TYPE_FLAG = 1 << 9  # flag of a class that was made while the program ran
 PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range})
@@ -57,14 +59,6 @@ C_CALLABLES = frozenset(
         weakref.ref,
     }
 )
-GENERATED_FILE = "<string>"  # the file that code of a dataclass or a named tuple names
-GENERATED_NAMES = frozenset(
-    (
-        "<lambda>",
-        *(f"__{name}__" for name in ("init", "repr", "eq", "hash", "lt", "le", "gt", "ge", "setattr", "delattr")),
-    )
-)
-
 REMEMBERED = (BuiltinFunctionType, type, ModuleType, torch.jit.ScriptFunction)  # classes of what is remembered
 C_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
 CALLED_BY_OPERATORS = ("_op", "_op_dk")  # attributes of objects in ``torch.ops``
@@ -135,13 +129,32 @@ def is_trusted_replacement(before: Any, now: Any) -> bool:
     return now is before or (not is_c and is_trusted_function(now))
 
 
-def is_harmless_value(value: Any) -> bool:
+def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value of a module that was imported later is not callable, or is code of Python, torch or an
     installed package.
 
-    Methods that Python generates for dataclasses and named tuples are in no file. They are left out here.
+    Such modules have many kinds of objects, among them methods that Python generates and that are in no file. So only
+    functions are looked at, with the functions that they hold through ``depth`` levels. Of another object, the module
+    that its class names counts.
     """
-    return not callable(value) or _holds_only_trusted(value, generated=True)
+    if isinstance(value, (FunctionType, types.MethodType, staticmethod, classmethod)):
+        function = value if isinstance(value, FunctionType) else value.__func__
+        held = _values_held_by_function(function) if depth > 0 and type(function) is FunctionType else None
+        own = set(map(id, function.__dict__.values())) if held is not None else set()
+        contents = [_cell_content(v) if type(v) is types.CellType else v for v in held or () if id(v) not in own]
+        return held is not None and all(is_harmless_value(v, depth - 1) for v in contents)
+    if isinstance(value, (functools.partial, type)):
+        return is_trusted_module(value.func if isinstance(value, functools.partial) else value)
+    is_plain = not callable(value) or isinstance(value, (BuiltinFunctionType, ModuleType))
+    return is_plain or is_trusted_module(type(value))
+
+
+def _cell_content(cell: types.CellType) -> Any:
+    """Return the value in a cell of a closure, or None if nothing is assigned to it yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _is_known(value: Any) -> bool:
@@ -149,18 +162,16 @@ def _is_known(value: Any) -> bool:
     return id(value) in _known  # which keeps each object, so that no other one gets its id
 
 
-def _holds_only_trusted(value: Any, *, generated: bool = False) -> bool:
+def _holds_only_trusted(value: Any) -> bool:
     """Return whether ``value`` and all objects that it holds, directly or through others, are data or trusted code.
-
-    If ``generated`` is true, methods that Python generates for classes need not be trusted. Return False if more than
-    ``MAX_VISITED`` objects would have to be visited.
+    Return False if more than ``MAX_VISITED`` objects would have to be visited.
     """
     waiting, seen = [value], dict[int, Any]()
     while waiting:
         each = waiting.pop()
         if id(each) in seen:
             continue
-        held = _values_held_by(each, generated) if len(seen) < MAX_VISITED else None
+        held = _values_held_by(each) if len(seen) < MAX_VISITED else None
         if held is None:
             return False
         seen[id(each)] = each  # kept, so that no other object gets its id
@@ -168,16 +179,13 @@ def _holds_only_trusted(value: Any, *, generated: bool = False) -> bool:
     return True
 
 
-def _values_held_by(value: Any, generated: bool) -> Iterable[Any] | None:
-    """Return the objects that must be trusted for ``value`` to be trusted, or None if it is not trusted anyhow.
-
-    ``generated`` is that of ``_holds_only_trusted``.
-    """
+def _values_held_by(value: Any) -> Iterable[Any] | None:
+    """Return the objects that must be trusted for ``value`` to be trusted, or None if it is not trusted anyhow."""
     kind = type(value)
     if kind in PLAIN_TYPES or _is_known(value):
         return ()
     if kind is FunctionType:
-        return _values_held_by_function(value, generated)
+        return _values_held_by_function(value)
     if issubclass(kind, type):
         return _values_held_by_class(value)
     if issubclass(kind, BuiltinFunctionType):
@@ -206,17 +214,13 @@ def _values_held_by_operator(operator: Any) -> list[Any] | None:
     return [type(operator), *held] if all(map(_is_trusted_c_function, called)) else None
 
 
-def _values_held_by_function(function: FunctionType, generated: bool) -> list[Any] | None:
-    """Return the defaults, the contents of the closure and the attributes of a function. Return None if its code is not
+def _values_held_by_function(function: FunctionType) -> list[Any] | None:
+    """Return the defaults, the cells of the closure and the attributes of a function. Return None if its code is not
     genuine, or if its globals are not those of an imported module, since it would then call other functions.
-
-    If ``generated`` is true, code may also be a method that Python has generated for a dataclass or a named tuple.
     """
-    name, code = function.__globals__.get("__name__"), function.__code__
+    name = function.__globals__.get("__name__")
     module = sys.modules.get(name) if type(name) is str else None
-    is_own = module is not None and vars(module) is function.__globals__ and is_genuine_code(code)
-    is_made = generated and code.co_filename == GENERATED_FILE and code.co_name in GENERATED_NAMES
-    if not is_own and not is_made:
+    if module is None or vars(module) is not function.__globals__ or not is_genuine_code(function.__code__):
         return None
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     return [*held, *(function.__closure__ or ()), *function.__dict__.values()]
