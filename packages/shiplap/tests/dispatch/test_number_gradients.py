@@ -98,7 +98,7 @@ def test_on_a_torch_without_a_run_the_op_itself_refuses(ns, way, monkeypatch):
     def f(x: V, s: float = 2.0, k: int = 1, *, t: float = 1.0) -> V:
         return x * s * k * t
 
-    assert type(f.overload._op).__module__ != "builtins" or not hasattr(f.overload._op, "plain"), "torch's own"
+    assert not hasattr(f.overload._op, "plain"), "torch's own"
     x, w = torch.ones(3), torch.tensor(3.0, requires_grad=True)
     with fails("SL220"):
         WAYS[way](f, x, w)
@@ -131,8 +131,9 @@ def test_a_tensor_of_floats_is_no_int(ns, way):
         INTEGER_WAYS[way](f, x, torch.tensor(1.5))
     with pytest.raises((sl.ShiplapError, RuntimeError)):
         f(x, 1.5)
-    expected = 4.0 if way == "compiled" else 2.0
-    assert INTEGER_WAYS[way](f, x, torch.tensor(2)).tolist() == [expected] * 2
+    if way != "list":  # in a list, torch takes no tensor
+        expected = 4.0 if way == "compiled" else 2.0
+        assert INTEGER_WAYS[way](f, x, torch.tensor(2)).tolist() == [expected] * 2
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
