@@ -429,7 +429,7 @@ def test_the_fix_of_an_op_without_a_native_kernel_is_an_action_that_works(cache,
     ):
         with fails("SL404", got, fix.replace("fn", op.spec.opname)):
             op.build()
-        op.kernel("cpu", kernel, dtypes=["float32"] if op is asking else None)
+        op.kernel("cpu", kernel, dtypes=["float32"] if op is asking else ())
         op.build()
         assert op.native is not None
         assert op(torch.ones(2)).tolist() == [2.0, 2.0]
