@@ -7,22 +7,33 @@ within a round, and the control is the C++ op by ``torch.ops.ns.op``. Goal of ``
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import _record
 import torch
 
 import shiplap_headers
 import shiplap_slidesparse
 from shiplap_slidesparse import cpu, layers
 
+SOURCES = [
+    "benchmarks/slidesparse_host.py",
+    "packages/shiplap/src/shiplap/codegen/native.py",
+    "packages/shiplap/src/shiplap/dispatch/fast_paths.py",
+    "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/csrc/layers.cpp",
+    "packages/shiplap-slidesparse/src/shiplap_slidesparse/layers.py::linear_int8",
+]
+CALLS = ((1, False), (1, True), (0, False))  # rows, and whether there is a bias
+EACH = 500  # calls between two readings of the clock
 TORCH = Path(torch.__file__).parent
 INCLUDE = [
     Path(shiplap_headers.__file__).parent / "include",
@@ -101,8 +112,25 @@ def arguments(rows: int, bias: bool) -> tuple[Any, ...]:
     return torch.randn(rows, 32), torch.rand(16), dense, None, torch.randn(16) if bias else None
 
 
+def measured(functions: dict[str, Callable[..., Any]], given: tuple[Any, ...], rounds: int) -> dict[str, Any]:
+    """Return the CPU nanoseconds of a call of each function, and their ratio to those of the first, as medians."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds + 1):
+        for name, function in functions.items():
+            start = time.thread_time_ns()
+            for _ in range(EACH):
+                function(*given)
+            times[name].append((time.thread_time_ns() - start) / EACH)
+    base = next(iter(times.values()))[1:]
+    ratios = {n: statistics.median(a / b for a, b in zip(each[1:], base, strict=True)) for n, each in times.items()}
+    return {n: {"ns": round(statistics.median(each[1:])), "ratio": round(ratios[n], 2)} for n, each in times.items()}
+
+
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 31
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="write benchmarks/results/slidesparse_host.json")
+    parser.add_argument("--rounds", type=int, default=31)
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
         by_hand = hand_written(Path(made))
@@ -114,22 +142,19 @@ def main() -> None:
         "linear_int8": op,
         "torch.ops": torch.ops.slidesparse.linear_int8,
     }
-    for rows, bias in ((1, False), (1, True), (0, False)):
-        given = arguments(rows, bias)
-        times: dict[str, list[float]] = {name: [] for name in functions}
+    rows = []
+    for count, bias in CALLS:
+        given = arguments(count, bias)
         for name, function in functions.items():
             torch.testing.assert_close(function(*given), op.reference(*given), msg=name)
-        for _ in range(rounds + 1):
-            for name, function in functions.items():
-                start = time.thread_time_ns()
-                for _ in range(500):
-                    function(*given)
-                times[name].append((time.thread_time_ns() - start) / 500)
-        for name, measured in times.items():
-            ratio = statistics.median(a / b for a, b in zip(measured[1:], times["c++"][1:], strict=True))
-            label = f"{rows} rows{', bias' if bias else ''}"
-            print(f"{label:14}{name:16}{statistics.median(measured[1:]):10,.0f}{ratio:8.2f}")
-    print(f"load average {os.getloadavg()[0]:.1f}")
+        rows.append({"rows": count, "bias": bias, "calls": measured(functions, given, asked.rounds)})
+        for name, call in rows[-1]["calls"].items():
+            print(f"{count} rows{', bias' if bias else '':8}{name:16}{call['ns']:10,}{call['ratio']:8.2f}")
+    load = round(os.getloadavg()[0], 1)
+    print(f"load average {load}")
+    if asked.json:
+        path = _record.ROOT / "benchmarks/results/slidesparse_host.json"
+        _record.write(path, _record.record(SOURCES, [], rounds=asked.rounds, load=load, calls=rows))
 
 
 if __name__ == "__main__":

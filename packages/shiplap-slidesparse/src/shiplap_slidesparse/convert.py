@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from shiplap import ShiplapError
 from shiplap.plugin_api import error, notice
 from shiplap.plugin_api.timing import progress_bar
 from shiplap_slidesparse.experts import convert_experts, expert_weights, why_experts_stay
@@ -111,12 +113,13 @@ def convert(
         progress: show a bar on stderr, by default when that is a terminal.
 
     Raises:
-        ShiplapError: ``SL211`` for weights that are not finite or not loaded (on ``meta``), for a ``skip`` that names
-            nothing, and for a model without linear layers to convert.
+        ShiplapError: ``SL211`` for weights that are not finite, not loaded (on ``meta``) or without sizes (of lazy
+            modules), for a ``skip`` that names nothing, and for a model without linear layers to convert.
     """
     shape = Pattern.parse(pattern)
     skip = skip_patterns(skip)
     require_form(shape, dtype)
+    _refuse_lazy(model)
     chosen, skipped = _choose_layers(model, skip, dtype)
     experts = _choose_experts(model, skip, shape, dtype, skipped)
     # All checks come before the first replacement, so that an error leaves the model unchanged.
@@ -195,6 +198,14 @@ def require_form(pattern: Pattern, dtype: str) -> None:
             expected="int8 or fp8, or a sparse pattern",
             fix=f"call model.to({MODES[dtype]}), or pass dtype='int8'",
         )
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    """Raise ``SL211`` if a parameter of ``model`` has no sizes yet, since the model was not called."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            got, fix = "a parameter of a lazy module, without sizes", "call the model once, and convert it then"
+            raise error("SL211", where=f"slidesparse.convert: {name}", got=got, expected="finite weights", fix=fix)
 
 
 def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> dict[str, Tensor]:
@@ -343,16 +354,7 @@ def _check_layers(
                 fix="take names from model.named_modules()",
             )
     if not (chosen or experts) or "" in chosen:
-        done = f", {n} converted already" if (n := len(layers_of(model))) else ""
-        why = "".join(f"; {reason}" for reason in dict.fromkeys(skipped.values()))
-        got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep{why}{done}"
-        raise error(
-            "SL211",
-            where=where,
-            got=got,
-            expected="a model with linear layers",
-            fix="call slidesparse.Linear.of(linear) for a single layer" if "" in chosen else "remove names from skip=",
-        )
+        raise _nothing_to_convert(model, dtype, chosen, skipped)
     weights = {f"{name}.weight": linear.weight for name, linear in chosen.items()}
     weights |= {f"{name}.{part}": w for name, m in experts.items() for part, w in expert_weights(m).items()}
     for name, weight in weights.items():
@@ -363,6 +365,38 @@ def _check_layers(
             got = "a weight on the meta device" if meta else f"NaN or an infinity as {kind}"
             fix = "load the weights first, and offload none" if meta else "repair the checkpoint"
             raise error("SL211", where=f"{where}: {name}", got=got, expected="finite weights", fix=fix)
+
+
+def _nothing_to_convert(
+    model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str]
+) -> ShiplapError:
+    """Return the error ``SL211`` for a model without a layer to convert to ``dtype``, or for a layer alone. Its fix
+    depends on what the model has instead. ``skipped`` holds the reason for each layer that stays.
+    """
+    where, expected = "slidesparse.convert", "a model with linear layers"
+    if "" in chosen:
+        fix = "call slidesparse.Linear.of(linear) for a single layer"
+        return error("SL211", where=where, got="nn.Linear itself", expected=expected, fix=fix)
+    converted = len(layers_of(model))
+    others = {n: r for n, r in _large_parameters(model) if n.removesuffix(".weight") not in skipped}
+    kinds = dict.fromkeys(reason for reason in others.values() if reason.endswith("convert knows"))
+    subclasses = any(reason.endswith("does more than nn.Linear") for reason in skipped.values())
+    why = "".join(f"; {reason}" for reason in dict.fromkeys([*skipped.values(), *kinds]))
+    done = f", {converted} converted already" if converted else ""
+    linear = {name for name, _, _ in _linear_layers(model)}
+    experts = any(reason.startswith("skip=") for name, reason in skipped.items() if name not in linear)
+    got = f"no linear layer to convert, {len(skipped)} to keep{why}{done}"
+    if experts or _choose_layers(model, (), dtype)[0]:
+        fix = "remove names from skip="
+    elif converted:
+        fix = "load the model again to convert it in another way"
+    elif kinds or subclasses:
+        fix = "build the model with nn.Linear layers in place of the modules under 'got'"
+    else:
+        fix = (
+            "give a layer a weight of its own, layer.weight = nn.Parameter(layer.weight.clone()), or pass another model"
+        )
+    return error("SL211", where=where, got=got, expected=expected, fix=fix)
 
 
 def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) -> ConvertedLayer:

@@ -179,6 +179,31 @@ def test_what_is_too_deep_for_int8_is_kept() -> None:
     assert net(torch.ones(1, 65544)).shape == (1, 4)
 
 
+def test_the_fix_of_a_model_without_linear_layers_fits_what_it_has() -> None:
+    """GPT-2's Conv1D layers hold all its weights, and its head has that of the embedding."""
+    transformers = pytest.importorskip("transformers")
+    config = {"vocab_size": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
+    words = r"its weight is another module's, too; Conv1D is no layer that convert knows[\s\S]*in place of the modules"
+    with pytest.raises(ShiplapError, match=words):
+        ss.convert(model, skip=())
+    tied = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ShiplapError, match=r"layer.weight = nn.Parameter\(layer.weight.clone\(\)\)"):
+        ss.convert(tied)
+    tied[1].weight = nn.Parameter(tied[1].weight.clone())
+    assert len(ss.convert(tied).converted) == 1, "the fix works"
+
+
+def test_a_lazy_module_is_converted_after_its_first_call() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(4))
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*1.weight[\s\S]*call the model once"):
+        ss.convert(net)
+    assert type(net[0]) is nn.Linear
+    net(torch.ones(1, 8))
+    assert len(ss.convert(net).converted) == 2
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ShiplapError, match="skip='head', which names no module"):
         ss.convert(mlp(), skip=["head"])
@@ -192,8 +217,12 @@ def test_bad_arguments() -> None:
         ss.convert(nn.Linear(8, 8))
     net = mlp()
     ss.convert(net)
-    with pytest.raises(ShiplapError, match="no linear layer to convert, 0 to keep, 2 converted already"):
+    with pytest.raises(ShiplapError, match=r"0 to keep, 2 converted already[\s\S]*load the model again"):
         ss.convert(net)
+    net = mlp()
+    with pytest.raises(ShiplapError, match=r"2 to keep; skip='\*'[\s\S]*remove names from skip="):
+        ss.convert(net, skip="*")
+    ss.convert(net, skip=())
     for rows in ((), (-1, 4)):
         with pytest.raises(ShiplapError, match=r"SL211[\s\S]*slidesparse.prepare[\s\S]*numbers of rows"):
             ss.prepare(net, rows)

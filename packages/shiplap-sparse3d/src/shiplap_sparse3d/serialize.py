@@ -153,11 +153,23 @@ def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 def z_order_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Return the Z-order codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
-    ``bits`` interleaved bits per axis. Raise ``SL211`` for rows that do not fit.
+    """Return the Z-order codes of voxels, ``int64 [n]`` in the order of ``coords``. Sorting by the codes brings near
+    voxels together.
 
-    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant. ``width`` is 63 for int64 codes, and at
-    most 31 for codes that fit int32.
+    From its highest bit down, a code holds the scene and then ``3 * bits`` bits of the position along the curve.
+
+    Args:
+        coords: ``int32 [n, 4]`` rows (scene, x, y, z), in any order. A row whose scene is -1 is padding, and its code
+            is -1.
+        bits: the number of bits of each axis. Coordinates are from 0 to ``2^bits - 1``. ``3 * bits`` is at most
+            ``width``.
+        axes: a permutation of 0 (x), 1 (y) and 2 (z), from the most to the least significant axis.
+        width: the number of bits of a code, at most 63. Codes of at most 31 bits fit int32. Scenes are from 0 to
+            ``2^(width - 3 * bits) - 1``, and at most ``2^31 - 1``.
+
+    Raises:
+        ArgumentError: ``SL208`` for ``bits``, ``axes`` or ``width`` beyond these bounds. ``SL211``, with the number of
+            the row, for a scene or a coordinate beyond them.
     """
     batch, columns = _curve_columns("z_order_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, columns, bits)
@@ -165,10 +177,17 @@ def z_order_encode(
 
 @sl.op("sparse3d::z_order_decode", outputs=("coords",), requires=_DECODE)
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """Return the voxels of Z-order codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
-    for codes whose scene is not an int32.
+    """Return the voxels of Z-order codes, ``int32 [n, 4]`` rows (scene, x, y, z) in the order of ``codes``.
 
-    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant.
+    Args:
+        codes: ``int64 [n]``, as the encoder of the same ``bits`` and ``axes`` returns them. A code of -1 is padding,
+            and gives a row of -1.
+        bits: the number of bits of each axis, from 0 to 21.
+        axes: a permutation of 0 (x), 1 (y) and 2 (z), from the most to the least significant axis.
+
+    Raises:
+        ArgumentError: ``SL208`` for ``bits`` or ``axes`` beyond these bounds. ``SL211``, with the number of the code,
+            for a code below -1 and for one whose scene is not an int32.
     """
     _check_codes("z_order_decode", codes, bits)
     return _decode_columns(codes, _deinterleave_bits(codes, bits), bits, axes)
@@ -178,11 +197,23 @@ def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) 
 def hilbert_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Return the Hilbert codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
-    ``bits`` bits per axis. Raise ``SL211`` for rows that do not fit.
+    """Return the Hilbert codes of voxels, ``int64 [n]`` in the order of ``coords``. Sorting by the codes brings near
+    voxels together.
 
-    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant. ``width`` is 63 for int64 codes, and at
-    most 31 for codes that fit int32.
+    From its highest bit down, a code holds the scene and then ``3 * bits`` bits of the position along the curve.
+
+    Args:
+        coords: ``int32 [n, 4]`` rows (scene, x, y, z), in any order. A row whose scene is -1 is padding, and its code
+            is -1.
+        bits: the number of bits of each axis. Coordinates are from 0 to ``2^bits - 1``. ``3 * bits`` is at most
+            ``width``.
+        axes: a permutation of 0 (x), 1 (y) and 2 (z), from the most to the least significant axis.
+        width: the number of bits of a code, at most 63. Codes of at most 31 bits fit int32. Scenes are from 0 to
+            ``2^(width - 3 * bits) - 1``, and at most ``2^31 - 1``.
+
+    Raises:
+        ArgumentError: ``SL208`` for ``bits``, ``axes`` or ``width`` beyond these bounds. ``SL211``, with the number of
+            the row, for a scene or a coordinate beyond them.
     """
     batch, columns = _curve_columns("hilbert_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, _to_hilbert(columns, bits), bits)
@@ -190,10 +221,17 @@ def hilbert_encode(
 
 @sl.op("sparse3d::hilbert_decode", outputs=("coords",), requires=_DECODE)
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """Return the voxels of Hilbert codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
-    for codes whose scene is not an int32.
+    """Return the voxels of Hilbert codes, ``int32 [n, 4]`` rows (scene, x, y, z) in the order of ``codes``.
 
-    ``axes`` lists the axes (0, 1 and 2) from the most to the least significant.
+    Args:
+        codes: ``int64 [n]``, as the encoder of the same ``bits`` and ``axes`` returns them. A code of -1 is padding,
+            and gives a row of -1.
+        bits: the number of bits of each axis, from 0 to 21.
+        axes: a permutation of 0 (x), 1 (y) and 2 (z), from the most to the least significant axis.
+
+    Raises:
+        ArgumentError: ``SL208`` for ``bits`` or ``axes`` beyond these bounds. ``SL211``, with the number of the code,
+            for a code below -1 and for one whose scene is not an int32.
     """
     _check_codes("hilbert_decode", codes, bits)
     return _decode_columns(codes, _from_hilbert(_deinterleave_bits(codes, bits), bits), bits, axes)

@@ -13,6 +13,7 @@ import shiplap_sparse3d.flexgemm as flex_gemm
 from shiplap_sparse3d.flexgemm import config, nn
 from shiplap_sparse3d.flexgemm.algorithms import ALGORITHMS
 from shiplap_sparse3d.flexgemm.ops.neighbor_cache import NeighborCache, NeighborCacheT
+from shiplap_testing.support import fails
 
 pytestmark = pytest.mark.usefixtures("each_device")
 GRIDS = {2: (9, 7), 3: (5, 6, 4), 4: (4, 3, 4, 3)}
@@ -286,6 +287,32 @@ def test_every_form_of_a_cache_is_the_same_cache():
         assert set(zip(made.edge_in.tolist(), made.edge_out.tolist(), strict=True)) == pairs
     with pytest.raises(sl.ShiplapError, match="SL208"):
         NeighborCache(**ends)
+
+
+def test_edges_that_are_no_map_are_refused():
+    """Without the number of taps, the map would have none; negative rows would count from the end."""
+    coords = torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.int32)
+    ends = {"input_coords": coords, "output_coords": coords}
+
+    def cache(rows, outputs, taps, **sizes):
+        edges = {"edge_in": torch.tensor(rows), "edge_out": torch.tensor(outputs), "edge_kernel": torch.tensor(taps)}
+        return NeighborCache(**edges, **ends, **sizes)
+
+    assert cache([0, 1], [1, 1], [0, 2], num_kernels=4).fwd_map.tolist() == [[-1] * 4, [0, -1, 1, -1]]
+    assert cache([], [], [], num_kernels=3).fwd_map.shape == (2, 3)
+    with fails("SL208", got="edge_kernel without num_kernels"):
+        cache([0, 1], [1, 1], [0, 2])
+    with fails("SL208", got="lengths [2, 1, 2]"):
+        cache([0, 1], [1], [0, 2], num_kernels=3)
+    for edges, got in (
+        (([0, -1], [1, 1], [0, 2]), "edge 1 has no input row from 0 to 1"),
+        (([0, 1], [0, 2], [0, 2]), "edge 1 has no output row from 0 to 1"),
+        (([0, 1], [-1, 1], [0, 2]), "edge 0 has no output row from 0 to 1"),
+        (([0, 1], [1, 1], [0, 3]), "edge 1 has no tap from 0 to 2"),
+        (([0, 1], [1, 1], [2, 2]), "edge 1 has the output row and the tap of an earlier edge"),
+    ):
+        with fails("SL211", got=got):
+            cache(*edges, num_kernels=3)
 
 
 def test_modules_of_a_network_are_one_graph_and_train(fresh_compiler):

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import BFloat16, Float, Float32, Int, Int64
@@ -235,9 +236,14 @@ def test_the_annotation_that_an_error_suggests_is_one_for_the_argument(ns):
         return xs[0].sum(1)
 
     x, at, b = torch.ones(2, 3), torch.zeros(2, dtype=torch.int32), torch.ones(3)
-    with fails("SL205", 'in the declaration: b: BFloat16[Tensor, "c"] | Float32[Tensor, "c"]'):
-        norm([x], at, at, b.to(HALF))
-    with fails("SL205", 'in the declaration: to: Int32[Tensor, "n"] | Int64[Tensor, "n"]'):
+    for given in (b.to(HALF), b.double(), b.half()):
+        with pytest.raises(sl.ShiplapError, match="SL205") as caught:
+            norm([x], at, at, given)
+        annotation = caught.value.fix.partition("in the declaration: b: ")[2]
+        norm.reference.__annotations__["b"] = eval(annotation, {**vars(jaxtyping), "Tensor": Tensor})
+        repaired = sl.op(f"{ns}::repaired_{str(given.dtype)[6:]}")(norm.reference)
+        assert repaired([x], at, at, given).shape == (2,), "the fix is an action that works"
+    with fails("SL205", 'to: Int8[Tensor, "n"] | Int16[Tensor, "n"] | Int32[Tensor, "n"] | Int64[Tensor, "n"]'):
         norm([x], at, at.long(), b)
     with pytest.raises(sl.ShiplapError, match="SL205") as caught:
         norm([x, x.to(HALF)], at, at, b)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+STOPPED = 130  # the exit status after Ctrl-C
 EPILOG = """\b
 Examples:
   shiplap survey in.laz out.laz --model ground.py:model
@@ -66,17 +69,21 @@ def command(
     interrupted run is continued. The work runs in this process unless --workers or --scheduler names a Dask cluster.
     """
     with verbs.own_stdout():
-        from shiplap_sparse3d.survey import survey
-
-        options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
-        loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
-        options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
         try:
+            from shiplap_sparse3d.survey import survey
+
+            options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
+            loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
+            options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
             with show_progress(quiet=json) as progress:
                 result = survey(source, target, loaded, progress=progress, **options)
         except KeyboardInterrupt:  # the bars have ended, and erase no line any more
             verbs.note("the survey was stopped; the same command continues it")
-            raise typer.Exit(130) from None
+            if workers is not None or scheduler is not None:
+                # Threads of Dask would keep the process until their connections have ended.
+                sys.stderr.flush()
+                os._exit(STOPPED)
+            raise typer.Exit(STOPPED) from None
     if json:
         verbs.emit_json(asdict(result))
     else:

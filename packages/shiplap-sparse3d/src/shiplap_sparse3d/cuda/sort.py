@@ -312,14 +312,26 @@ def gather_kernel(
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the values that a launch program (a sequence of kernel launches) computes in each call for the sort of one
-    neighbour table, as expressions by name.
+    """Return the integers that a launch program (a sequence of kernel launches) computes in each call for the sort of
+    one neighbour table, as a dict from name to dim expression. Later expressions use the names of earlier ones, so the
+    program must keep the order. Each name begins with ``sort.prefix``.
 
-    ``size`` is the number of columns of a part (a group that is sorted separately), and ``runs`` the number of its runs
-    of rows. ``alone``, ``counted``, ``ranked`` and ``digits`` are 1 if the sort of this name is used. ``key`` is the
-    number of bits of a key, or 0. ``bins`` is the number of counts in each of the ``lines`` of all histograms, or 0.
-    ``zeros`` is the number of bytes of the histograms, which start as zeros. ``counts``, ``totals`` and ``keys`` are
-    offsets in the workspace.
+    The table is ``int32 [rows, k]``. Its columns are cut into ``parts`` groups, each of which is sorted separately. The
+    expressions use ``k``, ``run`` (the number of rows of a run, within which rows are sorted) and the names in
+    ``sort.rows`` and ``sort.parts``. The program that takes them must define these names; otherwise it raises
+    ``SL618`` when it is bound.
+
+    * ``size``: the columns of a part. ``taps``: ``size`` rounded up to a power of two. ``runs``: the runs of a ranked
+      sort, otherwise 1.
+    * ``alone``, ``counted``, ``ranked``, ``digits``: 1 if the sort of this name is used, otherwise 0. Exactly one of
+      the first three is 1, unless the table has no rows or no parts: then all are 0. ``digits`` is 1 only if ``ranked``
+      is.
+    * ``passes``, ``width``, ``tiles``, ``lines``: the values of :func:`digit_numbers`.
+    * ``ranks``: the counts of a line of a counted sort. ``bins``: those of the sort that is used, or 0.
+    * ``key``: the bits of a key: 16, 32 or 64, or 0 if the sort stores no keys. ``long`` and ``bits`` are steps to it.
+    * ``page``: the rows of a page of a sort by digits, or 0.
+    * ``zeros``: the bytes of all histograms, which must be zero at the start.
+    * ``counts``, ``totals``, ``keys``: offsets in bytes in the workspace, ascending. ``counts`` is ``sort.scratch``.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     live, spread = f"{rows} > 0 and {parts} > 0", f"pow2ceil({parts} * {p}runs)"

@@ -6,10 +6,21 @@ import torch
 from torch import Tensor
 
 from shiplap.plugin_api import error
+from shiplap_sparse3d.coords import refuse_rows
 from shiplap_sparse3d.ops import MAX_PART
 from shiplap_sparse3d.plan import Plan, wants_sorted
 
-__all__ = ["ALGORITHMS", "DEFAULT", "Algorithm", "PlanCache", "check_algorithm", "flat_table", "gather_rows"]
+__all__ = [
+    "ALGORITHMS",
+    "DEFAULT",
+    "Algorithm",
+    "PlanCache",
+    "check_algorithm",
+    "flat_table",
+    "gather_rows",
+    "map_of_edges",
+    "rows_of_segments",
+]
 
 
 class Algorithm:
@@ -40,6 +51,50 @@ def check_algorithm(algorithm: str, splitk: int = 1) -> None:
             got=f"algorithm {algorithm!r}, splitk {splitk}",
             expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1",
         )
+
+
+def rows_of_segments(offsets: Tensor) -> Tensor:
+    """Return the segment number of each element, ``int32``. ``offsets`` holds each segment's start and the last end."""
+    return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
+
+
+def map_of_edges(
+    edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, sizes: tuple[int, int, int | None]
+) -> Tensor:
+    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap), with -1 where there is
+    no edge. ``sizes`` are the numbers of inputs, outputs and taps. If ``edge_kernel`` (the taps) is None, the edges of
+    each output get the taps 0, 1, 2 and so on.
+
+    Raise ``SL208`` if ``edge_kernel`` is given without the number of taps, since no edge need reach the last tap. Raise
+    it also if the three tensors differ in length. Raise ``SL211`` for a row or tap that does not exist, and for two
+    edges of the same output and tap. A traced graph does not check the values.
+    """
+    inputs, outputs, taps = sizes
+    lengths = [len(edges) for edges in (edge_in, edge_out, edge_kernel) if edges is not None]
+    if len({*lengths}) > 1:
+        raise error("SL208", where="NeighborCache, edges", got=f"lengths {lengths}", expected="one length")
+    rows = edge_out.long()
+    if edge_kernel is None:
+        order = rows.argsort(stable=True)
+        first = torch.searchsorted(rows[order], rows[order])
+        edge_kernel = torch.empty_like(rows).scatter(0, order, torch.arange(len(rows), device=rows.device) - first)
+        taps = int(edge_kernel.max()) + 1 if len(rows) else 0
+    elif taps is None:
+        got, expected = "edge_kernel without num_kernels", "the number of taps of the kernel as num_kernels="
+        raise error("SL208", where="NeighborCache, argument 'num_kernels'", got=got, expected=expected)
+    columns = edge_kernel.long()
+    if not torch.compiler.is_compiling():
+        numbered = (edge_in.long(), inputs, "input row"), (rows, outputs, "output row"), (columns, taps, "tap")
+        for values, size, name in numbered:
+            message = f"edge {{row}} has no {name} from 0 to {size - 1}"
+            refuse_rows("NeighborCache", (values < 0) | (values >= size), message)
+        cells = (rows * taps + columns).sort(stable=True)
+        again = torch.zeros_like(rows, dtype=torch.bool)
+        again[cells.indices[1:]] = cells.values.diff() == 0
+        refuse_rows("NeighborCache", again, "edge {row} has the output row and the tap of an earlier edge")
+    table = torch.full((outputs, taps), -1, dtype=torch.int32, device=edge_in.device)
+    table[rows, columns] = edge_in.int()
+    return table
 
 
 def flat_table(plan: Plan) -> Tensor:

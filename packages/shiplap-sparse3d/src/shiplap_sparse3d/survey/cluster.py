@@ -11,13 +11,14 @@ import contextlib
 import hashlib
 import logging
 import math
+import multiprocessing
 import os
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from dask.system import CPU_COUNT
 from distributed import Client, KilledWorker, LocalCluster, get_worker
 from distributed.client import ClosedClientError
 from distributed.comm.core import CommClosedError
+from distributed.core import Status
 from distributed.versions import get_versions
 
 from shiplap.plugin_api import verbs
@@ -242,11 +244,11 @@ class DaskEngine(SurveyEngine):
         return [asyncio.run_coroutine_threadsafe(each._result(), self._client.loop.asyncio_loop) for each in sent]
 
     def close(self) -> None:
-        """Remove the job from the workers and close the client, ignoring errors. End the cluster if this engine has
-        started it.
+        """Remove the job from the workers of a running cluster and close the client, ignoring errors. End a cluster
+        that this engine has started.
         """
         with contextlib.suppress(Exception):
-            if self._ticket and self._client.status == "running":
+            if self._ticket and isinstance(self._cluster, str) and self._client.status == "running":
                 forget = partial(self._client._run, _forget_job, self._ticket.path, on_error="ignore")
                 self._client.sync(forget, callback_timeout=_REACH)  # Client.run has no limit of time
         with contextlib.suppress(Exception):
@@ -257,28 +259,59 @@ class DaskEngine(SurveyEngine):
 def _start_cluster(workers: int, device: str | None, opened: contextlib.ExitStack) -> LocalCluster:
     """Start a Dask cluster of ``workers`` processes on this machine, and return it. It ends when ``opened`` is closed.
     For a ``device`` that is a GPU each process has several threads, and otherwise one. Raise ``SL828`` if the processes
-    do not start.
+    do not start. If Ctrl-C interrupts the start, end the processes that have started.
     """
     place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
     opened.enter_context(dask.config.set({f"{place}.OMP_NUM_THREADS": max(1, CPU_COUNT // workers)}))
-    scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-"))
+    scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-", ignore_cleanup_errors=True))
     # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
+    options |= {"threads_per_worker": threads, "local_directory": scratch}
+    before, starting = {*multiprocessing.active_children()}, Future[LocalCluster]()
     resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # In a thread of its own: this one gets Ctrl-C, and need not wait for processes that start.
+    threading.Thread(target=_start_masked, args=(options, starting), daemon=True).start()
     try:
-        cluster = opened.enter_context(LocalCluster(threads_per_worker=threads, local_directory=scratch, **options))
+        cluster = starting.result()
     except Exception as failure:  # a process that cannot be started has many reasons
         got = f"{type(failure).__name__}: {failure}".splitlines()[0]
         raise survey_error("SL828", "the local Dask cluster", got, f"{workers} processes that start") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    except BaseException:
+        starting.cancel()
+        for child in {*multiprocessing.active_children()} - before:
+            child.kill()
+        raise
+    opened.enter_context(cluster)
     opened.callback(cluster.sync, _end_workers, cluster)
     return cluster
 
 
+def _start_masked(options: dict[str, Any], starting: Future[LocalCluster]) -> None:
+    """Start a Dask cluster with ``options`` and set it, or the exception, as the result of ``starting``. If that was
+    cancelled meanwhile, end the cluster.
+    """
+    # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        cluster = LocalCluster(**options)
+    except Exception as failure:
+        with contextlib.suppress(InvalidStateError):  # nobody waits any more
+            starting.set_exception(failure)
+        return
+    try:
+        starting.set_result(cluster)
+    except InvalidStateError:
+        cluster.sync(_end_workers, cluster)
+        cluster.close()
+
+
 async def _end_workers(cluster: LocalCluster) -> None:
-    """End the worker processes of ``cluster`` within a second, even if they are running a task."""
-    await asyncio.gather(*(nanny.close(timeout=1) for nanny in cluster.workers.values()))
+    """End the worker processes of ``cluster`` at once, even if they are running a task. A task that is not finished has
+    written nothing that counts.
+    """
+    for nanny in cluster.workers.values():
+        nanny.status = Status.closing_gracefully  # it starts no new worker
+        if nanny.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(nanny.pid, signal.SIGKILL)

@@ -67,11 +67,36 @@ class CheckOutCall(Protocol):
 def make_fast_path(op: Executor) -> FastPath:
     """Return the function that a call of ``op`` runs if it involves no gradient and no torch mode. For kernels in
     Python, it is a generated function. Otherwise it is torch's overload below autograd.
+
+    Tensors in place of numbers are checked before torch converts them, except in calls of an op with native code. There
+    the check would take a noticeable part of the time of the call.
     """
     by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op) else None)
     plain = dispatcher_calls.builtin_of(op.below_autograd if op.can_skip_dispatcher else op.overload)
     places = [i for i, a in enumerate(op.spec.args) if a.mutated]
-    return by_python or (with_write_counts(plain, places) if places else plain)
+    listed = any(str(a.scalar).startswith("list[") for a in op.spec.scalars)
+    # A generated function tests the types of its arguments itself, but not of those in lists.
+    needed = listed or not op.can_skip_dispatcher or (by_python is None and op.native is None)
+    made = by_python or (with_write_counts(plain, places) if places else plain)
+    return check_before_call(op, made) if needed else made
+
+
+def check_before_call(op: Executor, call: FastPath) -> FastPath:
+    """Return a function that first checks its positional arguments for tensors in place of numbers, and then returns
+    the result of ``call`` for these arguments. Return ``call`` itself if the op has no numbers.
+    """
+    check = op.plan.numbers
+    if check is None:
+        return call
+
+    def checked(*args: Value) -> Result:
+        """Raise an error for a tensor in place of a number that torch would convert with a loss. Return the result of
+        ``call`` for ``args``.
+        """
+        check(args, {})
+        return call(*args)
+
+    return checked
 
 
 def stays_in_python(op: Executor) -> bool:
@@ -147,7 +172,7 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         return op.plan.quick(*args)
 
     scope = _common_scope(op.spec.name)
-    scope["dispatcher"] = otherwise or dispatcher_calls.builtin_of(op.below_autograd)
+    scope["dispatcher"] = otherwise or check_before_call(op, dispatcher_calls.builtin_of(op.below_autograd))
     # Defaults that no literal can express are passed to the generated code by position.
     scope["defaults"] = [a.default for a in op.spec.args]
     scope |= {"bind": first, "start": _make_fast_path_start(op)}

@@ -23,13 +23,13 @@ from shiplap.dispatch.autograd import make_autograd
 from shiplap.dispatch.autograd_function import compile_native_record
 from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.fake import make_fake, refuse_shared_memory
-from shiplap.dispatch.fast_paths import FastPath, make_fast_execute, make_fast_path
+from shiplap.dispatch.fast_paths import check_before_call, make_fast_execute, make_fast_path
 from shiplap.dispatch.mapped import make_vmap_rule, needs_vmap_rule
 from shiplap.dispatch.out import OutVariant, has_out_variant
 from shiplap.dispatch.outputs import all_results, check_view_results
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import available, dispatcher_calls, dynamo
-from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
+from shiplap.torch_private.dispatcher_library import Overload, Registrations
 
 FUNCTIONALIZED = "We only support functionalizing operators"  # torch's words for an op that writes
 
@@ -47,19 +47,6 @@ def kernel_overload_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
     """
     core = core_overload_name(spec)
     return (core, overload_below_autograd(spec.opname)) if guarded else (core,)
-
-
-def _check_before_call(check: Check, call: FastPath) -> FastPath:
-    """Return a function that first calls ``check`` with its positional arguments, and then returns the result of
-    ``call`` for these arguments.
-    """
-
-    def checked(*args: Value) -> Result:
-        """Call ``check`` with the arguments, which raises for wrong ones. Return the result of ``call``."""
-        check(args, {})
-        return call(*args)
-
-    return checked
 
 
 class RegisteredOp(Executor):
@@ -115,23 +102,13 @@ class RegisteredOp(Executor):
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
             composed = True  # the op as torch has it
-        self.call_kernel = dispatcher_calls.builtin_of(self.overload) if composed else make_fast_path(self)
-        if (check := self._check_of_plain_calls()) is not None:
-            self.call_kernel = _check_before_call(check, self.call_kernel)
-        native = self.native is not None and self.native.records
         plain = dispatcher_calls.builtin_of(self.overload)
+        self.call_kernel = check_before_call(self, plain) if composed else make_fast_path(self)
+        native = self.native is not None and self.native.records
         self._record_natively = compile_native_record(self.spec, plain) if native else None
         self.fast_execute = None if composed else make_fast_execute(self)
         if self.variant is not None:
             self.variant.install_fast_paths()
-
-    def _check_of_plain_calls(self) -> Check | None:
-        """Return the check that refuses scalar arguments given as tensors with a gradient. Return None if
-        ``call_kernel`` does not need it. It needs it if the op has lists of scalars, or if calls of the op cannot skip
-        the dispatcher.
-        """
-        listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
-        return self.plan.numbers if listed or not self.can_skip_dispatcher else None
 
     def _install_autograd(self) -> None:
         """Build the functions by which autograd records calls of the op. This happens at registration, and again when a

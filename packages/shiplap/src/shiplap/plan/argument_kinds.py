@@ -1,4 +1,4 @@
-"""The arrangement of a call's arguments by name, and the check for numbers that carry gradients."""
+"""The arrangement of a call's arguments by name, and the check for tensors in place of numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from shiplap.declare.spec import OpSpec
+from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private.dispatcher_transforms import is_differentiated
@@ -17,8 +17,9 @@ _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
 def number_check(
     spec: OpSpec, *, recorded: bool = False
 ) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-    """Return ``check(args, kwargs)``, which raises ``SL220`` if an argument declared as a number is a tensor with a
-    gradient. torch would detach such a tensor without a warning. Return None if no argument of the op is a number.
+    """Return ``check(args, kwargs)``, which refuses tensors that torch would turn into numbers with a loss and without
+    a warning. It raises ``SL220`` if an argument declared as a number is a tensor with a gradient, and ``SL209`` if an
+    argument declared as an int is a tensor of floating-point numbers. Return None if no argument is a number.
 
     If ``recorded`` is true, the check runs inside the forward of an ``autograd.Function``, where gradients are off. It
     then reads only the tensor's ``requires_grad``. Otherwise it finds a gradient only while gradients are on.
@@ -31,20 +32,25 @@ def number_check(
 
     def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
         """Raise ``SL220`` if a number argument of the op, or a number in a list, is a tensor that carries a gradient.
-        The argument may be positional or a keyword.
+        Raise ``SL209`` if it is an int, and the tensor is not of integers. The argument may be positional or a keyword.
         """
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
             for each in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(each, Tensor) and (each.requires_grad if recorded else is_differentiated(each)):
-                    raise error(
-                        "SL220",
-                        where=f"{spec.name}, argument {arg.name!r}",
-                        got="a tensor that requires a gradient",
-                        expected=arg.kind,
-                    )
+                if not isinstance(each, Tensor):
+                    continue
+                if each.requires_grad if recorded else is_differentiated(each):
+                    raise _number_error(spec, arg, "SL220", "a tensor that requires a gradient", "")
+                if arg.scalar in ("int", "list[int]") and (each.is_floating_point() or each.is_complex()):
+                    fix = "pass an int, such as int(t) of the tensor t to cut off its fraction, or round(t.item())"
+                    raise _number_error(spec, arg, "SL209", f"a tensor of {each.dtype}", fix)
 
     return check
+
+
+def _number_error(spec: OpSpec, arg: Arg, id: str, got: str, fix: str) -> ShiplapError:
+    """Return the error ``id`` of a call of the op ``spec`` with the tensor ``got`` for ``arg``, a declared number."""
+    return error(id, where=f"{spec.name}, argument {arg.name!r}", got=got, expected=arg.kind, fix=fix)
 
 
 def arrange_arguments(

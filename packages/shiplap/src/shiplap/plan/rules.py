@@ -29,6 +29,11 @@ from shiplap.plan.expression import (
 )
 from shiplap.plan.rule import TRUE, ArgumentRule
 
+# By dtype class, the unions that admit each of its common dtypes on its own.
+_OWN_CLASSES = {
+    "Float": ("Float16", "BFloat16", "Float32", "Float64"),
+    "Int": ("Int8", "Int16", "Int32", "Int64"),
+}
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 GRADIENTS_ENABLED = "aoti_torch_grad_mode_is_enabled()"
 NO_LISTS = "no code: a declaration with lists of tensors has no C++ form"
@@ -134,12 +139,12 @@ def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
     """Return the rule (``SL205``) that a tensor has the dtype that an earlier tensor gave to the dtype class of
     ``kind``.
 
-    ``origin`` names the earlier tensor. The fix of the error is to convert one of the tensors. For a single bfloat16 or
-    int32 tensor, it also names an annotation with a dtype class of its own.
+    ``origin`` names the earlier tensor. The fix of the error is to convert one of the tensors. For a single tensor of
+    the classes ``Float`` and ``Int``, it also names an annotation with a dtype class of its own.
     """
     bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
-    pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
-    classes = next((pair[name] for name in pair if name in kind.dtypes), ())
+    # All of them, since the text is written before the dtype of the tensor is known.
+    classes = _OWN_CLASSES.get(kind.dtype_class, ())
     if classes and not at.many:
         annotation = " | ".join(str(replace(kind, dtype_class=each)) for each in classes)
         fix += f", or give {at.arg} a dtype class of its own in the declaration: {at.arg}: {annotation}"

@@ -69,7 +69,7 @@ CAPABILITIES = (
     Capability(
         "calls past OpOverload.__call__",
         "torch._ops.OpOverload._op, torch.jit._builtins._register_builtin, set_code_exec_strategy of Dynamo's frames",
-        "torch.ops.ns.name is torch's own object, and native errors of its calls are RuntimeErrors",
+        "torch.ops.ns.name is torch's own object: native errors are RuntimeErrors, and it takes any tensor as a number",
     ),
     Capability(
         "templates in Inductor's lowering",

@@ -311,8 +311,10 @@ def test_declarations_without_a_c_form(ns):
 
 def test_symbols_are_c_names():
     for symbol in ("a b", "x;", "é", ""):
-        with fails("SL402", got=symbol, expected="the name of a C function"):
+        with fails("SL402", got=symbol or "an empty name", expected="the name of a C function"):
             sl.cabi("lib.so", symbol)
+        with fails("SL402", where=f"sl.source(..., {symbol!r})"):
+            sl.source(symbol=symbol, code="int f;", language="c")
 
 
 def test_structures_have_the_layout_of_the_header(folder):

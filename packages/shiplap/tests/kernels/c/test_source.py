@@ -128,8 +128,13 @@ def test_a_function_of_another_prototype_does_not_compile(ns: str) -> None:
 
 
 def test_a_missing_function_is_a_missing_symbol(ns: str) -> None:
-    op = declare(ns, sl.source(symbol="scale", code="int other;", language="c"))
-    refused("SL402", build_op, op)
+    op = declare(ns, sl.source(symbol="scale", code=C.replace("scale(", "other("), language="c"))
+    assert refused("SL402", build_op, op).fix == (
+        "define scale in the source with the prototype that shiplap header prints, or pass the name of the function as "
+        "symbol= of sl.source, and build the op again"
+    )
+    op.kernel("cpu", sl.source(symbol="other", code=C.replace("scale(", "other("), language="c"), name="scale")
+    build_op(op)
 
 
 def test_a_missing_header_names_the_option(ns: str, tmp_path: Path) -> None:

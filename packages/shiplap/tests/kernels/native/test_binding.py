@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Float32, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
@@ -388,7 +388,7 @@ def test_a_second_kernel_or_a_gradient_drops_the_native_code(ops, counted):
     assert ops.mix.native is None
     assert torch.equal(ops.mix(x, None, 2)[0], x * 2)
     assert counted == ["mix"]
-    with fails("SL404", got="no kernel, one of Python, or one that asks supports="):
+    with fails("SL404", "bind 'second' before the C kernels", "kernel 'second' on cpu, a Python function"):
         binding.build(ops.mix)
     ops.mix.kernels["cpu"] = [k for k in ops.mix.kernels["cpu"] if k.name != "second"]
 
@@ -405,6 +405,34 @@ def test_shapes_of_any_rank_stay_with_python(ops, cache, tmp_path, ns):
     with pytest.warns(sl.ShiplapNotice, match=r"Python binding: SL404: generated C\+\+ cannot check"):
         any_rank(torch.ones(2))
     assert binding.state(any_rank) == ("python", binding.state(any_rank)[1])
+
+
+def test_the_fix_of_an_op_without_a_native_kernel_is_an_action_that_works(cache, tmp_path, ns):
+    """Each case has its own: no kernel at all, one of Python, and a C function that asks ``supports=``."""
+
+    def declared(name):
+        def fn(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+            return x + 1
+
+        return sl.op(f"{ns}::{name}")(fn)
+
+    code = "int step(const sl_context*, const DLTensor* x, DLTensor* out) { %s return SL_OK; }"
+    loop = "for (int64_t i = 0; i < x->shape[0]; i++) ((float*)out->data)[i] = ((float*)x->data)[i] + 1;"
+    kernel = sl.source(symbol="step", code=code % loop, language="c++")
+    bare, python, asking = map(declared, ("bare", "python", "asking"))
+    python.kernel("cpu", lambda x: x + 1, name="mine")
+    asking.kernel("cpu", kernel, supports=lambda x: True)
+    for op, got, fix in (
+        (bare, "no kernel on the CPU or on CUDA", 'bind a C function: fn.kernel("cpu", sl.cabi(...)), or sl.source('),
+        (python, "'mine' on cpu, a Python function", "bind a C function after it: fn.kernel"),
+        (asking, "'step' on cpu, which asks supports=", "bind the kernel without supports=, and name the dtypes"),
+    ):
+        with fails("SL404", got, fix.replace("fn", op.spec.opname)):
+            op.build()
+        op.kernel("cpu", kernel, dtypes=["float32"] if op is asking else ())
+        op.build()
+        assert op.native is not None
+        assert op(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 # --- from the first call to native code, without being asked ----------------------------------------------------------

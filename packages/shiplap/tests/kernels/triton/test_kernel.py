@@ -153,8 +153,11 @@ def test_every_parameter_has_a_value(copy):
 def test_what_no_launch_can_pass_is_refused(copy, ns):
     with fails("SL619", "triton.runtime.autotuner.Autotuner", "configs="):
         sl.triton(triton.autotune(configs=[triton.Config({"BLOCK": 32})], key=["n"])(copied), grid="n")
-    with fails("SL619", "builtins.function", "configs="):
+    with fails("SL619", "builtins.function", "decorate the function copied with @triton.jit"):
         sl.triton(copied.fn, grid="n")
+    assert sl.triton(triton.jit(copied.fn), grid="n").steps, "the fix works"
+    with fails("SL619", "builtins.int", "decorate the function of the kernel"):
+        sl.triton(3, grid="n")
 
     @sl.op(f"{ns}::some", bounds={"m": "n"})
     def some(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:

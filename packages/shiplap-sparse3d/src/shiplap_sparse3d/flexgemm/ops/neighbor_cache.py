@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import require_scenes
-from shiplap_sparse3d.flexgemm.algorithms import PlanCache, flat_table
+from shiplap_sparse3d.flexgemm.algorithms import PlanCache, flat_table, map_of_edges, rows_of_segments
 from shiplap_sparse3d.flexgemm.ops.utils import with_scene
 from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.offsets import box_offsets, connect_by_offsets, offset_cells
@@ -84,13 +84,13 @@ class NeighborCache(PlanCache):
         n, m = input_coords.shape[0], output_coords.shape[0]
         if plan is None:
             if fwd_seg_indices is not None and fwd_seg_offsets is not None:
-                edge_in, edge_out = fwd_seg_indices, _rows_of_segments(fwd_seg_offsets)
+                edge_in, edge_out = fwd_seg_indices, rows_of_segments(fwd_seg_offsets)
             elif bwd_seg_indices is not None and bwd_seg_offsets is not None:
-                edge_in, edge_out = _rows_of_segments(bwd_seg_offsets), bwd_seg_indices
+                edge_in, edge_out = rows_of_segments(bwd_seg_offsets), bwd_seg_indices
             if fwd_map is None and bwd_map is not None:
                 fwd_map = transpose_table(bwd_map.view(torch.int32).contiguous(), m)
             elif fwd_map is None and edge_in is not None and edge_out is not None:
-                fwd_map = _map_of_edges(edge_in, edge_out, edge_kernel, m, num_kernels)
+                fwd_map = map_of_edges(edge_in, edge_out, edge_kernel, (n, m, num_kernels))
             if fwd_map is None:
                 got = "neither a map nor segments nor edges"
                 raise error("SL208", where="NeighborCache", got=got, expected="one of them")
@@ -254,28 +254,6 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
     if a is b or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
-
-
-def _rows_of_segments(offsets: Tensor) -> Tensor:
-    """Return the segment number of each element, ``int32``. ``offsets`` holds each segment's start and the last end."""
-    return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
-
-
-def _map_of_edges(
-    edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, outputs: int, taps: int | None
-) -> Tensor:
-    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap), with -1 where there is
-    no edge. If ``edge_kernel`` (the taps) is None, the edges of each output get the taps 0, 1, 2 and so on.
-    """
-    rows = edge_out.long()
-    if edge_kernel is None:
-        order = rows.argsort(stable=True)
-        first = torch.searchsorted(rows[order], rows[order])
-        edge_kernel = torch.empty_like(rows).scatter(0, order, torch.arange(len(rows), device=rows.device) - first)
-        taps = int(edge_kernel.max()) + 1 if len(rows) else 0
-    table = torch.full((outputs, taps or 0), -1, dtype=torch.int32, device=edge_in.device)
-    table[rows, edge_kernel.long()] = edge_in.int()
-    return table
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------------

@@ -107,22 +107,7 @@ def cabi(
             at the first call if the library is missing, was built for another declaration, or does not state for which
             one.
     """
-    if not (symbol.isidentifier() and symbol.isascii()):
-        raise error(
-            "SL402",
-            where=f"sl.cabi({library}, ...)",
-            got=symbol,
-            expected="the name of a C function",
-            fix="pass the symbol as it is written in C",
-        )
-    if align < 1 or align & (align - 1):
-        raise error(
-            "SL404",
-            where=f"sl.cabi(..., {symbol!r})",
-            got=f"align={align!r}",
-            expected="a power of two",
-            fix="pass the alignment in bytes, such as align=16",
-        )
+    check_c_function(f"sl.cabi({library}, {symbol!r})", symbol, align)
     return CAbiImplementation(library, symbol, strided, align, without_signature)
 
 
@@ -331,3 +316,26 @@ def _ctypes_argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extent
         # C has no arrays of length 0; the length is passed beside it.
         return (element * max(1, len(value)))(*value)
     return value.encode() if isinstance(value, str) else value
+
+
+def check_c_function(where: str, symbol: str, align: int) -> None:
+    """Raise ``SL402`` unless ``symbol`` is a name in C, and ``SL404`` unless ``align`` is a power of two. ``where`` is
+    the call in errors that names the function.
+    """
+    if not (symbol.isidentifier() and symbol.isascii()):
+        raise error(
+            "SL402",
+            where=where,
+            got=symbol or "an empty name",
+            expected="the name of a C function",
+            fix="pass the symbol as it is written in C",
+        )
+    if align < 1 or align & (align - 1):
+        raise error(
+            "SL404",
+            where=where,
+            what="the alignment is invalid",
+            got=f"align={align!r}",
+            expected="a power of two",
+            fix="pass the alignment in bytes, such as align=16",
+        )

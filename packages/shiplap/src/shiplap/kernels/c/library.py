@@ -84,7 +84,7 @@ def load_symbol(form: NativeForm) -> Any:
     try:
         function = getattr(library, symbol)
     except AttributeError:
-        raise error("SL402", where=f"{file.name}: {symbol}", got="no such symbol", expected=symbol) from None
+        raise _missing_symbol_error(form.library, file, symbol) from None
     where, stamp = f"{file.name}: {symbol}", getattr(library, f"{symbol}_signature", None)
     if stamp is not None:
         # The default, int, would cut the address of the text.
@@ -103,3 +103,16 @@ def load_symbol(form: NativeForm) -> Any:
         )
     function.restype = ctypes.c_int
     return function
+
+
+def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapError:
+    """Return the error ``SL402`` for the library ``file`` without the function ``symbol``. ``library`` is the path that
+    the kernel declares, by which a library of ``sl.source`` is known. Its fix is then the edit of the source.
+    """
+    fix = ""
+    if library in source_libraries:
+        fix = (
+            f"define {symbol} in the source with the prototype that shiplap header prints, or pass the name of the "
+            "function as symbol= of sl.source, and build the op again"
+        )
+    return error("SL402", where=f"{file.name}: {symbol}", got="no such symbol", expected=symbol, fix=fix)

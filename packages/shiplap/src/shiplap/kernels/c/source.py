@@ -19,7 +19,7 @@ from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.kernel import Implementation, KernelTerms, read_strided
 from shiplap.declare.spec import OpSpec
 from shiplap.errors import error
-from shiplap.kernels.c.declaration import CAbiImplementation, CKernel, cabi
+from shiplap.kernels.c.declaration import CAbiImplementation, CKernel, cabi, check_c_function
 from shiplap.kernels.c.header import header_text
 from shiplap.kernels.c.library import source_libraries
 from shiplap.kernels.native.source_library import SourceLibrary, SourceText, source_texts
@@ -142,7 +142,7 @@ def source(
     base = Path(sys._getframe(1).f_code.co_filename).resolve().parent  # of the file that calls
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     where = f"sl.source(..., {symbol!r})"
-    # Checks the symbol and the alignment as for any C function.
+    check_c_function(where, symbol, align)
     function = cabi("source", symbol, strided=strided, align=align)
     texts = [_read_source(base / path, where) for path in paths]
     if code:

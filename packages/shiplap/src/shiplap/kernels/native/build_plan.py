@@ -28,7 +28,8 @@ from shiplap.kernels.native.cache import cache_folder
 from shiplap.torch_private.dispatcher_library import name_of_edition
 
 _made_plans: WeakKeyDictionary[NativeForm, NativeOp] = WeakKeyDictionary()
-DEVICES = ("cpu", "cuda")  # device types for which there is native code
+_DEVICE_NAMES = {"cpu": "the CPU", "cuda": "CUDA"}
+DEVICES = tuple(_DEVICE_NAMES)  # device types for which there is native code
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def make_plan(op: Op, inputs: PlanInputs | None = None) -> LibraryPlan:
     # A kernel that this machine cannot run is not looked at: its module may need Triton, which is not here either.
     forms = {device: form for device, form in _first_native_forms(op).items() if form.wanted}
     if not forms:
-        raise _no_native_form_error(op, "the CPU or on CUDA")
+        raise _no_native_form_error(op, DEVICES)
     reasons = [_native_source(op, device, form).unfit for device, form in forms.items()]
     # A device that generated C++ can serve is enough for a library.
     if all(reasons):
@@ -198,18 +199,38 @@ def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
     """
     form = _first_native_forms(op).get(device)
     if form is None:
-        raise _no_native_form_error(op, device)
+        raise _no_native_form_error(op, (device,))
     if len(kernels := op.native_kernels(device)) > 1:
         got, fix = f"several kernels on {device}: {', '.join(k.name for k in kernels)}", "declare one of them alone"
         raise error("SL404", where=op.spec.name, got=got, expected=f"one C ABI kernel on {device}", fix=fix)
     return _native_source(op, device, form), form
 
 
-def _no_native_form_error(op: Op, device: str) -> ShiplapError:
-    """Return the error ``SL404`` for an op without a C ABI kernel for ``device``."""
-    got = "no kernel, one of Python, or one that asks supports="
-    expected = f"a C ABI kernel on {device}, tried before all others"
-    return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
+def _no_native_form_error(op: Op, devices: Sequence[str]) -> ShiplapError:
+    """Return the error ``SL404`` for an op without a kernel on ``devices`` that generated C++ can call first. The error
+    names what is there instead, and its fix is the action for that case.
+    """
+    bound = [(device, kernels) for device in devices if (kernels := op.native_kernels(device))]
+    where = " or on ".join([_DEVICE_NAMES.get(device, device) for device in devices])
+    expected = f"a C ABI kernel on {where}, tried before all others"
+    if not bound:
+        got = f"no kernel on {where}, so that the reference runs, which needs no build"
+        fix = f'bind a C function: {op.spec.opname}.kernel("{devices[0]}", sl.cabi(...)), or sl.source(...)'
+        return error("SL404", where=op.spec.name, got=got, expected=expected, fix=fix)
+    device, kernels = bound[0]
+    first, named = kernels[0], f"the kernel {kernels[0].name!r} on {device}"
+    if first.native is None:
+        got = f"{named}, a Python function, which needs no build"
+        fix = f'bind a C function after it: {op.spec.opname}.kernel("{device}", sl.cabi(...)), or sl.source(...)'
+        if any(kernel.native is not None and kernel.supports is None for kernel in kernels):
+            fix = f"bind {first.name!r} before the C kernels, since the kernel that is bound last is tried first"
+    elif first.supports is not None:
+        got = f"{named}, which asks supports=, a function of Python"
+        fix = "bind the kernel without supports=, and name the dtypes that it takes with dtypes="
+    else:
+        got = f"{named}, whose launches C++ generates, beside {', '.join(k.name for k in kernels[1:])}"
+        fix = f"declare the op with {first.name!r} as its only kernel on {device}"
+    return error("SL404", where=op.spec.name, got=got, expected=expected, fix=fix)
 
 
 def _forms_on(op: Op, device: str) -> list[NativeForm]:

@@ -84,12 +84,16 @@ def plain_function(kernel: Any) -> Callable[..., object]:
     wraps = type(kernel).__name__ in ("JITFunction", "InterpretedFunction")
     function = kernel.fn if wraps else None
     if not inspect.isfunction(function):
+        fix = "pass configs=[...] in place of @triton.autotune and constants={...} in place of @triton.heuristics"
+        if type(kernel).__module__.partition(".")[0] != "triton":  # no decorator of it was there
+            name = kernel.__name__ if inspect.isfunction(kernel) else "of the kernel"
+            fix = f"decorate the function {name} with @triton.jit, and pass what the decorator returns"
         raise error(
             "SL619",
             where=f"sl.triton({kernel!r}, ...)",
             got=f"{type(kernel).__module__}.{type(kernel).__name__}",
             expected="a function decorated with @triton.jit alone",
-            fix="pass configs=[...] in place of @triton.autotune and constants={...} in place of @triton.heuristics",
+            fix=fix,
         )
     python: Callable[..., object] = function
     return python
