@@ -100,8 +100,13 @@ Out = Annotated[
     ),
 ]
 Search = Annotated[
-    float,
-    typer.Option("--search", metavar="SECONDS", help="With --installed: seconds of the search for calls of one op."),
+    float | None,
+    typer.Option(
+        "--search",
+        metavar="SECONDS",
+        help="With --installed: seconds of processor time of the search for calls of one op. By default 6, and less "
+        "for a package of more than 100 ops.",
+    ),
 ]
 Costs = Annotated[
     bool | None,
@@ -191,7 +196,7 @@ def command(
     baseline: Baseline = None,
     update_baseline: UpdateBaseline = False,
     out: Out = None,
-    search: Search = 6.0,
+    search: Search = None,
 ) -> None:
     """Run every check on declared ops, and report what each check found.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RESULTS = "results.jsonl"  # in the folder of --out: one line an op, from which an interrupted run goes on
 PAGE = "index.html"
+_SEARCH_SECONDS = 600.0  # for all ops of a package, so that an audit of a large one ends within 20 minutes
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,10 @@ class InstalledOptions:
     """The options of ``--installed``. ``package`` is the audited package. If ``namespaces`` is not empty, the ops of
     these namespaces are audited in place of the package's. ``arguments`` are those of the script ``record``, whose
     calls are recorded. ``baseline`` is the file of known findings, which is written anew if ``update_baseline`` is
-    true. ``folder`` is that of the results. ``seed`` determines the samples, ``seconds`` limits the search for calls of
-    one op, and ``jobs`` is the number of ops that are audited at once. If ``functions`` is true, the package's
-    ``autograd.Function`` classes and the functions that call them are audited as well.
+    true. ``folder`` is that of the results. ``seed`` determines the samples. ``seconds`` limits the search for calls of
+    one op, or is None for a limit that follows from the number of ops. ``jobs`` is the number of ops that are audited
+    at once. If ``functions`` is true, the package's ``autograd.Function`` classes and the functions that call them are
+    audited as well.
     """
 
     package: str
@@ -44,7 +46,7 @@ class InstalledOptions:
     update_baseline: bool
     folder: Path | None
     seed: int
-    seconds: float
+    seconds: float | None
     jobs: int
     functions: bool = False
 
@@ -105,8 +107,9 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
         console.note(f"{len(stored)} ops are taken from {file}; remove it to audit them again")
     # Before the ops are audited in forks, which inherit the imported compiler.
     prepare_process()
-    request = InstalledRequest(options.package, version, options.seed, options.seconds, options.folder)
     open_ops = {name: op for name, op in ops.items() if name not in stored}
+    seconds = min(6.0, _SEARCH_SECONDS / max(len(open_ops), 1)) if options.seconds is None else options.seconds
+    request = InstalledRequest(options.package, version, options.seed, seconds, options.folder)
     done = count(1)
     with tuning_progress(False if quiet else None) as advance:
 

@@ -167,7 +167,11 @@ def draft_op(
         known = infer_nothing(form, f"a declaration with inferred dims has another result: {problem}")
         # Checked once more, so that a schema which no declaration has raises its own error.
         _why_draft_fails(form, known, overload, ())
-    notes = [] if recorded or not is_composite(form.name) else ["made of other ops: calls of it cannot be recorded"]
+    notes = (
+        []
+        if recorded or not is_composite(form.name)
+        else ["made of other ops: calls of it are recorded only where Python makes them"]
+    )
     return DraftedOp(form, known, *doc, notes)
 
 

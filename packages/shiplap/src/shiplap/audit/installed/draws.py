@@ -40,14 +40,17 @@ _MOST_SIBLINGS = 24  # calls of other ops from which calls of one op are made
 
 
 def siblings_of(form: SchemaForm, calls: Sequence[TakenCall]) -> list[TakenCall]:
-    """Return those calls of other ops that have most argument names or words of their names in common with the op of
-    ``form``, which are likely to come before it, such as ``encode_png`` and ``decode_png``.
+    """Return calls of other ops, at most 24. Those that have most argument names or words of their names in common with
+    the op of ``form`` come first, since they are likely to make its arguments, as ``encode_png`` does for
+    ``decode_png``.
     """
     own, words = {a.name for a in form.arguments}, _words_of(form.name)
-    scores = {
-        id(c): len(own & {*c.call.arguments}) + 2 * len(words & _words_of(c.op)) for c in calls if c.op != form.name
-    }
-    near = sorted((c for c in calls if scores.get(id(c))), key=lambda c: -scores[id(c)])
+
+    def unlike(c: TakenCall) -> int:
+        """Return a number that is the smaller, the more names the call ``c`` has in common with the op."""
+        return -len(own & {*c.call.arguments}) - 2 * len(words & _words_of(c.op))
+
+    near = sorted((c for c in calls if c.op != form.name), key=unlike)
     return near[:_MOST_SIBLINGS]
 
 

@@ -81,25 +81,31 @@ def audit_installed_ops(
     processes of its own. ``done`` is called with each result, by a thread.
     """
 
-    def find(name: str, siblings: Sequence[TakenCall] = ()) -> _Reached:
-        """Return the calls that the op ``name`` takes. ``siblings`` are calls that other ops took."""
-        return _find_calls(ops[name], recorded.get(name, ()), asked, siblings)
+    reached: dict[str, _Reached] = {}
 
-    def audit_one(name: str) -> InstalledOp:
-        """Return the audit result of the op ``name``, after calling ``done`` with it."""
-        again = reached[name]
-        # Other ops of the package may make the arguments of an op that a search alone did not reach.
-        if not again.calls and not again.absent and taken:
-            again = again.joined(find(name, taken))
-        result = audit_installed_op(name, ops[name], again, asked)
+    def audit_reached(name: str, found: _Reached) -> InstalledOp:
+        """Return the audit result of the op ``name``, of which the calls ``found`` are known, and call ``done``."""
+        result = audit_installed_op(name, ops[name], found, asked)
         done(result)
         return result
 
+    def audit_one(name: str) -> InstalledOp | None:
+        """Return the audit result of the op ``name``, or None if a search found no call of it."""
+        found = reached[name] = _find_calls(ops[name], recorded.get(name, ()), asked)
+        return audit_reached(name, found) if found.calls or found.absent else None
+
+    def audit_again(name: str) -> InstalledOp:
+        """Return the audit result of the op ``name``. Its arguments are searched for among those of other ops."""
+        again = _find_calls(ops[name], (), asked, taken) if taken else _Reached(reason=reached[name].reason)
+        return audit_reached(name, replace(again, crashes=reached[name].crashes + again.crashes))
+
     # Threads suffice: each op runs in processes of its own, for which a thread only waits.
     with ThreadPoolExecutor(jobs) as pool:
-        reached = dict(zip(ops, pool.map(find, ops), strict=True))
-        taken = [c for r in reached.values() for c in r.calls]
-        return list(pool.map(audit_one, ops))
+        results = dict(zip(ops, pool.map(audit_one, ops), strict=True))
+        taken = [c for found in reached.values() for c in found.calls]
+        missed = [name for name, result in results.items() if result is None]
+        again = dict(zip(missed, pool.map(audit_again, missed), strict=True))
+    return [results[name] or again[name] for name in ops]
 
 
 @dataclass(frozen=True)
@@ -112,10 +118,6 @@ class _Reached:
     crashes: tuple[InstalledFinding, ...] = ()
     reason: str = ""
     absent: bool = False
-
-    def joined(self, later: _Reached) -> _Reached:
-        """Return the results of a second search, with the crashes of both."""
-        return replace(later, crashes=self.crashes + later.crashes)
 
 
 def audit_installed_op(
