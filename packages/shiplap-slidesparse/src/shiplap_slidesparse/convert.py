@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error, notice
@@ -203,7 +203,7 @@ def require_form(pattern: Pattern, dtype: str) -> None:
 def _refuse_lazy(model: nn.Module) -> None:
     """Raise ``SL211`` if a parameter of ``model`` has no sizes yet, since the model was not called."""
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
+        if isinstance(parameter, UninitializedParameter):
             got, fix = "a parameter of a lazy module, without sizes", "call the model once, and convert it then"
             raise error("SL211", where=f"slidesparse.convert: {name}", got=got, expected="finite weights", fix=fix)
 

@@ -547,8 +547,8 @@ SL_EXPORT int sparse3d_masked_gemm_kernels(const sl_context* ctx,
                                            int64_t block);
 SL_EXPORT const char* sparse3d_masked_gemm_kernels_signature(void);
 
-/* Return the Z-order codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
- * ``bits`` interleaved bits per axis. Raise ``SL211`` for rows that do not fit.
+/* Return the Z-order codes of voxels, ``int64 [n]`` in the order of ``coords``. Sorting by the codes brings near voxels
+ * together.
  *   sparse3d::z_order_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -571,8 +571,7 @@ SL_EXPORT int sparse3d_z_order_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_z_order_encode_signature(void);
 
-/* Return the voxels of Z-order codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211`` for
- * codes whose scene is not an int32.
+/* Return the voxels of Z-order codes, ``int32 [n, 4]`` rows (scene, x, y, z) in the order of ``codes``.
  *   sparse3d::z_order_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)
@@ -593,8 +592,8 @@ SL_EXPORT int sparse3d_z_order_decode(const sl_context* ctx,
                                       int64_t axes_len);
 SL_EXPORT const char* sparse3d_z_order_decode_signature(void);
 
-/* Return the Hilbert codes of voxels, with -1 for padding. A code of at most ``width`` bits holds the scene above
- * ``bits`` bits per axis. Raise ``SL211`` for rows that do not fit.
+/* Return the Hilbert codes of voxels, ``int64 [n]`` in the order of ``coords``. Sorting by the codes brings near voxels
+ * together.
  *   sparse3d::hilbert_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -617,8 +616,7 @@ SL_EXPORT int sparse3d_hilbert_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_hilbert_encode_signature(void);
 
-/* Return the voxels of Hilbert codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211`` for
- * codes whose scene is not an int32.
+/* Return the voxels of Hilbert codes, ``int32 [n, 4]`` rows (scene, x, y, z) in the order of ``codes``.
  *   sparse3d::hilbert_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)

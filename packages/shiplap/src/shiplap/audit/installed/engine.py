@@ -160,6 +160,7 @@ def _find_calls(
     """
     form = _form_of(op)
     if form is None:
+        assert not isinstance(op, InstalledFunction)
         return _Reached(reason=_why_undeclarable(op))
     state, crashes = SearchState(siblings), list[InstalledFinding]()
     left = asked.seconds

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -155,16 +155,17 @@ def functions_in(module: ModuleType) -> dict[str, InstalledFunction]:
     by address.
     """
     functions = dict[str, InstalledFunction]()
-    for name, value in list(vars(module).items()):
-        if not isinstance(value, (type, FunctionType)) or (value.__module__, value.__qualname__) != (
-            module.__name__,
-            name,
-        ):
+    members: list[tuple[str, Any]] = list(vars(module).items())
+    for name, value in members:
+        if not isinstance(value, (type, FunctionType)):
+            continue
+        if (value.__module__, value.__qualname__) != (module.__name__, name):  # it is imported from elsewhere
             continue
         applied = isinstance(value, type) and issubclass(value, torch.autograd.Function)
         if not applied and not _calls_apply(value):
             continue
-        form = form_of(f"{module.__name__}:{name}", value.forward if applied else value, context=_has_context(value))
+        function = cast(type[torch.autograd.Function], value).forward if applied else value
+        form = form_of(f"{module.__name__}:{name}", function, context=_has_context(value))
         if form is not None:
             functions[form.name] = InstalledFunction(form, applied)
     return functions
