@@ -100,24 +100,11 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the chosen experts, the scale and the weight for the backward pass and for forward mode. ``torch.func``
-        requires that this not be done in ``forward``.
+        """Save the chosen experts, the scale and the weight for the backward pass. ``torch.func`` requires that this
+        not be done in ``forward``.
         """
         ctx.save_for_backward(*inputs[1:4])
-        ctx.save_for_forward(*inputs[1:4])
         ctx.experts = inputs[4]
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor, *others: Tensor | None) -> Tensor:
-        """Return the tangent of the product for the tangent ``x`` of the rows, the only argument that has one. The
-        rounding of the rows counts as the identity, as in ``backward``.
-        """
-        chosen, scale, weight = ctx.saved_tensors
-        total = x.new_zeros(len(x), len(weight) // ctx.experts)
-        for number, (part, scales) in enumerate(zip(weight.chunk(ctx.experts), scale.chunk(ctx.experts), strict=True)):
-            mine = (x @ part.to(x.dtype).mT) * scales.to(x.dtype)
-            total = torch.where((chosen == number)[:, None], mine, total)
-        return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

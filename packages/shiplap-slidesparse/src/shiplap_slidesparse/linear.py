@@ -52,9 +52,8 @@ class Linear(nn.Linear):
 
     Gradients reach the input, and the bias if it requires one, as if activations were not rounded. The weight is
     frozen. Libraries that put adapters on layers accept the layer as an ``nn.Linear``, but adapters cannot be merged
-    into a weight of 8 bits. Forward mode (``torch.func.jvp``) gives tangents as if activations were not rounded, too,
-    if the input or the bias requires a gradient. Otherwise it follows the reference, whose tangents are zero in the
-    8-bit modes, since rounding has no slope.
+    into a weight of 8 bits. Forward mode (``torch.func.jvp``) follows the reference. In the 8-bit modes its tangents
+    are zero, since rounding has no slope.
 
     Args:
         in_features, out_features, bias, device: as in ``nn.Linear``. The weight is zero until it is loaded.
@@ -443,25 +442,10 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the row-major weight and the scale for the backward pass and for forward mode. ``torch.func`` requires
-        that this not be done in ``forward``.
+        """Save the row-major weight and the scale for the backward pass. ``torch.func`` requires that this not be done
+        in ``forward``.
         """
-        ctx.rows = inputs[0].shape[:-1]
         ctx.save_for_backward(inputs[1], inputs[3])
-        ctx.save_for_forward(inputs[1], inputs[3])
-
-    @staticmethod
-    def jvp(ctx: Any, x: Tensor | None, *tangents: Tensor | None) -> Tensor | None:
-        """Return the tangent of the product for the tangents of the input and the bias, which are None for arguments
-        without one. The rounding of the input counts as the identity, as in ``backward``.
-        """
-        dense, scale = ctx.saved_tensors
-        bias = tangents[3]
-        if x is None:
-            return None if bias is None else bias.expand(*ctx.rows, -1)
-        made = x @ dense.to(x.dtype).mT
-        scaled = made if scale is None else made * scale.to(made.dtype)
-        return scaled if bias is None else scaled + bias
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

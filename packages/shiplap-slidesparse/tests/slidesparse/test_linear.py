@@ -231,23 +231,6 @@ def test_gradients_of_one_row_and_of_transforms() -> None:
     torch.testing.assert_close(rows, wanted.expand(3, 52))
 
 
-@pytest.mark.parametrize("mode", ["int8", "bf16"])
-def test_forward_mode_through_a_layer_that_learns(mode: str) -> None:
-    """A bias that requires a gradient makes a call one of autograd, which has forward mode and Hessians, too."""
-    made, x = layer(mode), inputs(3, 52)
-    made.bias.requires_grad_()
-    weight = made.as_packed().dequantised(torch.float32)
-    out, tangent = torch.func.jvp(made, (x,), (x,))
-    torch.testing.assert_close(out, made(x))
-    torch.testing.assert_close(tangent, x @ weight.T, rtol=2e-2, atol=2e-2)
-    parameters = {"bias": made.bias.detach()}
-    one = {"bias": torch.ones_like(made.bias)}
-    through_bias = torch.func.jvp(lambda p: torch.func.functional_call(made, p, (x,)), (parameters,), (one,))[1]
-    torch.testing.assert_close(through_bias, torch.ones_like(through_bias))
-    hessian = torch.func.hessian(lambda row: made(row).square().sum())(x[0])
-    torch.testing.assert_close(hessian, 2 * weight.T @ weight, rtol=5e-2, atol=5e-2)
-
-
 def test_one_graph_also_where_gradients_are_on() -> None:
     net = mlp()
     ss.convert(net, "4:6")

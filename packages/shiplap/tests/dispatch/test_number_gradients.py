@@ -111,7 +111,6 @@ INTEGER_WAYS = {
     "list": lambda f, x, k: f(x, 1, [k, 2]),
     "a list that is a tensor": lambda f, x, k: f(x, 1, k[None]),
     "optional": lambda f, x, k: f(x, o=k),
-    "torch.ops": lambda f, x, k: f.overload(x, k),
     "out": lambda f, x, k: f.out(x, k, out=torch.empty(2)),
     "compiled": lambda f, x, k: torch.compile(lambda x, k: f(x, k) * 2, backend="aot_eager")(x, k),
 }
