@@ -246,10 +246,9 @@ def _become_launcher(files: list[int], path: list[str], environment: dict[str, s
         os.chdir(cwd)
         sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *path]
         sys.argv = ["-c", str(files[0])]
-        del (
-            sys.modules[__name__],
-            sys.modules[__name__.partition(".")[0]],
-        )  # an ordinary launcher has imported nothing of the tests
+        ours = __name__.partition(".")[0]
+        for name in [n for n in sys.modules if n.partition(".")[0] == ours]:
+            del sys.modules[name]  # an ordinary launcher has imported nothing of the tests
         from shiplap.sandbox.launcher import main
 
         main()

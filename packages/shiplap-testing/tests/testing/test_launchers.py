@@ -16,7 +16,8 @@ TOLD = """
 import gc, json, os, signal, sys
 torch = sys.modules["torch"]
 raise RuntimeError(json.dumps([
-    os.environ.get("SHIPLAP_TEST_WORD"), sys.path[0] == WORD, "shiplap_testing" in sys.modules, gc.isenabled(),
+    os.environ.get("SHIPLAP_TEST_WORD"), sys.path[0] == WORD, gc.isenabled(),
+    [name for name in sys.modules if name.startswith("shiplap_testing")],
     signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, signal.getsignal(signal.SIGINT) == signal.default_int_handler,
     sys.argv[0], sorted(int(n) for n in os.listdir("/proc/self/fd"))[:4],
 ]))

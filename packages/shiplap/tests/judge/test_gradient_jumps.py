@@ -1,10 +1,19 @@
 """Where the gradient of a reference jumps, each value within the jump is right."""
 
+import math
+
 import pytest
 import torch
 
+from shiplap.judge import gradient_jumps as jumps
 from shiplap.judge.gradient_jumps import gradient_jumps, settle_jumps
 from shiplap.judge.problem import JudgeProblem
+
+
+@pytest.fixture(autouse=True)
+def all_points(monkeypatch):
+    """Look at as many points on a busy machine as on another."""
+    monkeypatch.setattr(jumps, "SECONDS", math.inf)
 
 
 def settled(call, x, change):
@@ -66,10 +75,27 @@ def test_a_value_beyond_the_jump_is_wrong():
     assert settled(torch.relu, x, lambda x, own, seed: -seed)[0] == 64
 
 
-def test_without_a_point_next_to_the_arguments_nothing_is_settled():
+@pytest.mark.parametrize("refusal", [ValueError, AssertionError, IndexError])
+def test_without_a_point_next_to_the_arguments_nothing_is_settled(refusal):
     def refuses(x):
         if not bool((x == 0).all()):
-            raise ValueError("zeros alone")
+            raise refusal("zeros alone")
         return x * 1
 
     assert settled(refuses, torch.zeros(5), lambda x, own, seed: own + 1) == (5, 0.0)
+
+
+def test_a_lack_of_memory_is_no_refusal():
+    def lacks(x):
+        if not bool((x == 0).all()):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return x * 1
+
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        settled(lacks, torch.zeros(5), lambda x, own, seed: own + 1)
+
+
+def test_no_jump_is_looked_for_next_to_float8():
+    problem = JudgeProblem("it", lambda x, scale: torch.relu(x), lambda x, scale: torch.relu(x))
+    args = torch.zeros(8), torch.ones(3).to(torch.float8_e4m3fn)
+    assert gradient_jumps(problem, args, [torch.ones(8)]) == []

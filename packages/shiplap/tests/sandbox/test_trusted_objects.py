@@ -67,6 +67,12 @@ class Meta(type):
         return True
 
 
+class Holder:
+    """Cannot be called, and has a method."""
+
+    method = mine
+
+
 class Layer(torch.nn.Module):
     def forward(self, x):
         return True
@@ -226,6 +232,17 @@ def test_a_c_function_stands_in_place_of_itself_alone():
     assert is_trusted_replacement(posixpath.join, posixpath.split)
 
 
+@pytest.mark.parametrize("function", [dict.get, functools.partial(operator.is_, None), bool])
+def test_a_bound_method_without_a_python_function_is_refused_like_a_partial(function):
+    assert not is_trusted_function(types.MethodType(function, {}))
+
+
+def test_a_weak_proxy_does_not_show_its_object():
+    kept = Holder()
+    assert not is_trusted_function(held(weakref.proxy(kept), by=posixpath.join))
+    assert not is_trusted_function(with_defaults(__defaults__=(weakref.proxy(kept),)))
+
+
 def test_what_takes_too_long_to_visit_is_not_trusted(monkeypatch):
     function = with_defaults(__defaults__=([[] for _ in range(100)],))
     assert is_trusted_function(function)
@@ -241,6 +258,7 @@ def test_generated_methods_are_harmless_in_a_module_that_is_imported_later():
     assert not is_harmless_value(mine)
     assert not is_harmless_value(torch.no_grad()(mine))
     assert not is_harmless_value(staticmethod(mine))
+    assert not is_harmless_value(with_defaults(__defaults__=(mine,), of=mine)), "also if it is an attribute as well"
     assert not is_trusted_function(type("It", (), {"__init__": eval("lambda self: None", {})}))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shiplap.judge.problem import JudgeProblem
 from shiplap.sampling.run import widen_tensor
+from shiplap.sandbox.machine_lack import is_lack
 
 NEAR = 2.0**-36  # relative distance, far below the resolution of float32
 LEAST_JUMP = 1e-6  # of the size of a gradient: a continuous one changes by about NEAR
@@ -30,7 +31,8 @@ def gradient_jumps(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[T
 
     The gradient is computed in float64 at points whose distance float32 cannot resolve. ``seeds`` are the gradients of
     the results. Both values are almost equal where the gradient is continuous. Points at which the reference raises an
-    error or has gradients that are not finite are left out. Return an empty list if all are.
+    error or has gradients that are not finite are left out. Return an empty list if all are. An error is raised again
+    if it says that the machine lacks a resource.
     """
     wide = [widen_tensor(a) if isinstance(a, Tensor) else a for a in args]
     rng, ends = torch.Generator().manual_seed(0), time.monotonic() + SECONDS
@@ -41,8 +43,7 @@ def gradient_jumps(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[T
         steps = [_random_step(a, rng) for a in wide]
         for sign in (1.0, -1.0):
             at = tuple(a if s is None else a + sign * s for a, s in zip(wide, steps, strict=True))
-            grads = problem.wide_gradients(at, seeds)
-            if grads and all(bool(torch.isfinite(g).all()) for g in grads):
+            if grads := _finite_gradients(problem, at, seeds):
                 known = bounds or [(g, g) for g in grads]
                 bounds = [
                     (torch.minimum(low, g), torch.maximum(high, g)) for (low, high), g in zip(known, grads, strict=True)
@@ -50,11 +51,28 @@ def gradient_jumps(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[T
     return bounds
 
 
-def _random_step(value: Any, rng: torch.Generator) -> Tensor | None:
-    """Return a random step for each element of a floating-point tensor, small against the element and the root mean
-    square of all. Return None for another value.
+def _finite_gradients(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of the reference in float64 for the arguments ``args`` and the gradients ``seeds`` of the
+    results.
+
+    Return an empty list if the reference raises an error, if a gradient has an element that is not finite, or if one
+    has another dtype, as that of a float8 argument or a complex parameter. An error is raised again if it says that the
+    machine lacks a resource.
     """
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+    try:
+        grads = problem.gradients(tuple(args), seeds, wide=True)
+    except Exception as e:  # the reference refuses these values
+        if is_lack(e):
+            raise
+        return []
+    return grads if all(g.dtype == torch.float64 and bool(torch.isfinite(g).all()) for g in grads) else []
+
+
+def _random_step(value: Any, rng: torch.Generator) -> Tensor | None:
+    """Return a random step for each element of a float64 tensor, small against the element and the root mean square of
+    all. Return None for another value.
+    """
+    if not isinstance(value, Tensor) or value.dtype != torch.float64:
         return None
     size = value.detach().abs() + value.detach().square().mean().sqrt().nan_to_num(1.0, 1.0, 1.0) + NEAR
     noise = torch.rand(value.shape, generator=rng, dtype=torch.float64).mul_(2).sub_(1)

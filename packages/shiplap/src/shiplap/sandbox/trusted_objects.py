@@ -65,6 +65,7 @@ CALLED_BY_OPERATORS = ("_op", "_op_dk")  # attributes of objects in ``torch.ops`
 # Kinds of values by which a part of Python or torch replaces a function. An object of another class that can be called
 # may return anything that it holds.
 FUNCTION_TYPES = (FunctionType, types.MethodType, BuiltinFunctionType, type, *torch_operator_types())
+WEAK_PROXIES = weakref.ProxyTypes
 OPAQUE_BINDINGS = ("PyCapsule", "pybind11")  # names of classes that hide a C++ function
 
 # A metaclass can replace these attributes of its classes.
@@ -74,15 +75,15 @@ _namespace_of, _flags_of, _bases_of, _order_of = (
 _address_of: Callable[[Any], int | None] = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
     ("PyCFunction_GetFunction", ctypes.pythonapi)
 )
-_known: dict[int, Any] = {}  # C functions, classes and modules that were there before any code under test
+_known: dict[int, Any] = {}  # C functions, classes, modules and scripts that were there before any code under test
 _known_operators: set[str] = set()  # names of the operators that were registered by then
 _mapped: list[tuple[int, int, str]] = []
 LEN_ADDRESS = _address_of(len) or 0  # in the file of Python itself
 
 
 def remember_objects(values: Iterable[Any]) -> None:
-    """Remember the C functions, classes and modules among ``values``, which were there before any code under test, and
-    the registered operators.
+    """Remember the C functions, classes, modules and scripted functions among ``values``, which were there before any
+    code under test, and the registered operators.
 
     They count as trusted from then on. Only objects of trusted modules may be passed, before the code under test is
     loaded.
@@ -105,10 +106,13 @@ def is_trusted_function(value: Any) -> bool:
 
     This occurs when further parts of Python or torch are imported. Everything that ``value`` holds, such as its
     defaults and its closure, must be trusted as well, so a trusted decorator around another function does not count.
-    Return False for other objects that can be called, such as a ``partial``, since what they return is in what they
-    hold. Return False for a value that is neither callable nor a descriptor.
+    Return False for other objects that can be called, such as a ``partial`` or a bound method whose function is not a
+    Python function, since what they return is in what they hold. Return False for a value that is neither callable nor
+    a descriptor.
     """
     kind = type(value)
+    if kind is types.MethodType and type(value.__func__) is not FunctionType:
+        return False
     is_function = issubclass(kind, FUNCTION_TYPES) or kind in C_DESCRIPTORS or _is_known(value)
     is_descriptor = not callable(value) and has_method(kind, "__get__")
     return (is_function or is_descriptor or kind is staticmethod) and _holds_only_trusted(value)
@@ -140,9 +144,11 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     if isinstance(value, (FunctionType, types.MethodType, staticmethod, classmethod)):
         function = value if isinstance(value, FunctionType) else value.__func__
         held = _values_held_by_function(function) if depth > 0 and type(function) is FunctionType else None
-        own = set(map(id, function.__dict__.values())) if held is not None else set()
-        contents = [_cell_content(v) if type(v) is types.CellType else v for v in held or () if id(v) not in own]
-        return held is not None and all(is_harmless_value(v, depth - 1) for v in contents)
+        if held is None:
+            return False
+        own = held[: len(held) - len(function.__dict__)]  # without its attributes, which come last
+        contents = [_cell_content(v) if type(v) is types.CellType else v for v in own]
+        return all(is_harmless_value(v, depth - 1) for v in contents)
     if isinstance(value, (functools.partial, type)):
         return is_trusted_module(value.func if isinstance(value, functools.partial) else value)
     is_plain = not callable(value) or isinstance(value, (BuiltinFunctionType, ModuleType))
@@ -215,8 +221,8 @@ def _values_held_by_operator(operator: Any) -> list[Any] | None:
 
 
 def _values_held_by_function(function: FunctionType) -> list[Any] | None:
-    """Return the defaults, the cells of the closure and the attributes of a function. Return None if its code is not
-    genuine, or if its globals are not those of an imported module, since it would then call other functions.
+    """Return the defaults, the cells of the closure and, last, the attributes of a function. Return None if its code is
+    not genuine, or if its globals are not those of an imported module, since it would then call other functions.
     """
     name = function.__globals__.get("__name__")
     module = sys.modules.get(name) if type(name) is str else None
@@ -259,8 +265,11 @@ def _is_trusted_c_function(function: Any) -> bool:
 
 def _values_held_by_object(value: Any, kind: type) -> list[Any] | None:
     """Return the class and all that the object ``value`` of the class ``kind`` shows to the garbage collector. Return
-    None if it can be called and its class does not show everything that it calls.
+    None if it is a weak proxy, which does not show its object, or if it can be called and its class does not show
+    everything that it calls.
     """
+    if kind in WEAK_PROXIES:
+        return None
     if callable(value):
         owner = next(c for c in _order_of(kind) if "__call__" in _namespace_of(c))
         if type(_namespace_of(owner)["__call__"]) is not FunctionType and owner not in C_CALLABLES:
