@@ -52,10 +52,11 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
         raise NotApplicable(f"{type(e).__name__}: {e}") from e
 
 
-def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
+def difference(result: Any, expected: Any, tolerance: float = 1e-4, floor: float = 0.0) -> str:
     """Return a message that says where two results differ by more than ``tolerance`` times the largest expected
     magnitude, or an empty string if they do not. Integers must be equal, and infinities and NaN must be at the same
-    positions. Unless ``tolerance`` is 0, four times the precision of the dtype is allowed as well.
+    positions. Unless ``tolerance`` is 0, four times the precision of the dtype is allowed as well. An error of at most
+    ``floor`` is allowed, too.
     """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
@@ -81,7 +82,7 @@ def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
         if not finite.any():
             continue
         size, error = b[finite].abs().max().item(), (a[finite] - b[finite]).abs().max().item()
-        if error > allowed * max(size, 1e-30):
+        if error > max(allowed * max(size, 1e-30), floor):
             return f"result {number}: differs by {error:.3g}, where the largest value is {size:.3g}"
     return ""
 

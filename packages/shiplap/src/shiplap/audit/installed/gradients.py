@@ -65,6 +65,18 @@ def gradients_of(
     return [torch.zeros_like(t) if g is None else g for g, t in zip(made, inputs, strict=True)]
 
 
+def rounding_error(tensors: list[torch.Tensor], eps: float = 0.0) -> float:
+    """Return the error that rounding may cause in gradients: eight times the precision of their dtypes, and at least
+    eight times ``eps``, times the largest finite magnitude in ``tensors``.
+
+    A gradient that is zero but for rounding, as that of a softmax over one element, has no digit that stays the same
+    where it is computed in another order, so that its own magnitude says nothing about the allowed error.
+    """
+    finite = [t.detach()[torch.isfinite(t)] for t in tensors]
+    largest = max((t.abs().max().item() for t in finite if t.numel()), default=0.0)
+    return 8 * max(eps, *(torch.finfo(t.dtype).eps for t in tensors)) * largest
+
+
 def plain_gradients(op: Any, make: Make) -> list[torch.Tensor]:
     """Return the gradients of all inputs of a call, for contiguous gradients of its results. Raise ``NotApplicable`` if
     the backward raises, which ``check_gradient`` reports.
@@ -98,7 +110,7 @@ def check_gradient_layout(op: Any, make: Make) -> str:
             made = gradients_of(results, inputs, given)
         except Exception as e:
             return f"the backward raises for a gradient that is {change.__name__}: {' '.join(str(e).split())[:200]}"
-        if problem := difference(made, expected):
+        if problem := difference(made, expected, floor=rounding_error([*expected, *given])):
             return f"another gradient of the arguments for a gradient that is {change.__name__}: {problem}"
     return ""
 
@@ -122,7 +134,7 @@ def check_gradient_mutation(op: Any, make: Make) -> str:
         second = gradients_of(results, inputs, given)
     except Exception as e:  # a function may free its memory after the first backward
         raise NotApplicable(f"no second backward over one graph: {e}") from e
-    problem = difference(second, first)
+    problem = difference(second, first, floor=rounding_error([*first, *given]))
     return problem and f"a second backward over the same graph returns something else: {problem}"
 
 
@@ -147,7 +159,7 @@ def check_gradient_alone(op: Any, make: Make) -> str:
             (made,) = gradients_of(results, [inputs[number]], drawn_like(results))
         except Exception as e:
             return f"{subject}: the backward raises: {' '.join(str(e).split())[:200]}"
-        if problem := difference(made, wanted):
+        if problem := difference(made, wanted, floor=rounding_error([*expected, *drawn_like(results)])):
             return f"{subject}, is another one than where all require one: {problem}"
     return ""
 
@@ -162,9 +174,10 @@ def check_autocast(op: Any, make: Make) -> str:
     _, results, _ = call_with_gradients(op, make)
     given = drawn_like(results)
     expected = plain_gradients(op, make)
+    arguments = make()  # an argument that is the result of another op is not made under autocast
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            cast_inputs, cast, _ = call_with_gradients(op, make)
+            cast_inputs, cast, _ = call_with_gradients(op, lambda: arguments)
     except NotApplicable as e:
         if e.__cause__ is None:
             raise
@@ -175,7 +188,8 @@ def check_autocast(op: Any, make: Make) -> str:
         made = gradients_of(cast, cast_inputs, [g.to(t.dtype) for g, t in zip(given, cast, strict=True)])
     except Exception as e:
         return f"the backward of a call under autocast to bfloat16 raises: {' '.join(str(e).split())[:200]}"
-    problem = difference(made, expected, 0.1)
+    floor = rounding_error([*expected, *given], torch.finfo(torch.bfloat16).eps)
+    problem = difference(made, expected, 0.1, floor)
     return problem and f"under autocast to bfloat16 gradients are other ones: {problem}"
 
 
