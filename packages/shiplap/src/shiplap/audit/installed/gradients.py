@@ -197,8 +197,8 @@ def in_float64(op: Any, make: Make, most: int) -> tuple[Callable[..., Any], list
     """Return ``(function, inputs, results)`` of a call in float64, for finite differences. ``function`` maps the inputs
     that require a gradient to the results that do.
 
-    Raise ``NotApplicable`` if the op does not compute in float64, or if the inputs have more than ``most`` values.
-    ``make()`` returns the arguments.
+    Raise ``NotApplicable`` if the op does not compute in float64, if the inputs have more than ``most`` values, or if
+    the results move in steps or not at all. ``make()`` returns the arguments.
     """
 
     def differentiable(t: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,32 @@ def in_float64(op: Any, make: Make, most: int) -> tuple[Callable[..., Any], list
         values = map_tensors(arguments, lambda t: next(left) if t.requires_grad else t)
         return tuple(t for t in tensors_in(call_op(op, values)) if t.requires_grad)
 
-    return function, inputs, [t for t in results if t.requires_grad]
+    differentiable_results = [t for t in results if t.requires_grad]
+    require_smoothness(function, inputs, differentiable_results)
+    return function, inputs, differentiable_results
+
+
+def require_smoothness(function: Callable[..., Any], inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
+    """Raise ``NotApplicable`` if finite differences of ``function`` say nothing about its gradient at ``inputs``, where
+    it returns ``results``. So it is if they depend on the width of the step, as where a function rounds to float32 on
+    the way, or if they are all zero, as those of a function that rounds to integers and defines a gradient of its own.
+    """
+    generator = torch.Generator().manual_seed(2)
+    steps = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs]
+
+    def slopes(width: float) -> list[torch.Tensor]:
+        """Return the finite differences of the results for a step of ``width`` in the direction of ``steps``."""
+        above = function(*((t.detach() + width * s).requires_grad_() for t, s in zip(inputs, steps, strict=True)))
+        below = function(*((t.detach() - width * s).requires_grad_() for t, s in zip(inputs, steps, strict=True)))
+        return [(a.detach() - b.detach()) / (2 * width) for a, b in zip(above, below, strict=True)]
+
+    narrow, wide = slopes(1e-6), slopes(2e-6)
+    largest = max((t.detach().abs().max().item() for t in results if t.numel()), default=0.0)
+    # In float64, a difference of two results has an error of about 1e-16 of them, divided by the width.
+    if difference(narrow, wide, 1e-4, 1e-7 * largest):
+        raise NotApplicable("finite differences depend on their step")
+    if any(t.numel() for t in narrow) and not any(t.count_nonzero() for t in narrow):
+        raise NotApplicable("the results are constant near the arguments")
 
 
 def check_gradient(op: Any, make: Make) -> str:
