@@ -325,12 +325,14 @@ def check_rows(op: Any, make: Make) -> str:
 def check_reference(op: Any, make: Make) -> str:
     """Call a function and its plain version on the arguments that ``make()`` returns. Return a message that says how
     the results differ, or an empty string if they are close. Raise ``NotApplicable`` if the package ships no plain
-    version, or if that refuses the arguments.
+    version, or if that refuses the arguments or returns another number of tensors.
     """
     if not isinstance(op, PythonFunction) or op.reference is None:
         raise NotApplicable("no plain version")
     result = call_op(op, make())
     plain = call_op(PythonFunction(op.reference, op.shared), {n: v for n, v in make().items() if n in op.shared})
+    if len(tensors_in(plain)) != len(tensors_in(result)):
+        raise NotApplicable("the plain version returns another number of tensors")
     problem = difference(result, plain, 1e-2)
     name = f"{op.reference.__module__}.{op.reference.__qualname__}"
     return problem and f"{name}, the plain version of the package, returns something else: {problem}"
