@@ -341,6 +341,20 @@ def test_a_gradient_of_rounding_errors_is_not_compared_with_itself():
     assert checks.difference([torch.zeros(2)], wrong, floor=gradients.rounding_error([*wrong, *given]))
 
 
+def test_any_error_of_a_backward_is_a_finding():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise KeyError("scale")
+
+    problem = gradients.check_gradient(PythonFunction(Fails.apply), lambda: {"x": torch.tensor([0.5, -1.0])})
+    assert problem == "the backward raises: 'scale'"
+
+
 def test_a_search_draws_anew_what_another_function_returned():
     (drawn,) = TakenCall("package.layers:Double", CallRecipe({}), (("float32", (3, 2)),)).result_recipes()
     assert evaluate({"x": str(drawn)})["x"].shape == (3, 2)

@@ -260,6 +260,15 @@ def require_smoothness(function: Callable[..., Any], inputs: list[torch.Tensor],
         raise NotApplicable("the results are constant near the arguments")
 
 
+def why_backward_raises(e: Exception) -> str:
+    """Return a message that a backward has raised ``e``. Raise ``MissingRegistration`` if ``e`` says that there is no
+    derivative.
+    """
+    if isinstance(e, NotImplementedError) or any(words in str(e) for words in REFUSALS):
+        raise MissingRegistration("no gradient") from e
+    return f"the backward raises: {str(e) or type(e).__name__}"
+
+
 def check_gradient(op: Any, make: Make) -> str:
     """Compare gradients of the op with finite differences in float64. Return a message that says how they differ, or an
     empty string if they are close.
@@ -271,28 +280,26 @@ def check_gradient(op: Any, make: Make) -> str:
     torch.manual_seed(0)
     try:
         made = torch.autograd.grad(results, inputs, drawn_like(results), allow_unused=True)
-        # An argument that the backward leaves out by returning None has no gradient, and is counted apart.
-        absent = {number for number, g in enumerate(made) if g is None}
+    except Exception as e:  # a backward in Python may raise anything
+        return why_backward_raises(e)
+    # An argument that the backward leaves out by returning None has no gradient, and is counted apart.
+    absent = {number for number, g in enumerate(made) if g is None}
 
-        def of_present(*present: torch.Tensor) -> Any:
-            """Return the results for the inputs that have a gradient. The other inputs keep their values."""
-            left = iter(present)
-            return function(*(t.detach() if n in absent else next(left) for n, t in enumerate(inputs)))
+    def of_present(*present: torch.Tensor) -> Any:
+        """Return the results for the inputs that have a gradient. The other inputs keep their values."""
+        left = iter(present)
+        return function(*(t.detach() if n in absent else next(left) for n, t in enumerate(inputs)))
 
-        present = [t for n, t in enumerate(inputs) if n not in absent]
+    present = [t for n, t in enumerate(inputs) if n not in absent]
+    try:
         if present:
             torch.autograd.gradcheck(of_present, present, eps=1e-6, atol=1e-4, rtol=1e-3, nondet_tol=1e-6)
     except GradcheckError as e:
         if "no graph" in str(e):
             raise MissingRegistration("no gradient of an argument") from e
         return f"gradients differ from finite differences: {' '.join(str(e).split())[:300]}"
-    except NotImplementedError as e:
-        raise MissingRegistration("no gradient") from e
     except RuntimeError as e:
-        # A backward that refuses to be differentiated says so.
-        if any(words in str(e) for words in REFUSALS):
-            raise MissingRegistration("no gradient") from e
-        return f"the backward raises: {e}"
+        return why_backward_raises(e)
     if absent:
         raise MissingRegistration("no gradient of an argument")
     return ""
