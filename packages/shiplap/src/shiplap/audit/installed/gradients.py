@@ -242,6 +242,8 @@ def require_smoothness(function: Callable[..., Any], inputs: list[torch.Tensor],
     it returns ``results``. So it is if they depend on the width of the step, as where a function rounds to float32 on
     the way, or if they are all zero, as those of a function that rounds to integers and defines a gradient of its own.
     """
+    if not any(t.numel() for t in inputs):
+        return  # nothing can be changed
     generator = torch.Generator().manual_seed(2)
     steps = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs]
 
