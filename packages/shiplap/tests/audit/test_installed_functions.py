@@ -15,6 +15,7 @@ from shiplap.audit.installed import functions as functions_module
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import FunctionRecorder, find_functions, functions_in, kind_of
 from shiplap.audit.installed.python_function import PythonFunction
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
@@ -309,6 +310,68 @@ def test_a_backward_that_refuses_to_be_differentiated_is_honest():
 
     with pytest.raises(checks.MissingRegistration, match="second derivative"):
         gradients.check_double_backward(PythonFunction(Once.apply), lambda: {"x": torch.tensor([0.5, -1.0, 2.0])})
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        pytest.param(lambda x: (x.float() * 3).sin().to(x.dtype), id="float32 inside"),
+        pytest.param(torch.round, id="steps"),
+    ],
+)
+def test_gradients_are_not_compared_where_finite_differences_say_nothing(forward):
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return forward(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    with pytest.raises(checks.NotApplicable, match=r"differences depend|results are constant"):
+        gradients.check_gradient(PythonFunction(Layer.apply), lambda: {"x": torch.tensor([0.3, -1.2, 2.1])})
+
+
+def test_a_gradient_of_rounding_errors_is_not_compared_with_itself():
+    tiny, given = [torch.tensor([3e-8, 0.0])], [torch.tensor([1.0, -2.0])]
+    assert checks.difference([torch.zeros(2)], tiny)
+    assert not checks.difference([torch.zeros(2)], tiny, floor=gradients.rounding_error([*tiny, *given]))
+    wrong = [torch.tensor([1e-3, 0.0])]
+    assert checks.difference([torch.zeros(2)], wrong, floor=gradients.rounding_error([*wrong, *given]))
+
+
+def test_any_error_of_a_backward_is_a_finding():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise KeyError("scale")
+
+    problem = gradients.check_gradient(PythonFunction(Fails.apply), lambda: {"x": torch.tensor([0.5, -1.0])})
+    assert problem == "the backward raises: 'scale'"
+
+
+def test_a_search_draws_anew_what_another_function_returned():
+    (drawn,) = TakenCall("package.layers:Double", CallRecipe({}), (("float32", (3, 2)),)).result_recipes()
+    assert evaluate({"x": str(drawn)})["x"].shape == (3, 2)
+
+
+def test_an_error_of_the_recorder_does_not_reach_the_program(found, monkeypatch):
+    layers = importlib.import_module("undeclared_functions.layers")
+
+    def fail(arguments):
+        raise RuntimeError("no values under vmap")
+
+    monkeypatch.setattr(functions_module, "make_python_call", fail)
+    recorder = DispatchRecorder(())
+    with FunctionRecorder(found.functions, recorder).mode():
+        assert layers.double(torch.ones(2)).tolist() == [2.0, 2.0]
+        assert sys.getprofile() is not None
+    assert not recorder.calls
 
 
 def test_many_findings_take_one_row_a_check():

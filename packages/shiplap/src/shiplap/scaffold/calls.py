@@ -40,7 +40,7 @@ class SeenTensor:
     A size of -1 in ``shape`` stands for a size that depends on data, which a fake tensor does not have as a number.
     ``columns`` has the range of each column of a matrix with few columns, and is empty for any other tensor. ``values``
     has all values of a small tensor of whole numbers, or with a column of them, since they may point into other
-    tensors. It is empty for any other tensor.
+    tensors, and of a vector of bytes, since it may be a file. It is empty for any other tensor.
     """
 
     dtype: str
@@ -241,8 +241,8 @@ class DispatchRecorder:
     values are recorded once. ``calls`` holds the recorded calls, and ``counts`` the number of all calls, by op name.
 
     A call is recorded below autograd. An op that is made of other ops is not seen there, and is recorded where Python
-    calls it. Values are read before the call,
-    since an op may write to its arguments. ``told`` is called with the name of an op at its first call.
+    calls it. Values are read before the call, since an op may write to its arguments. ``told`` is called with the name
+    of an op at its first call.
     """
 
     wanted: Collection[str]

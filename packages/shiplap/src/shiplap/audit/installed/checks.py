@@ -52,10 +52,11 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
         raise NotApplicable(f"{type(e).__name__}: {e}") from e
 
 
-def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
+def difference(result: Any, expected: Any, tolerance: float = 1e-4, floor: float = 0.0) -> str:
     """Return a message that says where two results differ by more than ``tolerance`` times the largest expected
     magnitude, or an empty string if they do not. Integers must be equal, and infinities and NaN must be at the same
-    positions. Unless ``tolerance`` is 0, four times the precision of the dtype is allowed as well.
+    positions. Unless ``tolerance`` is 0, four times the precision of the dtype is allowed as well. An error of at most
+    ``floor`` is allowed, too.
     """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
@@ -81,7 +82,7 @@ def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
         if not finite.any():
             continue
         size, error = b[finite].abs().max().item(), (a[finite] - b[finite]).abs().max().item()
-        if error > allowed * max(size, 1e-30):
+        if error > max(allowed * max(size, 1e-30), floor):
             return f"result {number}: differs by {error:.3g}, where the largest value is {size:.3g}"
     return ""
 
@@ -324,12 +325,14 @@ def check_rows(op: Any, make: Make) -> str:
 def check_reference(op: Any, make: Make) -> str:
     """Call a function and its plain version on the arguments that ``make()`` returns. Return a message that says how
     the results differ, or an empty string if they are close. Raise ``NotApplicable`` if the package ships no plain
-    version, or if that refuses the arguments.
+    version, or if that refuses the arguments or returns another number of tensors.
     """
     if not isinstance(op, PythonFunction) or op.reference is None:
         raise NotApplicable("no plain version")
     result = call_op(op, make())
     plain = call_op(PythonFunction(op.reference, op.shared), {n: v for n, v in make().items() if n in op.shared})
+    if len(tensors_in(plain)) != len(tensors_in(result)):
+        raise NotApplicable("the plain version returns another number of tensors")
     problem = difference(result, plain, 1e-2)
     name = f"{op.reference.__module__}.{op.reference.__qualname__}"
     return problem and f"{name}, the plain version of the package, returns something else: {problem}"

@@ -35,6 +35,7 @@ CHECKS = tuple(name for name in BY_NAME if name not in ("crash", "rows"))  # of 
 _FIRST = ("repeat", "uninitialized")  # where these fail, comparisons of the same call say nothing more
 OTHER_SIZES = (0, 1, 33)  # in place of each size that a call has
 _RESTARTS = 60  # of a search whose calls end the process
+_STANDSTILLS = 3  # calls that reach a limit of time, which is 10 or 20 seconds, after which the search is given up
 _DEATHS = 6  # after which the rest of the jobs of one op is given up
 # A program that runs another one, with the folders in which this process has found the package, behind its own.
 _RUN = "import sys; sys.path += sys.argv[1:]; exec(compile(sys.stdin.read(), 'finding', 'exec'))"
@@ -163,9 +164,10 @@ def _find_calls(
         assert not isinstance(op, InstalledFunction)
         return _Reached(reason=_why_undeclarable(op))
     state, crashes = SearchState(siblings), list[InstalledFinding]()
-    left = asked.seconds
+    # All recorded calls are wanted, also those behind one that ends the process.
+    left, wanted, standstills = asked.seconds, max(WANTED_CALLS, len(recorded)), 0
     for attempt in range(_RESTARTS + 1):
-        if left <= 0 or state.absent or len(state.found) >= WANTED_CALLS:
+        if left <= 0 or state.absent or len(state.found) >= wanted or standstills >= _STANDSTILLS:
             break
 
         def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
@@ -183,11 +185,12 @@ def _find_calls(
         for event in stream_events(search, _LIMITS):
             if isinstance(event, ChildDeath):
                 died = True
+                standstills += event.how.startswith(("hangs", "deadlock"))
                 if tried:
                     state.avoid(tried)
                     left -= tried["used"]
                 if tried and _is_crash(event):
-                    note = "" if recorded else "arguments that the schema admits, drawn by a search"
+                    note = "" if tried["by"] == "recorded" else "arguments that the schema admits, drawn by a search"
                     crash = InstalledFinding(form.name, "crash", str(event), tried["texts"], tried["by"], note)
                     crashes.append(crash)
             elif event["kind"] == "try":

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -127,7 +127,10 @@ def find_functions(package: str) -> FoundFunctions:
             elif event["kind"] == "failed":
                 found.failed[names[event["module"]]] = event["reason"]
             elif event["count"]:
-                found.functions |= functions_in(importlib.import_module(names[event["module"]]))
+                try:  # modules without such a function, which the child has imported before, are not imported here
+                    found.functions |= functions_in(importlib.import_module(names[event["module"]]))
+                except Exception as e:  # a module may raise anything
+                    found.failed[names[event["module"]]] = f"{type(e).__name__}: {e}"[:200]
         first = at + 1
     return with_references(found, package)
 
@@ -288,9 +291,11 @@ class FunctionRecorder:
         def notice(frame: FrameType, event: str, argument: object) -> None:
             """Record the call that has begun in ``frame`` if it is one of a wanted function."""
             for function in codes.get(frame.f_code, ()) if event == "call" else ():
-                self._record(function, frame)
+                # An exception would end the recording and reach the program: tensors under vmap have no values.
+                with suppress(Exception):
+                    self._record(function, frame)
 
-        before = sys.getprofile()
+        before, before_in_threads = sys.getprofile(), threading.getprofile()
         threading.setprofile(notice)
         sys.setprofile(notice)
         try:
@@ -298,7 +303,8 @@ class FunctionRecorder:
                 yield
         finally:
             sys.setprofile(before)
-            threading.setprofile(None)
+            threading.setprofile(before_in_threads)
+            codes.clear()  # threads that were started inside and go on still call ``notice``
 
     def _record(self, function: InstalledFunction, frame: FrameType) -> None:
         """Store the arguments with which ``function`` was called, unless one of them cannot be made again."""

@@ -65,6 +65,18 @@ def gradients_of(
     return [torch.zeros_like(t) if g is None else g for g, t in zip(made, inputs, strict=True)]
 
 
+def rounding_error(tensors: list[torch.Tensor], eps: float = 0.0) -> float:
+    """Return the error that rounding may cause in gradients: eight times the precision of their dtypes, and at least
+    eight times ``eps``, times the largest finite magnitude in ``tensors``.
+
+    A gradient that is zero but for rounding, as that of a softmax over one element, has no digit that stays the same
+    where it is computed in another order, so that its own magnitude says nothing about the allowed error.
+    """
+    finite = [t.detach()[torch.isfinite(t)] for t in tensors]
+    largest = max((t.abs().max().item() for t in finite if t.numel()), default=0.0)
+    return 8 * max(eps, *(torch.finfo(t.dtype).eps for t in tensors)) * largest
+
+
 def plain_gradients(op: Any, make: Make) -> list[torch.Tensor]:
     """Return the gradients of all inputs of a call, for contiguous gradients of its results. Raise ``NotApplicable`` if
     the backward raises, which ``check_gradient`` reports.
@@ -98,7 +110,7 @@ def check_gradient_layout(op: Any, make: Make) -> str:
             made = gradients_of(results, inputs, given)
         except Exception as e:
             return f"the backward raises for a gradient that is {change.__name__}: {' '.join(str(e).split())[:200]}"
-        if problem := difference(made, expected):
+        if problem := difference(made, expected, floor=rounding_error([*expected, *given])):
             return f"another gradient of the arguments for a gradient that is {change.__name__}: {problem}"
     return ""
 
@@ -122,7 +134,7 @@ def check_gradient_mutation(op: Any, make: Make) -> str:
         second = gradients_of(results, inputs, given)
     except Exception as e:  # a function may free its memory after the first backward
         raise NotApplicable(f"no second backward over one graph: {e}") from e
-    problem = difference(second, first)
+    problem = difference(second, first, floor=rounding_error([*first, *given]))
     return problem and f"a second backward over the same graph returns something else: {problem}"
 
 
@@ -147,7 +159,7 @@ def check_gradient_alone(op: Any, make: Make) -> str:
             (made,) = gradients_of(results, [inputs[number]], drawn_like(results))
         except Exception as e:
             return f"{subject}: the backward raises: {' '.join(str(e).split())[:200]}"
-        if problem := difference(made, wanted):
+        if problem := difference(made, wanted, floor=rounding_error([*expected, *drawn_like(results)])):
             return f"{subject}, is another one than where all require one: {problem}"
     return ""
 
@@ -162,9 +174,10 @@ def check_autocast(op: Any, make: Make) -> str:
     _, results, _ = call_with_gradients(op, make)
     given = drawn_like(results)
     expected = plain_gradients(op, make)
+    arguments = make()  # an argument that is the result of another op is not made under autocast
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            cast_inputs, cast, _ = call_with_gradients(op, make)
+            cast_inputs, cast, _ = call_with_gradients(op, lambda: arguments)
     except NotApplicable as e:
         if e.__cause__ is None:
             raise
@@ -175,7 +188,8 @@ def check_autocast(op: Any, make: Make) -> str:
         made = gradients_of(cast, cast_inputs, [g.to(t.dtype) for g, t in zip(given, cast, strict=True)])
     except Exception as e:
         return f"the backward of a call under autocast to bfloat16 raises: {' '.join(str(e).split())[:200]}"
-    problem = difference(made, expected, 0.1)
+    floor = rounding_error([*expected, *given], torch.finfo(torch.bfloat16).eps)
+    problem = difference(made, expected, 0.1, floor)
     return problem and f"under autocast to bfloat16 gradients are other ones: {problem}"
 
 
@@ -183,8 +197,8 @@ def in_float64(op: Any, make: Make, most: int) -> tuple[Callable[..., Any], list
     """Return ``(function, inputs, results)`` of a call in float64, for finite differences. ``function`` maps the inputs
     that require a gradient to the results that do.
 
-    Raise ``NotApplicable`` if the op does not compute in float64, or if the inputs have more than ``most`` values.
-    ``make()`` returns the arguments.
+    Raise ``NotApplicable`` if the op does not compute in float64, if the inputs have more than ``most`` values, or if
+    the results move in steps or not at all. ``make()`` returns the arguments.
     """
 
     def differentiable(t: torch.Tensor) -> torch.Tensor:
@@ -218,7 +232,43 @@ def in_float64(op: Any, make: Make, most: int) -> tuple[Callable[..., Any], list
         values = map_tensors(arguments, lambda t: next(left) if t.requires_grad else t)
         return tuple(t for t in tensors_in(call_op(op, values)) if t.requires_grad)
 
-    return function, inputs, [t for t in results if t.requires_grad]
+    differentiable_results = [t for t in results if t.requires_grad]
+    require_smoothness(function, inputs, differentiable_results)
+    return function, inputs, differentiable_results
+
+
+def require_smoothness(function: Callable[..., Any], inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
+    """Raise ``NotApplicable`` if finite differences of ``function`` say nothing about its gradient at ``inputs``, where
+    it returns ``results``. So it is if they depend on the width of the step, as where a function rounds to float32 on
+    the way, or if they are all zero, as those of a function that rounds to integers and defines a gradient of its own.
+    """
+    if not any(t.numel() for t in inputs):
+        return  # nothing can be changed
+    generator = torch.Generator().manual_seed(2)
+    steps = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs]
+
+    def slopes(width: float) -> list[torch.Tensor]:
+        """Return the finite differences of the results for a step of ``width`` in the direction of ``steps``."""
+        above = function(*((t.detach() + width * s).requires_grad_() for t, s in zip(inputs, steps, strict=True)))
+        below = function(*((t.detach() - width * s).requires_grad_() for t, s in zip(inputs, steps, strict=True)))
+        return [(a.detach() - b.detach()) / (2 * width) for a, b in zip(above, below, strict=True)]
+
+    narrow, wide = slopes(1e-6), slopes(2e-6)
+    largest = max((t.detach().abs().max().item() for t in results if t.numel()), default=0.0)
+    # In float64, a difference of two results has an error of about 1e-16 of them, divided by the width.
+    if difference(narrow, wide, 1e-4, 1e-7 * largest):
+        raise NotApplicable("finite differences depend on their step")
+    if any(t.numel() for t in narrow) and not any(t.count_nonzero() for t in narrow):
+        raise NotApplicable("the results are constant near the arguments")
+
+
+def why_backward_raises(e: Exception) -> str:
+    """Return a message that a backward has raised ``e``. Raise ``MissingRegistration`` if ``e`` says that there is no
+    derivative.
+    """
+    if isinstance(e, NotImplementedError) or any(words in str(e) for words in REFUSALS):
+        raise MissingRegistration("no gradient") from e
+    return f"the backward raises: {str(e) or type(e).__name__}"
 
 
 def check_gradient(op: Any, make: Make) -> str:
@@ -232,28 +282,26 @@ def check_gradient(op: Any, make: Make) -> str:
     torch.manual_seed(0)
     try:
         made = torch.autograd.grad(results, inputs, drawn_like(results), allow_unused=True)
-        # An argument that the backward leaves out by returning None has no gradient, and is counted apart.
-        absent = {number for number, g in enumerate(made) if g is None}
+    except Exception as e:  # a backward in Python may raise anything
+        return why_backward_raises(e)
+    # An argument that the backward leaves out by returning None has no gradient, and is counted apart.
+    absent = {number for number, g in enumerate(made) if g is None}
 
-        def of_present(*present: torch.Tensor) -> Any:
-            """Return the results for the inputs that have a gradient. The other inputs keep their values."""
-            left = iter(present)
-            return function(*(t.detach() if n in absent else next(left) for n, t in enumerate(inputs)))
+    def of_present(*present: torch.Tensor) -> Any:
+        """Return the results for the inputs that have a gradient. The other inputs keep their values."""
+        left = iter(present)
+        return function(*(t.detach() if n in absent else next(left) for n, t in enumerate(inputs)))
 
-        present = [t for n, t in enumerate(inputs) if n not in absent]
+    present = [t for n, t in enumerate(inputs) if n not in absent]
+    try:
         if present:
             torch.autograd.gradcheck(of_present, present, eps=1e-6, atol=1e-4, rtol=1e-3, nondet_tol=1e-6)
     except GradcheckError as e:
         if "no graph" in str(e):
             raise MissingRegistration("no gradient of an argument") from e
         return f"gradients differ from finite differences: {' '.join(str(e).split())[:300]}"
-    except NotImplementedError as e:
-        raise MissingRegistration("no gradient") from e
     except RuntimeError as e:
-        # A backward that refuses to be differentiated says so.
-        if any(words in str(e) for words in REFUSALS):
-            raise MissingRegistration("no gradient") from e
-        return f"the backward raises: {e}"
+        return why_backward_raises(e)
     if absent:
         raise MissingRegistration("no gradient of an argument")
     return ""

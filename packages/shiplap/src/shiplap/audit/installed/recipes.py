@@ -106,7 +106,11 @@ class TakenCall:
     results: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def result_recipes(self) -> list[TensorRecipe]:
-        """Return a recipe of each result, which makes the call again."""
+        """Return a recipe of each result. That of an op makes the call again. That of a function, which is not in
+        ``torch.ops``, draws other values of the same dtype and shape.
+        """
+        if "::" not in self.op:
+            return [TensorRecipe(dtype, shape, 0) for dtype, shape in self.results]
         texts = ", ".join(f"{n!r}: {text}" for n, text in self.call.texts().items())
         return [
             TensorRecipe(dtype, shape, 0, source=f"result({self.op!r}, {{{texts}}}, {number})")

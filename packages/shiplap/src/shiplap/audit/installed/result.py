@@ -99,6 +99,13 @@ class InstalledReport:
         """The findings that are not in the baseline, which is a file of known findings."""
         return [f for f in self.findings if f.key not in self.known]
 
+    @property
+    def subjects(self) -> str:
+        """How many ops and functions were audited, as text. Functions are left out if there are none."""
+        # The address of a function has one colon, the name of an op has two.
+        functions = sum("::" not in op.op for op in self.ops)
+        return f"{len(self.ops) - functions} ops" + (f", {functions} functions" if functions else "")
+
     def summary(self) -> dict[str, Any]:
         """Return the report as a dict of values that JSON can represent, for ``--json``."""
         reached = [op for op in self.ops if op.calls]
@@ -118,10 +125,7 @@ class InstalledReport:
         reached = [op for op in self.ops if op.calls]
         # Ops for other devices are no failure of the search.
         absent = [op for op in self.ops if op.unreached.startswith("no kernel")]
-        # The address of a function has one colon, the name of an op has two.
-        functions = [op for op in self.ops if "::" not in op.op]
-        subjects = f"{len(self.ops) - len(functions)} ops" + (f", {len(functions)} functions" if functions else "")
-        head = f"{self.package} {self.version}: {subjects}, {len(reached)} reached"
+        head = f"{self.package} {self.version}: {self.subjects}, {len(reached)} reached"
         yield line(head + (f", {len(absent)} without a kernel for the CPU" if absent else ""), "bold")
         if len(self.findings) > _MOST_ROWS:
             yield TextTable(("check", "findings", "ops", "first problem"), self._check_rows(), unwrapped=("check",))

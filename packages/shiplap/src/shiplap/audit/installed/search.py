@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ _TYPE_WORDS = re.compile(
 WANTED_CALLS = 6  # different calls of one op, on which the checks run
 _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 _MOST_CRASHES = 2  # of calls that were made from one call, which is then left alone
+_WAITING = 20  # times as long as its processor time may be, a search also waits, as for a network
 
 
 def refusal_form(text: str) -> str:
@@ -107,16 +109,24 @@ def try_recorded(
                 yield call
 
 
+def _used_seconds() -> float:
+    """Return the seconds of processor time of this process and of those that it has started and that have ended, such
+    as compilers.
+    """
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def _tried(call: CallRecipe, wrap: str, source: CallRecipe | None) -> ChildEvent:
     """Return the event that ``call`` is made next. ``source`` is the call from which it was made, or None."""
-    texts, used = call.texts(wrap), time.process_time()
+    texts, used = call.texts(wrap), _used_seconds()
     return {"kind": "try", "call": repr(call), "texts": texts, "by": call.origin, "origin": repr(source), "used": used}
 
 
 def search_calls(op: Any, form: SchemaForm, seed: int, seconds: float, state: SearchState, send: SendEvent) -> None:
     """Search for calls that the op accepts by random changes, within ``seconds`` of processor time, until ``state`` and
-    this search have six of them. Every tensor ends directly before memory that cannot be accessed, so that a read
-    beyond its end is a crash.
+    this search have six of them. A search whose calls wait rather than compute ends after 20 times as long. Every
+    tensor ends directly before memory that cannot be accessed, so that a read beyond its end is a crash.
 
     Each call is sent by ``send`` before it is made. If a call ends the process, the parent process starts the search
     again, with this call among those that ``state`` avoids.
@@ -127,8 +137,9 @@ def search_calls(op: Any, form: SchemaForm, seed: int, seconds: float, state: Se
     frontier, forms = list(state.frontier), set(map(refusal_form, state.refusals))
     frontier += [t.call for t in state.found]
     kinds, left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
+    latest = time.monotonic() + _WAITING * seconds
     # Time of the processor, so that other work on the machine does not shorten the search.
-    while time.process_time() < seconds and left > 0:
+    while _used_seconds() < seconds and time.monotonic() < latest and left > 0:
         usable = [c for c in frontier[-_FRONTIER:] if state.crashes.get(repr(c), 0) < _MOST_CRASHES]
         source = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else None
         call = draws.first() if source is None else draws.changed(source)
