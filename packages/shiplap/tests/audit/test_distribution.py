@@ -90,7 +90,8 @@ def test_dropout_from_torchs_own_generator(ns, problem):
     assert torch.Tag.nondeterministic_seeded in op.overload.tags
     findings = kernel_of(op, KERNELS[problem])
     if not problem:
-        assert {f.verdict for f in findings.values()} == {"ok"}, findings
+        wrong = {name: str(f.evidence) for name, f in findings.items() if f.verdict != "ok"}
+        assert not wrong, str(wrong)  # as text, which pytest does not cut off
     else:
         assert findings["distribution"].verdict == "fail"
         assert any(part in findings["distribution"].evidence for part in problem.split("|")), findings["distribution"]

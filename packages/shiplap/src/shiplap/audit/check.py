@@ -19,7 +19,7 @@ from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among,
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, Ledger, unseen_dtypes, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import needs_builder, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import needs_builder, reference_accepts, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
@@ -443,14 +443,19 @@ def draws_otherwise(op: Op, case: SampleCase) -> bool:
     """Return whether a random op and its reference draw different random numbers for the same seed. If so, their values
     cannot be compared. Return False for an op that is not random.
 
-    Besides the sizes and scalars of ``case``, a larger sample is compared, since a few numbers may be equal by chance.
+    Besides the sizes of ``case``, larger sizes are compared, since a few numbers may be equal by chance. Larger samples
+    that the reference refuses are left out.
     """
     if not op.spec.random:
         return False
     samples = Samples(op, case.seed, case.device)
     # Zeros and equal values hide which numbers were drawn.
-    usual = samples.make(case.recipe.but(values="normal"))
-    return any(_differs_from_reference(op, each) for each in (usual or case, *samples.grown(1)))
+    recipe = case.recipe.but(values="normal")
+    if _differs_from_reference(op, samples.make(recipe) or case):
+        return True
+    # With the scalars of the case: by default an op may draw nothing, such as a dropout of probability 0.
+    larger = (samples.make(recipe.but(sizes=dict(c.recipe.sizes))) or c for c in samples.grown(1))
+    return any(reference_accepts(op, c.args) and _differs_from_reference(op, c) for c in larger)
 
 
 def _differs_from_reference(op: Op, case: SampleCase) -> bool:

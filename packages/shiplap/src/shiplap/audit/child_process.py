@@ -33,6 +33,7 @@ ChildEvent = dict[str, Any]
 SendEvent = Callable[[ChildEvent], None]
 # Short enough for a prompt end, long enough not to take time from the child.
 POLL_SECONDS = 0.02
+LONGEST_POLL_SECONDS = 1.0  # of a longer sleep of the watcher no more counts: the whole machine may have stood still
 STACK_BYTES = 64 << 20  # bytes: as much as a main thread usually has, and some
 NOT_STARTED = "no process can be started"
 
@@ -216,7 +217,7 @@ class _ChildWatch:
         self.rest = b""
         self.base = resident_bytes(child)
         self.busy_s, self.idle_s = limits.busy_s, limits.idle_s
-        self.since = self.moved = time.monotonic()
+        self.looked_at, self.still_s = time.monotonic(), 0.0  # the last look, and the time without any work until then
         self.began = self.used = 0.0
 
     def events(self) -> Iterator[ChildEvent | ChildDeath]:
@@ -244,7 +245,7 @@ class _ChildWatch:
                     return
                 self._apply_event_limits(event)
                 yield event
-                self.since = self.moved = time.monotonic()  # what the reader did meanwhile is not the child's time
+                self.looked_at, self.still_s = time.monotonic(), 0.0  # without the time that the reader took meanwhile
 
     def _lines(self, chunk: bytes) -> list[bytes]:
         """Return the complete lines among the bytes that have arrived, of which ``chunk`` are the latest. An incomplete
@@ -269,16 +270,18 @@ class _ChildWatch:
         if resident_bytes(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
         now = time.monotonic()
+        self.still_s += min(now - self.looked_at, LONGEST_POLL_SECONDS)
+        self.looked_at = now
         used = _processor_seconds(self.child)
         if used - self.began > self.busy_s:
             return f"hangs: {self.busy_s:g} s of processor time and no end"
         if used > self.used:
-            self.used, self.moved = used, now
+            self.used, self.still_s = used, 0.0
         # Reading all of /proc is slow, so it is done only when the child itself stands still.
-        elif now - self.moved > self.idle_s / 2:
+        elif self.still_s > self.idle_s / 2:
             if (others := _session_seconds(self.child)) > self.used:
-                self.used, self.moved = others, now
-            elif now - self.moved > self.idle_s:
+                self.used, self.still_s = others, 0.0
+            elif self.still_s > self.idle_s:
                 return f"deadlock: nothing has run for {self.idle_s:g} s"
         return ""
 
