@@ -167,7 +167,7 @@ def _find_calls(
     # All recorded calls are wanted, also those behind one that ends the process.
     left, wanted, standstills = asked.seconds, max(WANTED_CALLS, len(recorded)), 0
     for attempt in range(_RESTARTS + 1):
-        if left <= 0 or state.absent or len(state.found) >= wanted or standstills >= _STANDSTILLS:
+        if (left <= 0 and not recorded) or state.absent or len(state.found) >= wanted or standstills >= _STANDSTILLS:
             break
 
         def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
