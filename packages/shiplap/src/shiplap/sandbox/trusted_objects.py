@@ -149,7 +149,7 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
         if held is None:
             return False
         own = held[: len(held) - len(function.__dict__)]  # without its attributes, which come last
-        contents = [_cell_content(v) if type(v) is types.CellType else v for v in own]
+        contents = [cell_content(v) if type(v) is types.CellType else v for v in own]
         return all(is_harmless_value(v, depth - 1) for v in contents)
     if isinstance(value, (functools.partial, type)):
         return is_trusted_module(value.func if isinstance(value, functools.partial) else value)
@@ -157,7 +157,7 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     return is_plain or is_trusted_module(type(value))
 
 
-def _cell_content(cell: types.CellType) -> Any:
+def cell_content(cell: types.CellType) -> Any:
     """Return the value in a cell of a closure, or None if nothing is assigned to it yet."""
     try:
         return cell.cell_contents
