@@ -32,6 +32,7 @@ READ_AT_START = ("PYTHON", "TORCH", "TRITON_", "OMP_", "MKL_", "KMP_", "LD_", "M
 READ_LATER = {"PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_COMPILE_CACHE_KEY_TAG"}
 LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 LONGEST = 1 << 17  # bytes of a request
+TURN_S = 0.05  # seconds for which a thread waits before another one may end the process
 FILES = 3  # that come with a request: a connection, and the standard output and error
 TEMPLATE = (
     "import gc, signal, sys; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -51,6 +52,7 @@ class ForkedProcess:
         """
         self.pid, self.returncode = pid, None
         self._handle, self._ended = os.pidfd_open(pid), ended
+        self._turn = threading.RLock()  # one thread at a time closes the handle, and none uses it then
 
     def poll(self) -> int | None:
         """Return 0 if the process has ended, and None if it still runs."""
@@ -58,22 +60,24 @@ class ForkedProcess:
 
     def wait(self) -> int | None:
         """Wait until the process has ended, and return 0."""
-        return self._wait(None)
+        while self._wait(TURN_S) is None:
+            pass
+        return self.returncode
 
     def kill(self) -> None:
         """Send SIGKILL to the process if it still runs."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        with self._turn:
+            if self.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
-    def _wait(self, seconds: float | None) -> int | None:
-        """Wait for the end of the process, at most for ``seconds`` if that is not None. Return 0 if it has ended, and
-        None otherwise.
-        """
-        if self.returncode is None and select.select([self._handle], [], [], seconds)[0]:
-            self.returncode = 0
-            os.close(self._handle)
-            self._ended(self.pid)
+    def _wait(self, seconds: float) -> int | None:
+        """Wait for the end of the process, at most for ``seconds``. Return 0 if it has ended, and None otherwise."""
+        with self._turn:
+            if self.returncode is None and select.select([self._handle], [], [], seconds)[0]:
+                self.returncode = 0
+                os.close(self._handle)
+                self._ended(self.pid)
         return self.returncode
 
 

@@ -237,6 +237,10 @@ def test_a_bound_method_without_a_python_function_is_refused_like_a_partial(func
     assert not is_trusted_function(types.MethodType(function, {}))
 
 
+def test_code_of_python_in_a_module_of_mine_calls_functions_of_mine():
+    assert not is_trusted_function(types.FunctionType(posixpath.join.__code__, globals()))
+
+
 def test_a_weak_proxy_does_not_show_its_object():
     kept = Holder()
     assert not is_trusted_function(held(weakref.proxy(kept), by=posixpath.join))

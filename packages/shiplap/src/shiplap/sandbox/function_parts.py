@@ -10,7 +10,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from shiplap.sandbox.trusted_code import function_code
-from shiplap.sandbox.trusted_objects import is_trusted_replacement
+from shiplap.sandbox.trusted_objects import cell_content, is_trusted_replacement
 
 _code, _defaults = attrgetter("__code__"), attrgetter("__defaults__")
 
@@ -32,7 +32,7 @@ class FunctionParts(NamedTuple):
         """Return the record of the present code, defaults, keyword defaults and closure functions of ``function``."""
         keywords = function.__kwdefaults__
         cells = function.__closure__
-        held = tuple((c, v) for c in cells if callable(v := _cell_content(c))) if cells else ()
+        held = tuple((c, v) for c in cells if callable(v := cell_content(c))) if cells else ()
         return cls(function, function.__code__, function.__defaults__, dict(keywords) if keywords else None, held)
 
     def changed_part(self) -> str:
@@ -50,7 +50,7 @@ class FunctionParts(NamedTuple):
         same = _same_objects(self.defaults or (), now.__defaults__ or ())
         if not same or (self.keywords is not None and not _same_items(self.keywords, now.__kwdefaults__ or {})):
             return "a default"
-        lost = any(not is_trusted_replacement(value, _cell_content(cell)) for cell, value in self.held)
+        lost = any(not is_trusted_replacement(value, cell_content(cell)) for cell, value in self.held)
         return "what is held" if lost else ""
 
 
@@ -81,14 +81,6 @@ class PlainFunctions(NamedTuple):
         return all(map(is_, map(_code, self.functions), self.codes)) and all(
             map(is_, map(_defaults, self.functions), self.defaults)
         )
-
-
-def _cell_content(cell: CellType) -> Any:
-    """Return the value in a cell of a closure, or None if nothing is assigned to it yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing is assigned yet
-        return None
 
 
 def _same_objects(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:

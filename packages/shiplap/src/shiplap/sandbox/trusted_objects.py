@@ -15,12 +15,14 @@ import types
 import weakref
 from collections.abc import Callable, Iterable
 from gc import get_referents  # bound now, since the candidate may replace ``gc.get_referents`` later
+from os.path import realpath  # bound now as well
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from shiplap.sandbox.trusted_code import (
+    OURS,
     forget_files,
     is_genuine_code,
     is_installed_module,
@@ -147,7 +149,7 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
         if held is None:
             return False
         own = held[: len(held) - len(function.__dict__)]  # without its attributes, which come last
-        contents = [_cell_content(v) if type(v) is types.CellType else v for v in own]
+        contents = [cell_content(v) if type(v) is types.CellType else v for v in own]
         return all(is_harmless_value(v, depth - 1) for v in contents)
     if isinstance(value, (functools.partial, type)):
         return is_trusted_module(value.func if isinstance(value, functools.partial) else value)
@@ -155,7 +157,7 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     return is_plain or is_trusted_module(type(value))
 
 
-def _cell_content(cell: types.CellType) -> Any:
+def cell_content(cell: types.CellType) -> Any:
     """Return the value in a cell of a closure, or None if nothing is assigned to it yet."""
     try:
         return cell.cell_contents
@@ -222,11 +224,15 @@ def _values_held_by_operator(operator: Any) -> list[Any] | None:
 
 def _values_held_by_function(function: FunctionType) -> list[Any] | None:
     """Return the defaults, the cells of the closure and, last, the attributes of a function. Return None if its code is
-    not genuine, or if its globals are not those of an imported module, since it would then call other functions.
+    not genuine, or if its globals are not those of an imported module of Python, torch, an installed package or
+    Shiplap, since it would then call other functions.
     """
-    name = function.__globals__.get("__name__")
+    name, file = function.__globals__.get("__name__"), function.__globals__.get("__file__")
     module = sys.modules.get(name) if type(name) is str else None
     if module is None or vars(module) is not function.__globals__ or not is_genuine_code(function.__code__):
+        return None
+    is_theirs = type(file) is str and (is_trusted_file(file) or realpath(file).startswith(OURS))
+    if not is_theirs and not _is_known(module):
         return None
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     return [*held, *(function.__closure__ or ()), *function.__dict__.values()]
