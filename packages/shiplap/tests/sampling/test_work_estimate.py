@@ -1,8 +1,14 @@
 """How much a sample costs, and what is left on one thread."""
 
 import torch
+from jaxtyping import Float32
+from torch import Tensor
 
-from shiplap.sampling.work_estimate import on_one_thread
+import shiplap as sl
+from shiplap.audit.checks.sizes import sizes_cases
+from shiplap.sampling.boundary_sizes import CROWDED_SIZE, LONG_SUM
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.work_estimate import exceeds_work_limit, on_one_thread
 
 
 def test_comparisons_run_on_one_thread():
@@ -10,3 +16,20 @@ def test_comparisons_run_on_one_thread():
     with on_one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
+
+
+def test_a_matrix_of_all_pairs_of_a_crowded_row_is_too_large(ns):
+    @sl.op(f"{ns}::nearest")
+    def nearest(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return (x[:, None] - x).abs().sum(1)
+
+    @sl.op(f"{ns}::listed")
+    def listed(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return torch.tensor(x.tolist())
+
+    for op, expected in ((nearest, True), (listed, False)):  # a list of values does not exist on the meta device
+        crowded = [*Samples(op, 0).crowded()]
+        assert {dict(c.recipe.sizes)["n"] for c in crowded} == {CROWDED_SIZE}
+        assert {exceeds_work_limit(op, c) for c in crowded} == {expected}
+        first = next(c for c in sizes_cases(Samples(op, 0)) if dict(c.recipe.sizes)["n"] != LONG_SUM)
+        assert (dict(first.recipe.sizes)["n"] == CROWDED_SIZE) is not expected

@@ -67,7 +67,7 @@ def map_of_edges(
 
     Raise ``SL208`` if ``edge_kernel`` is given without the number of taps, since no edge need reach the last tap. Raise
     it also if the three tensors differ in length. Raise ``SL211`` for a row or tap that does not exist, and for two
-    edges of the same output and tap. A traced graph does not check the values.
+    edges of the same output and tap. Neither a traced graph nor the capture of a CUDA graph checks the values.
     """
     inputs, outputs, taps = sizes
     lengths = [len(edges) for edges in (edge_in, edge_out, edge_kernel) if edges is not None]
@@ -83,7 +83,8 @@ def map_of_edges(
         got, expected = "edge_kernel without num_kernels", "the number of taps of the kernel as num_kernels="
         raise error("SL208", where="NeighborCache, argument 'num_kernels'", got=got, expected=expected)
     columns = edge_kernel.long()
-    if not torch.compiler.is_compiling():
+    # A capture forbids to wait for the values.
+    if not torch.compiler.is_compiling() and not (rows.is_cuda and torch.cuda.is_current_stream_capturing()):
         numbered = (edge_in.long(), inputs, "input row"), (rows, outputs, "output row"), (columns, taps, "tap")
         for values, size, name in numbered:
             message = f"edge {{row}} has no {name} from 0 to {size - 1}"

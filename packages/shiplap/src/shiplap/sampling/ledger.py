@@ -319,7 +319,7 @@ def unseen_dtypes(spec: OpSpec, cases: Iterable[SampleCase]) -> list[str]:
     """Return the names of the dtypes that the declaration ``spec`` admits and in which no tensor of ``cases`` is.
 
     Each group of tensors that have one dtype, such as all that are annotated ``Float``, is looked at by itself. Dtypes
-    in which no sample is generated, such as those of 8 bits, are left out, and so is a group without any tensor.
+    in which no sample is generated, such as those of float8, are left out, and so is a group without any tensor.
     """
     seen: dict[str, set[str]] = {}
     for case in cases:

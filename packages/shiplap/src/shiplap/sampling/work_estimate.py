@@ -97,15 +97,36 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
 
     The reason is that the run exceeds a limit of work, or that it raises an error, which leaves the work unknown.
     """
-    args = tree_map(lambda t: t.detach().to("meta"), case.args)
-    positional, named = op.spec.split(args)
     try:
-        with torch.device("meta"), _WorkLimit():
-            op.reference(*positional, **named)
+        _run_on_meta(op, case)
     except Exception as e:
         # An operator without a meta kernel, or one that reads values, may raise anything.
         return error_line(e)
     return ""
+
+
+def exceeds_work_limit(op: Op, case: SampleCase) -> bool:
+    """Return whether the reference on ``case`` makes a tensor of more than ``ELEMENTS`` elements or calls more than
+    ``CALLS`` operators. Return False if this is unknown because the reference does not run on the meta device.
+    """
+    try:
+        _run_on_meta(op, case)
+    except OverflowError:
+        return True
+    except Exception:
+        # The reference may raise anything there.
+        return False
+    return False
+
+
+def _run_on_meta(op: Op, case: SampleCase) -> None:
+    """Run the reference on ``case`` on the meta device, without memory. Raise ``OverflowError`` if it exceeds a limit
+    of work, and the reference's own errors.
+    """
+    args = tree_map(lambda t: t.detach().to("meta"), case.args)
+    positional, named = op.spec.split(args)
+    with torch.device("meta"), _WorkLimit():
+        op.reference(*positional, **named)
 
 
 def parse_budget(budget: float | str) -> float:
