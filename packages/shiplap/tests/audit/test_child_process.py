@@ -101,6 +101,18 @@ def test_an_event_may_ask_for_a_longer_silence():
     assert "deadlock" in str(last)
 
 
+def test_a_machine_that_stands_still_is_no_deadlock(monkeypatch):
+    """The clock goes on, while neither the child nor its watcher runs."""
+    clock, began = time.monotonic, time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (100.0 if clock() > began + 0.5 else 0.0))
+
+    def work(send):
+        time.sleep(1.5)
+        send({"kind": "note"})
+
+    assert list(stream_events(work, ChildLimits(busy_s=30, idle_s=10.0))) == [{"kind": "note"}]
+
+
 def test_waiting_for_a_program_of_its_own_is_no_deadlock():
     def work(send):
         subprocess.run(["sh", "-c", "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done"], check=True)
