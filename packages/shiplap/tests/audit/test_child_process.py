@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import threading
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, stream_events
+from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, run_isolated, stream_events
 from shiplap_testing.crashes import read_unmapped
 
 QUICK = ChildLimits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
@@ -170,3 +171,22 @@ def test_an_audit_after_a_compiled_function_was_differentiated(ns):
 
     torch.compile(lambda x: square(x).sum(), backend="aot_eager")(torch.ones(3, requires_grad=True)).backward()
     assert [finding.verdict for finding in sl.audit(square, checks=["gradient"])] == ["ok"]
+
+
+class EndsFork:
+    """Ends a forked process that collects it. In a program, it may wait for a thread that does not exist there."""
+
+    def __init__(self) -> None:
+        self.program, self.circle = os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.program:
+            os._exit(9)
+
+
+def test_a_child_collects_no_garbage_of_the_program():
+    EndsFork()
+    try:
+        assert run_isolated(lambda _send: gc.collect() >= 0) is True
+    finally:
+        gc.collect()  # a fork of a later test would end

@@ -117,7 +117,7 @@ def test_a_negative_output_size(ns):
         ({"bias": 3}, "argument 'bias'", "int", 'Float[Tensor, "co"] or None'),
         ({"kernel": 3}, "argument 'kernel'", "int", "list[int]"),
         ({"kernel": ["a"]}, "argument 'kernel'", "str in a list", "list[int]"),
-        ({"groups": torch.zeros(2)}, "argument 'groups'", "Tensor", "int"),
+        ({"groups": torch.zeros(2)}, "argument 'groups'", "a tensor of torch.float32", "int"),
         ({"groups": 1.5}, "argument 'groups'", "float", "int"),
         ({"groups": None}, "argument 'groups'", "None", "int"),
         ({"groups": 2**63}, "argument 'groups'", "int beyond 64 bits", "int"),

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import time
 import warnings
 
 import pytest
@@ -73,9 +74,10 @@ def test_an_op_that_a_function_declares_is_verified_in_locked_forks(ns, monkeypa
 
     @sl.op(f"{ns}::local")
     def local(x: Float32[Tensor, "n k"], w: Float32[Tensor, "k m"]) -> Float32[Tensor, "n m"]:
+        time.sleep(0.004)
         return torch.softmax((x @ w).sin().exp(), -1)
 
-    seen = {}
+    seen = {}  # by far the fastest, so that it is tried on new values
 
     @local.kernel("cpu", name="remembers")
     def _(x, w, *, out):
@@ -91,6 +93,7 @@ def test_an_op_that_a_function_declares_is_verified_in_locked_forks(ns, monkeypa
 
     @local.kernel("cpu", name="fused")
     def _(x, w, *, out):
+        time.sleep(0.002)
         torch.softmax(torch.mm(x, w).sin_().exp_(), -1, out=out)
 
     with warnings.catch_warnings(record=True) as heard:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import resource
@@ -161,6 +162,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
     """
     status = 1
     try:
+        gc.freeze()  # garbage of the program stays: a destructor could wait for a thread that the fork does not have
         os.setsid()  # its own children end with it
         # Crashes are expected here, and a core file of each would take space.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
