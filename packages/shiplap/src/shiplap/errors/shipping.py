@@ -1,4 +1,7 @@
-"""Packages with native code: SL308 to SL310. Models for other runtimes: SL321, SL322. Plain sources: SL323."""
+"""Packages with native code: SL308 to SL310. Models for other runtimes: SL321, SL322. Plain sources: SL323.
+
+Programs that no file can hold: SL324.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +80,19 @@ register(
             (
                 "name only ops that can be ejected, such as: shiplap eject mylib.ops:scale -o mylib_plain. To eject "
                 "the others, remove what 'got' names from them"
+            ),
+        ),
+        (
+            "SL324",
+            "the program is right for one size only",
+            (
+                "torch.export writes a float that follows from a size, such as x.shape[0] / 2 as an argument of an op, "
+                "into the program as the number of the example, with a guard. A file has no such guard, and would "
+                "return wrong values for other sizes."
+            ),
+            (
+                "pass the number as a tensor without dims, such as x.new_full((), x.shape[0]) / 2, to an op that takes "
+                "one; or export with a fixed size, without this dim in dynamic_shapes"
             ),
         ),
     ],

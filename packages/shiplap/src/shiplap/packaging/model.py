@@ -35,6 +35,7 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
+from shiplap.packaging.fixed_floats import refuse_fixed_floats
 from shiplap.packaging.tags import DAMAGED, shares_cxx_runtime
 from shiplap.torch_private.dynamo import compile_package, processor_features
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
@@ -94,9 +95,11 @@ def package_model(
         LaunchError: ``SL620`` for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
         LibraryError: ``SL408`` if the compiler links the C++ runtime into libraries and such a library ends the
             process.
+        ShippingError: ``SL324`` if a float that follows from a size that varies is fixed in the program.
         CommandError: ``SL602`` if the file cannot be written.
     """
     # First, since the compilation takes minutes and an op may be refused at once.
+    refuse_fixed_floats(program, str(path))
     ops = _ops_to_pack(program)
     _compile_forms(program, tuple(architectures) or _current_architecture())
     target = Path(path)

@@ -24,6 +24,7 @@ from torch.fx import Node
 
 from shiplap.dispatch import Op, registry
 from shiplap.errors import ShiplapError, error, first_line, writing
+from shiplap.packaging.fixed_floats import refuse_fixed_floats
 from shiplap.packaging.onnx_operators import (
     VERSION,
     OperatorTable,
@@ -147,12 +148,13 @@ def export_onnx(
 
     Raises:
         ShippingError: ``SL321`` if ONNX cannot express an op. ``SL322`` if a package of ``shiplap[onnx]`` is not
-            installed.
+            installed. ``SL324`` if a float that follows from a size that varies is fixed in the program.
         CommandError: ``SL602`` if ``path`` cannot be written.
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise error("SL322", where=str(path), got=f"no package {missing[0]}", expected=", ".join(PACKAGES))
+    refuse_fixed_floats(program, str(path))
     converter = _Converter(opset, checks)
     with _converting, shared_onnx_registry(), forgotten_sizes(program):
         model = converter.convert(program, str(path))

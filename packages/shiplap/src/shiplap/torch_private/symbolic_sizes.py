@@ -27,6 +27,13 @@ def is_number(held: Any) -> bool:
     return is_size(held) or isinstance(held, torch.SymFloat)
 
 
+def guards_of_program(program: torch.export.ExportedProgram) -> list[str]:
+    """Return the conditions on its inputs that an exported program checks before it runs, as Python expressions of
+    ``L``, a dict of the inputs by name. Return an empty list on a torch that does not keep them.
+    """
+    return list(getattr(program, "_guards_code", None) or [])
+
+
 def size_in_call(size: int | torch.SymInt) -> int | None:
     """Return the value of a size in the call for which a graph is made. Return None for a size that depends on data."""
     if isinstance(size, int):
