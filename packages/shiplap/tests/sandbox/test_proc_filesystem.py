@@ -49,3 +49,29 @@ def test_nobody_is_below_who_has_no_children():
         assert proc_filesystem.list_stopped_descendants(process.pid) == {}
     finally:
         process.communicate(b"")
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("there", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize("program", ["print('there', flush=True); input()", FIRST_THREAD_ENDS])
+def test_a_process_is_ending_when_all_its_threads_are(program):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:
+        assert process.stdout.readline()
+        ends = time.monotonic() + 20
+        while program == FIRST_THREAD_ENDS and proc_filesystem.stat_fields(process.pid)[0] != "Z":
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        assert not proc_filesystem.is_ending(process.pid)
+        process.kill()
+        while not proc_filesystem.is_ending(process.pid):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        process.wait()
+        assert proc_filesystem.is_ending(process.pid), "it is gone"

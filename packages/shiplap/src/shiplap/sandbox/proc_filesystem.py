@@ -12,7 +12,8 @@ from pathlib import Path
 
 CALM_SHARE = 0.9  # share of the wall time without waiting from which a request is undisturbed
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, in the clock id of another process: time counted by the scheduler
-PPID, GROUP, SESSION, THREADS = 1, 2, 3, 17  # of ``stat_fields``
+PPID, GROUP, SESSION, FLAGS, THREADS = 1, 2, 3, 6, 17  # of ``stat_fields``
+EXITING = 0x4  # the flag of a thread that is ending (PF_EXITING of Linux)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 FILE_BYTES = 208 << 10  # the bytes that a socket holds without a reader, by the usual setting; a pipe holds less
 STATUS_SIZE = re.compile(r"^(VmPTE|HugetlbPages|RssShmem):\s+(\d+) kB$", re.MULTILINE)
@@ -113,6 +114,18 @@ def thread_states(pid: int) -> set[str]:
     except OSError:
         return set()
     return {stat[0] for name in names if (stat := stat_fields(f"{pid}/task/{name}"))}
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether all threads of a process have ended or are ending, so that its code runs no more. The return of
+    much memory to the machine takes a while in this state. Return True if the process is gone.
+    """
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    stats = [stat for name in names if (stat := stat_fields(f"{pid}/task/{name}"))]
+    return all(stat[0] in "ZX" or int(stat[FLAGS]) & EXITING for stat in stats)
 
 
 def _living_folder(pid: int) -> str:

@@ -31,6 +31,7 @@ from shiplap.sandbox.proc_filesystem import (
     RequestTime,
     SchedulerUsage,
     has_ended,
+    is_ending,
     list_descendants,
     list_session,
     list_stopped_descendants,
@@ -65,7 +66,7 @@ HANGS, SILENT_S = 0.8, 5.0
 STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
-ENDING_S = 0.1  # seconds until a process that has closed its connection is gone
+ENDING_S = 0.3  # seconds until a process that has closed its connection is ending
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -487,7 +488,7 @@ class SandboxedProcess:
         exit status, or else the reason ``how``. ``lack`` says that the machine lacks a resource.
         """
         ends = time.monotonic() + ENDING_S
-        while not (gone := thread_states(self.pid) <= {"Z", "X"}) and time.monotonic() < ends:
+        while not (gone := is_ending(self.pid)) and time.monotonic() < ends:
             time.sleep(0.001)
         self._signal(signal.SIGKILL)
         status = int(signal.SIGKILL)  # with the launcher, the process was killed
