@@ -414,3 +414,24 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(ShiplapError, match="no package shiplap_absent") as caught:
         export_onnx(program, tmp_path / "net.onnx")
     assert caught.value.id == "SL322"
+
+
+def test_a_result_whose_size_depends_on_data_is_checked_as_well(ns: str, tmp_path: Path) -> None:
+    @sl.op(f"{ns}::positive", bounds={"m": "n"})
+    def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
+        if (x > 100).any():
+            raise ValueError("a value is too large")
+        return x[x > 0]
+
+    class Positive(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            kept: Tensor = positive(x)
+            return kept, kept * 2
+
+    x = torch.tensor([1.0, -2.0, 3.0])
+    program = torch.export.export(Positive(), (x,), dynamic_shapes=({0: Dim("n", max=100)},))
+    session = onnxruntime.InferenceSession(str(export_onnx(program, tmp_path / "it.onnx").path))
+    kept, twice = session.run(None, {"x": torch.tensor([-1.0, 4.0, 5.0, 6.0]).numpy()})
+    assert (kept.tolist(), twice.tolist()) == ([4.0, 5.0, 6.0], [8.0, 10.0, 12.0])
+    with pytest.raises(Exception, match="a value is too large"):
+        session.run(None, {"x": torch.tensor([1.0, 101.0]).numpy()})

@@ -545,7 +545,8 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
         function given to the context.
         """
         made.append(graph.call_function(checked._opoverload, (value, holds, message)))
-        made[-1].meta.update(value.meta)
+        # A size that depends on data belongs to the node that computes it, and to no other one.
+        made[-1].meta.update({key: held for key, held in value.meta.items() if key != "unbacked_bindings"})
         return made[-1]
 
     if asserted:
