@@ -38,7 +38,7 @@ from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, Machine
 from shiplap.sandbox.device_memory import DeviceError
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.machine_lack import is_lack
-from shiplap.sandbox.protocol import LoadTarget, OperatorUse
+from shiplap.sandbox.protocol import ImportModule, LoadTarget, OperatorUse
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
@@ -54,6 +54,7 @@ EXTRA_SHARE = 0.15  # gradients that nobody asks for
 COMPILING_SHARE = 0.5  # torch.compile of the reference
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["other dtypes, empty tensors, NaN and infinity"]
+DECLARATIONS = "shiplap.dispatch"  # the module that a declared op needs
 LOOKED_BY = {axis: part for (axis, duty), part in JUDGE.items() if duty == "value"}
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
@@ -183,6 +184,8 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
     with case.record_faults("all calls"), _note_lack(case):
+        if case.subject.kind == "reference":
+            launcher.ask(ImportModule(DECLARATIONS))  # one import there saves one in each of its forks
         witness = _start_target_process(case, launcher, stack, case.candidate, "function")
         witness.check_interpreter()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
