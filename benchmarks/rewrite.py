@@ -231,10 +231,18 @@ def kept(path: Path | None, sources: Sequence[str]) -> list[dict[str, Any]]:
     return list(held["cases"]) if same else []
 
 
-def keep(path: Path | None, sources: Sequence[str], device: str, rounds: int, cases: list[dict[str, Any]]) -> None:
+def keep(
+    path: Path | None,
+    sources: Sequence[str],
+    device: str,
+    rounds: int,
+    cases: list[dict[str, Any]],
+    packages: Sequence[str] = (),
+) -> None:
+    """Write the record; ``packages`` are those whose versions matter besides torch and Triton."""
     if path:
         name = torch.cuda.get_device_name() if device == "cuda" else ""
-        packages = ["triton"] if name else []
+        packages = [*packages, *(["triton"] if name else [])]
         _record.write(path, _record.record(sources, packages, name, rounds=rounds, cases=cases))
 
 
