@@ -77,7 +77,10 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """``rewrites(always)``: as they ship, or without asking whether they pay. ``mode``: of ``torch.compile``."""
+    """``rewrites(always)``: as they ship, or without asking whether they pay. ``mode``: of ``torch.compile``.
+
+    ``fused``: the same model with torch's fused call of attention, as users have it by default.
+    """
 
     name: str
     model: Callable[[], nn.Module]
@@ -89,6 +92,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     layout: torch.memory_format = torch.contiguous_format
     peer: dict[str, Any] = field(default_factory=dict)
+    fused: Callable[[], nn.Module] | None = None
 
 
 def named(name: str, how: dict[str, Any]) -> str:
@@ -167,6 +171,10 @@ def measured(
             assert forced, case
         if case.peer:
             calls["inductor"] = contestant(case, model, x, **case.peer)[0]
+        if case.fused:
+            by_hand = case.fused().to(device, case.dtype, memory_format=case.layout).train(case.train)
+            by_hand.load_state_dict(model.state_dict())
+            calls["sdpa"] = contestant(case, by_hand, x)[0]
         calls["eager"] = lambda: eager(x).sum().backward() if case.train else eager(x)
         seconds, expected = time.monotonic() - started, eager(x)
         errors = {n: apart(call(), expected) for n, call in calls.items() if n != "eager"}
