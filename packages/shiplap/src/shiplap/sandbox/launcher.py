@@ -67,10 +67,10 @@ def serve_forks(handle: int, folder: str = "") -> None:
             folder = ""
             reply = protocol.Answer(_all_children_gone())
             forked.clear()
-        elif isinstance(message, protocol.ImportModule):  # one import here saves one in each fork
-            if message.module and message.module not in sys.modules:
+        elif isinstance(message, protocol.ImportModule) and message.module:  # one import here saves one in each fork
+            with contextlib.suppress(ImportError):  # whoever needs the module gets the error
                 importlib.import_module(message.module)
-                child.take_baseline()
+            child.take_baseline()
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
