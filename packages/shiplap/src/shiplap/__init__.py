@@ -76,7 +76,8 @@ _LATE = {
     "triton": "shiplap.kernels.triton.declaration",
     "tune": "shiplap.tuning",
 }
-_ROOMS = ("errors", "tuning")  # public modules, which are attributes without an import of their own
+# Public modules, which are attributes without an import of their own.
+_ROOMS = {"errors": "shiplap.errors", "tuning": "shiplap.tuning"}
 _late = names(__name__, _LATE)
 
 
@@ -105,7 +106,7 @@ class _Package(ModuleType):
         and bound to the package. Raise ``AttributeError`` for other names.
         """
         if name in _ROOMS:
-            return import_module(f"{__name__}.{name}")
+            return import_module(_ROOMS[name])
         value = _late(name)
         setattr(self, name, value)
         return value
