@@ -96,21 +96,37 @@ class Graph:
         """Return a mapping from each file that reaches one of ``changed`` to the least number of steps to one of them.
         A step leads from a file to one that it uses by an import, a path or a fixture. Files of ``changed`` themselves
         have 0. A module that no file names is copied or loaded by its name, so that the nearest ``__init__.py`` around
-        it counts as its user.
+        it counts as its user. If no test is reached, this holds for the modules that use it as well, and again.
         """
         steps = dict.fromkeys(changed, 0)
-        for file in [f for f in steps if f.endswith(".py") and "/src/" in f and not self.users.get(f)]:
-            around = [f"{file[:at]}/__init__.py" for at, letter in enumerate(file) if letter == "/"]
-            steps |= dict.fromkeys([f for f in around if f in self.files and f not in steps][-1:], 1)
         queue = deque(steps)
-        # A breadth-first search reaches each file by the fewest steps first.
-        while queue:
-            file = queue.popleft()
-            for user in self.users.get(file, ()):
-                if user not in steps:
-                    steps[user] = steps[file] + 1
-                    queue.append(user)
-        return steps
+        for file in list(steps):
+            self._add_package_around(file, steps, queue)
+        while True:
+            # A breadth-first search reaches each file by the fewest steps first.
+            while queue:
+                file = queue.popleft()
+                for user in self.users.get(file, ()):
+                    if user not in steps:
+                        steps[user] = steps[file] + 1
+                        queue.append(user)
+            if any(map(_is_test, steps)):
+                return steps
+            for file in list(steps):
+                self._add_package_around(file, steps, queue)
+            if not queue:
+                return steps
+
+    def _add_package_around(self, file: str, steps: dict[str, int], queue: deque[str]) -> None:
+        """If ``file`` is a module of a package that no file names, add the nearest ``__init__.py`` around it that is
+        not in ``steps`` yet to ``steps``, one step further than ``file``, and to ``queue``.
+        """
+        if not file.endswith(".py") or "/src/" not in file or self.users.get(file):
+            return
+        around = [f"{file[:at]}/__init__.py" for at, letter in enumerate(file) if letter == "/"]
+        for nearest in [f for f in around if f in self.files and f not in steps][-1:]:
+            steps[nearest] = steps[file] + 1
+            queue.append(nearest)
 
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return a list of the test files that use one of the files ``changed`` (by an import, a path or a fixture),
@@ -118,7 +134,8 @@ class Graph:
         counts as two steps nearer. So does one whose name has a word of the changed file's, as ``test_merge.py`` for
         ``merge_tables.py``, and one with the name of the changed module as a string, as tests name checks. Among
         equally near ones, those of the same distribution come first, and then those that name the fewest files. Files
-        that need an accelerator come last.
+        that need an accelerator come last. For a module that no test reaches, all tests of its distribution are
+        returned.
         """
         changed = list(changed)
         steps = self.distances(changed)
@@ -127,6 +144,8 @@ class Graph:
         quoted = re.compile("|".join(rf"[\"']{re.escape(Path(file).stem)}[\"']" for file in changed) or "(?!)")
         reached = [f for f in steps if _is_test(f) and f in self.files]
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
+        if not reached and any("/src/" in file and file.endswith(".py") for file in changed):
+            reached = [f for f in self.files if _is_test(f) and _distribution(f) in distributions]
 
         def place(file: str) -> tuple[bool, bool, int, bool, int, str]:
             """Return the sort key of the test file ``file``. Tests of the changed modules come first, and other files

@@ -51,7 +51,9 @@ FILES = {
     "packages/shiplap/tests/verbs/test_merge.py": "import shiplap.verbs.merge\n",
     "packages/shiplap/tests/zoo/test_named.py": "import shiplap.room.through\n\nCHECK = 'far'\n",
     "packages/shiplap/src/shiplap/copied/__init__.py": "",
-    "packages/shiplap/src/shiplap/copied/common/part.py": "",
+    "packages/shiplap/src/shiplap/copied/common/part.py": "from . import inner\n",
+    "packages/shiplap/src/shiplap/copied/common/inner.py": "",
+    "packages/shiplap-a/src/a_plugin/__init__.py": "",
     "packages/shiplap/tests/copied/test_copies.py": "import shiplap.copied\n",
 }
 
@@ -125,6 +127,13 @@ def test_a_helper_of_a_test_selects_it_and_an_unnamed_file_belongs_to_its_folder
 def test_a_module_that_no_file_names_belongs_to_the_package_around_it(graph: Graph) -> None:
     copied = "packages/shiplap/src/shiplap/copied/common/part.py"
     assert graph.tests([copied]) == ["packages/shiplap/tests/copied/test_copies.py"]
+    used_by_it = "packages/shiplap/src/shiplap/copied/common/inner.py"
+    assert graph.tests([used_by_it]) == ["packages/shiplap/tests/copied/test_copies.py"]
+
+
+def test_a_module_that_no_test_reaches_has_the_tests_of_its_distribution(graph: Graph) -> None:
+    alone = "packages/shiplap-a/src/a_plugin/__init__.py"
+    assert graph.tests([alone]) == ["packages/shiplap-a/tests/a/test_family.py"]
 
 
 def test_what_changed_is_committed_on_the_branch_edited_or_new(root: Path) -> None:
