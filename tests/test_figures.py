@@ -1,4 +1,4 @@
-"""Figures between ``<!-- RECORD -->`` and ``<!-- /RECORD -->`` are numbers of that record, rounded as a page shows them."""
+"""Figures between ``<!-- RECORD -->`` and ``<!-- /RECORD -->`` are numbers of that record, rounded as shown."""
 
 from __future__ import annotations
 
