@@ -110,8 +110,8 @@ def survey(
         model.net.to(device)
     place = Path(folder).absolute() if folder is not None else target.with_name(target.name + ".survey")
     job = open_job(source, place, model, (tile, halo, origin), segment)
-    seen = model.check()
     with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
+        seen = model.check()  # while local workers start
         with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
             job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})

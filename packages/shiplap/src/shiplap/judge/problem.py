@@ -17,6 +17,7 @@ from torch import Tensor
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error, error_line
+from shiplap.judge.index_bounds import indexes_outside
 from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import (
@@ -540,7 +541,10 @@ class FunctionProblem(JudgeProblem):
                 return False
             with torch.no_grad():
                 try:
-                    outs = _result_tensors(self.call(*self.draw(form)))
+                    args = self.draw(form)
+                    if form.shapes != own and indexes_outside(self.call, args, self.first):
+                        return False
+                    outs = _result_tensors(self.call(*args))
                 except Exception as e:
                     self.lacked += [form] if is_lack(e) else []
                     return False
@@ -549,6 +553,7 @@ class FunctionProblem(JudgeProblem):
             shares = [float(torch.isfinite(o).float().mean()) for o in outs if o.is_floating_point()]
             return min(shares, default=1.0) == 1.0 if form.whole else max(shares, default=1.0) > 0.5
 
+        own = tuple(tuple(t.shape) for t in tensors_among(self.first))
         with torch.no_grad():
             results = _result_tensors(self.call(*tree_map(lambda t: t.detach().clone(), self.first)))
         facts = InputFacts(

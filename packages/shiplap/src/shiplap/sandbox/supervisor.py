@@ -168,6 +168,7 @@ class SandboxLauncher:
         self._unread = False  # whether a reply is outstanding, which the next request would read
         self.sealed = True
         self.prisoners: set[int] = set()
+        self._preloaded: set[str] = set()  # modules that the process imported on request
 
     def __enter__(self) -> SandboxLauncher:
         """Return the launcher."""
@@ -193,6 +194,7 @@ class SandboxLauncher:
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
+        self._preloaded.clear()
         if self.folder:
             remove_folder(self.folder)
 
@@ -220,6 +222,16 @@ class SandboxLauncher:
     def _ready(self) -> socket.socket:
         """Return the socket that is connected to the launcher's process. The process is started if necessary."""
         return self._connection or self._start()
+
+    def preload(self, modules: Sequence[str] = (), until: float = math.inf) -> None:
+        """Start the launcher's process, and import ``modules`` there for its later forks. Those that cannot be imported
+        are left out. Without modules, nothing is waited for. The errors are those of ``ask``.
+        """
+        self._ready()
+        for module in modules:
+            if module not in self._preloaded:
+                self.ask(protocol.ImportModule(module), until=until)
+                self._preloaded.add(module)
 
     def _start(self) -> socket.socket:
         """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""
