@@ -23,6 +23,7 @@ from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
 # Word in a source -> the module with the compiler.
 COMPILERS = {b"triton": "triton.language", b"torch.compile": "shiplap.torch_private.graph_compiler"}
+DECLARATIONS = "shiplap.dispatch"
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
 
 
@@ -146,10 +147,12 @@ class JudgedProcesses:
 
 def _compilers_of(case: JudgeSession) -> list[str]:
     """Return the modules of compilers that the sources of the candidate mention, and which take seconds to import. The
-    compiler of torch is also returned if the reference will be compiled.
+    compiler of torch is also returned if the reference will be compiled, and the module of declarations if the
+    reference is that of a declared op.
     """
     text = b"".join(map(read_source, gather_sources(case.candidate.file))) if case.candidate.file else b""
     named = [module for word, module in COMPILERS.items() if word in text]
+    named += [DECLARATIONS] if case.subject.kind == "reference" else []
     return named + ([COMPILERS[b"torch.compile"]] if case.options.compiled else [])
 
 

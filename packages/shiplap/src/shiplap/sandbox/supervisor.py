@@ -61,8 +61,7 @@ POLL_S, POLL_SHARE, LONGEST_POLL_S = 0.05, 0.1, 0.25
 SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers without a reader
 # Share of a request's time, and seconds, without a reply at the deadline that are a fault.
 HANGS, SILENT_S = 0.8, 5.0
-# Processor seconds that a stopped process may gain, since it leaves a busy processor late: of one without a GPU, and of
-# one with it.
+# Processor seconds that a stopped process may gain, since it leaves a busy processor late: without and with a GPU.
 STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
