@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shiplap.sampling.case import tensors_among, tree_map
+from shiplap.sandbox.device_memory import lies_on_device
 
 OUT_OF_RANGE = re.compile(r"out of (range|bounds)", re.IGNORECASE)
 ROOM_SHARE = 16  # other draws may have indices that are larger by the inverse of this
@@ -25,9 +26,17 @@ def is_index_data(t: Tensor) -> bool:
     return t.dtype in (torch.int32, torch.int64)
 
 
+def would_end_device(call: Callable[..., Any], args: tuple[Any, ...], own: tuple[Any, ...]) -> bool:
+    """Return whether a call of the reference with ``args`` could end all use of the GPU on which they lie, since it
+    indexes outside of a tensor. The result is False for arguments on the processor. ``own`` is as in
+    ``indexes_outside``.
+    """
+    return any(map(lies_on_device, tensors_among(args))) and indexes_outside(call, args, own)
+
+
 def indexes_outside(call: Callable[..., Any], args: tuple[Any, ...], own: tuple[Any, ...]) -> bool:
-    """Return whether ``call`` would use an index outside of a tensor for ``args``, which lie on a GPU, or for other
-    draws like them. ``own`` are the reference's own arguments, whose shapes its indices fit.
+    """Return whether ``call`` would use an index outside of a tensor for ``args`` or for other draws like them. ``own``
+    are the reference's own arguments, whose shapes its indices fit.
 
     The call is made on copies on the processor: once with ``args``, and once with the largest index everywhere. If the
     shape of another tensor is not its own, this index is a little larger than those in ``args``, since other draws may
@@ -35,7 +44,7 @@ def indexes_outside(call: Callable[..., Any], args: tuple[Any, ...], own: tuple[
     processor.
     """
     given = tensors_among(args)
-    if not any(is_index_data(t) and t.numel() and t.device.type != "cpu" for t in given):
+    if not any(is_index_data(t) and t.numel() for t in given):
         return False
     pairs = zip(given, tensors_among(own), strict=False)
     same = all(a.shape == b.shape for a, b in pairs if not is_index_data(a))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.errors import error, error_line
-from shiplap.judge.index_bounds import indexes_outside
+from shiplap.judge.index_bounds import would_end_device
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.case import tensors_among, tree_map, widen_tensor
 from shiplap.sampling.compare import (
@@ -453,7 +453,7 @@ class FunctionProblem(JudgeProblem):
             with torch.no_grad():
                 try:
                     args = self.draw(form)
-                    if form.shapes != own and indexes_outside(self.call, args, self.first):
+                    if form.shapes != own and would_end_device(self.call, args, self.first):
                         return False
                     outs = _result_tensors(self.call(*args))
                 except Exception as e:

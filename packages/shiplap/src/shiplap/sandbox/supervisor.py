@@ -223,9 +223,7 @@ class SandboxLauncher:
         return self._connection or self._start()
 
     def preload(self, modules: Sequence[str] = (), until: float = math.inf) -> None:
-        """Start the launcher's process, and import ``modules`` there for its later forks. Those that cannot be imported
-        are left out. Without modules, nothing is waited for. The errors are those of ``ask``.
-        """
+        """Start the launcher's process, and import the ``modules`` that exist there. Raise the errors of ``ask``."""
         self._ready()
         for module in modules:
             if module not in self._preloaded:
