@@ -14,6 +14,8 @@ workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys
 time, and predict one after the other. The rate is that of the tiles from one fifth to nine tenths of them, so that
 starting and the last tiles do not count.
 
+``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
+
 ``python benchmarks/survey.py pool --pool FOLDER``: write that pool into ``FOLDER``, from the history of the repository.
 """
 
@@ -125,7 +127,7 @@ def run_here(options: argparse.Namespace) -> None:
             seconds[f"{stage} ended"] = now
 
     result = library.survey(
-        options.source, options.target, model, tile=options.tile, keep=bool(options.gate), progress=progress, **more
+        *options.paths, model, tile=options.tile, keep=bool(options.gate), progress=progress, **more
     )
     print(json.dumps({"seconds": time.perf_counter() - start, "tiles": result.tiles, "stages": seconds}))
 
@@ -330,9 +332,8 @@ def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Measure, print a line for each survey, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("memory", "speed", "gpus", "pool", "one"))
-    parser.add_argument("source", nargs="?")
-    parser.add_argument("target", nargs="?")
+    parser.add_argument("what", choices=("memory", "speed", "gpus", "pool", "join", "one"))
+    parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--millions", type=int, nargs="*", default=[25, 50, 100, 200])
     parser.add_argument("--copies", type=int, default=30)
     parser.add_argument("--target", type=float, help="for speed: as many copies as one core predicts in these seconds")
@@ -351,6 +352,9 @@ def main() -> int:
     if options.what == "one":
         options.count = int(options.count)
         run_here(options)
+        return 0
+    if options.what == "join":
+        write(options.json, {key: part for path in options.paths for key, part in json.loads(path.read_text()).items()})
         return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         result = {"memory": memory, "speed": speed, "gpus": gpus, "pool": pool}[options.what](options, Path(place))

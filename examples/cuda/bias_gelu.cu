@@ -13,16 +13,18 @@ __global__ void bias_gelu_kernel(const T* x, const T* bias, T* out, int64_t coun
 
 // --8<-- [start:dtypes]
 template <typename T>
-void launch(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {
+void launch(const sl_context* ctx, const DLTensor* x, const DLTensor* bias,
+            DLTensor* out) {
   const int64_t count = x->shape[0] * x->shape[1];
   const int blocks = static_cast<int>(count / 256 < 4096 ? count / 256 + 1 : 4096);
   bias_gelu_kernel<<<blocks, 256, 0, static_cast<cudaStream_t>(ctx->stream)>>>(
-      static_cast<const T*>(x->data), static_cast<const T*>(bias->data), static_cast<T*>(out->data), count,
-      x->shape[1]);
+      static_cast<const T*>(x->data), static_cast<const T*>(bias->data),
+      static_cast<T*>(out->data), count, x->shape[1]);
 }
 
-int bias_gelu(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {
-  constexpr int FLOAT = 2, BFLOAT = 4;  // the codes of DLPack; shiplap/dtypes.h lists those of every dtype
+int bias_gelu(const sl_context* ctx, const DLTensor* x, const DLTensor* bias,
+              DLTensor* out) {
+  constexpr int FLOAT = 2, BFLOAT = 4;  // the codes of DLPack
   if (x->dtype.code == FLOAT && x->dtype.bits == 32) launch<float>(ctx, x, bias, out);
   if (x->dtype.code == FLOAT && x->dtype.bits == 16) launch<__half>(ctx, x, bias, out);
   if (x->dtype.code == BFLOAT) launch<__nv_bfloat16>(ctx, x, bias, out);

@@ -42,7 +42,8 @@ int unit_norm(const sl_context* ctx, const DLTensor* x, DLTensor* out, double ep
   cudaStream_t stream = static_cast<cudaStream_t>(ctx->stream);
   square_parts<<<PARTS, THREADS, 0, stream>>>(in, count, parts);
   add_parts<<<1, THREADS, 0, stream>>>(parts);
-  divide<<<PARTS, THREADS, 0, stream>>>(in, count, parts, static_cast<float>(eps), static_cast<float*>(out->data));
+  divide<<<PARTS, THREADS, 0, stream>>>(in, count, parts, static_cast<float>(eps),
+                                        static_cast<float*>(out->data));
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return SL_OK;
   snprintf(ctx->error, ctx->error_size, "%s", cudaGetErrorString(status));

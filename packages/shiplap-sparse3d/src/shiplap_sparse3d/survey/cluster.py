@@ -43,7 +43,6 @@ from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Progress, Result,
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
-_LOSSES = 4  # of a scheduler, without a result in between
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
 _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "laspy", "lazrs")
@@ -202,7 +201,7 @@ class DaskEngine(SurveyEngine):
         in between. Raise ``SL828`` if a task ends its workers again and again.
         """
         left, lost = dict.fromkeys(items), 0
-        while lost < _LOSSES:
+        while lost < 4:
             try:
                 for item, result in super().run(task, list(left), ordered=ordered):
                     lost = 0
@@ -273,8 +272,7 @@ def _begin_cluster(workers: int, device: str | None, opened: contextlib.ExitStac
     place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
     # Dask sets each of these to 1, unless the environment has another value. Both limit the threads of torch.
     cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers))
-    limits = {f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}
-    opened.enter_context(dask.config.set(limits))
+    opened.enter_context(dask.config.set({f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}))
     scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-", ignore_cleanup_errors=True))
     # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
@@ -299,29 +297,19 @@ def _start_masked(options: dict[str, Any], starting: Future[LocalCluster]) -> No
 
 
 def _end_cluster(starting: Future[LocalCluster], before: set[Any]) -> None:
-    """End the cluster ``starting`` and its workers. If it has not started yet, end this process's child processes that
-    are not in ``before``, and the cluster as soon as it has started.
+    """End the cluster ``starting``, now or as soon as it has started. Before that, end its workers at once, even if
+    they are starting or running a task. They are the child processes of this process that are not in ``before``. A task
+    that is not finished has written nothing that counts.
     """
-
-    def close(started: Future[LocalCluster]) -> None:
-        """End the workers of the cluster ``started`` and close it, unless its start has failed."""
-        with contextlib.suppress(Exception):
-            cluster = started.result()
-            cluster.sync(_end_workers, cluster)
-            cluster.close()
-
-    if not starting.done():
-        for child in {*multiprocessing.active_children()} - before:
-            child.kill()
-    starting.add_done_callback(close)
+    if starting.done() and starting.exception() is None:
+        for nanny in starting.result().workers.values():
+            nanny.status = Status.closing_gracefully  # it starts no new worker
+    for child in {*multiprocessing.active_children()} - before:
+        child.kill()
+    starting.add_done_callback(_close_cluster)
 
 
-async def _end_workers(cluster: LocalCluster) -> None:
-    """End the worker processes of ``cluster`` at once, even if they are running a task. A task that is not finished has
-    written nothing that counts.
-    """
-    for nanny in cluster.workers.values():
-        nanny.status = Status.closing_gracefully  # it starts no new worker
-        if nanny.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(nanny.pid, signal.SIGKILL)
+def _close_cluster(started: Future[LocalCluster]) -> None:
+    """Close the cluster ``started``, unless its start has failed. Ignore errors."""
+    with contextlib.suppress(Exception):
+        started.result().close()

@@ -27,8 +27,6 @@ from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Progress, SurveyEngine, SurveyJob
 
-_HEAD = 1 << 20  # bytes of the input that its identity looks at
-
 
 @dataclass(frozen=True)
 class SurveyResult:
@@ -210,7 +208,7 @@ def _points_identity(job: SurveyJob) -> dict[str, Any]:
     """
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.
-        head = hashlib.sha256(file.read(_HEAD)).hexdigest()
+        head = hashlib.sha256(file.read(1 << 20)).hexdigest()
     of = job.source.stat()
     known = {"bytes": of.st_size, "changed": of.st_mtime_ns, "points": job.total, "sha256 of its head": head}
     cut = {"voxel": job.model.voxel, "tile": job.tiling.size, "origin": job.tiling.origin, "segment": job.segment}

@@ -29,6 +29,7 @@ from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped.constant_masks import HiddenPart, hidden_part_of_step, simplify_masks
 from shiplap.rewrite.shipped.scores import ScoreStep
+from shiplap.torch_private.attention_kernels import attend_by_efficient_kernel
 
 FUSED_CALL = "scaled_dot_product_attention"
 BIAS_COLUMNS = 16  # torch's memory-efficient kernel reads rows of a bias that begin at multiples of so many columns
@@ -81,7 +82,7 @@ def _replace_mask(graph: Graph, node: Node) -> Outcome | None:
     given = canonical_arguments(node)
     mask, qkv = given.get("attn_mask"), [given.get(name) for name in ("query", "key", "value")]
     held = [fake_tensor(n) for n in (*qkv, mask)]
-    if any(t is None or t.dim() < 2 for t in held):
+    if not isinstance(mask, Node) or any(t is None or t.dim() < 2 for t in held):
         return None
     plan, bias = _plan_call(given, mask, held)
     if plan is None:
@@ -140,12 +141,14 @@ def _without_idle_fill(mask: Node) -> Node:
         return mask
     given = canonical_arguments(mask)
     condition, bias = given.get("condition"), given.get("input")
-    held = fake_tensor(bias)
-    fits = isinstance(condition, Node) and isinstance(bias, Node) and held is not None
-    if not fits or fake_tensor(mask) is None or held.dtype != fake_tensor(mask).dtype or held.dim() < 2:
+    held, made, other = fake_tensor(bias), fake_tensor(mask), fake_tensor(given.get("other"))
+    if not isinstance(condition, Node) or not isinstance(bias, Node) or held is None or made is None:
         return mask
     # The rows and columns must be the bias's own, so that no size is lost with the condition.
-    if tuple(held.shape[-2:]) != tuple(fake_tensor(mask).shape[-2:]):
+    if held.dtype != made.dtype or tuple(held.shape[-2:]) != tuple(made.shape[-2:]) or held.dim() < 2:
+        return mask
+    # A tensor that is never picked has a gradient of 0, and without the call it would have none.
+    if other is not None and other.requires_grad and torch.is_grad_enabled():
         return mask
     return bias if hidden_part_of_step(ScoreStep("keep", condition)) == "nothing" else mask
 
@@ -215,9 +218,7 @@ class _FusedCall:
         bias = bias.expand(*bias.shape[:-2], rows, columns)
         bias = F.pad(bias, (0, -columns % BIAS_COLUMNS))[..., :columns].expand(*lead, rows, columns)
         scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
-        attend = torch.ops.aten._scaled_dot_product_efficient_attention.default
-        out: Tensor = attend(q, k, v, bias, False, 0.0, False, scale=scale)[0]
-        return out
+        return attend_by_efficient_kernel(q, k, v, bias, scale)
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
