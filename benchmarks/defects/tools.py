@@ -12,8 +12,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import SampleCase, Samples
-from shiplap.sampling.case import tree_map
-from shiplap.sampling.case import widen_tensor
+from shiplap.sampling.case import tree_map, widen_tensor
 
 Answer = tuple[bool | None, list[str]]  # None: no answer
 Tool = Callable[[sl.Op, int], Answer]
