@@ -53,7 +53,7 @@ class JudgedProcesses:
         launcher.preload(_compilers_of(case), case.budget.last)
         witness = self._start(case.candidate)
         self.missing = witness.prisoner.missing
-        if case.options.device != "cpu":
+        if case.options.device.startswith("cuda"):  # the sandbox reaches no other device
             device_driver()  # made once, before both threads need it
             twin = self._start(case.reference)
             self._twin: Callable[[], TargetProcess] = self._pool.submit(self._load_reference, twin).result
