@@ -25,6 +25,7 @@ __all__ = [
     "check_rows",
     "check_scenes",
     "inside_grid",
+    "is_known_size",
     "keys_of",
     "other_channels",
     "output_shape",
@@ -101,6 +102,17 @@ def is_of_data(rows: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     return not guard_or_false(rows >= 2) and not guard_or_false(rows < 2)
+
+
+def is_known_size(size: int, wanted: int) -> bool:
+    """Return whether ``size`` equals ``wanted``. In a graph, return False for a size that depends on data, because the
+    graph has no answer.
+    """
+    if not torch.compiler.is_compiling():
+        return size == wanted
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    return guard_or_false(size == wanted)
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:

@@ -202,6 +202,22 @@ def test_maps_are_built_inside_the_graph(fresh_compiler):
             torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["channels second", "channels last"])
+def test_a_graph_takes_the_grid_from_the_coordinates(last, fresh_compiler):
+    """Sizes of such a grid depend on data, and whether one of them is the number of channels cannot be asked."""
+    weight = torch.randn(4, 3, 3, 3, 3).double()
+
+    def layer(feats, coords, grid=None):
+        batches, *grid = grid or (coords.max(0)[0] + 1).tolist()
+        shape = (batches, *grid, 3) if last else (batches, 3, *grid)
+        return sparse_submanifold_conv3d(feats, coords, torch.Size(shape), weight)[0]
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for n in (40, 70):
+        x = scene(n, GRID, 3)
+        torch.testing.assert_close(compiled(x.feats, x.coords), layer(x.feats, x.coords, (2, *GRID)))
+
+
 def test_a_cache_of_another_convolution_is_refused():
     x, weight = scene(30, GRID, 3), torch.randn(4, 3, 3, 3, 3).double()
     _, cache = sparse_submanifold_conv3d(x.feats, x.coords, shape_of(x), weight)

@@ -17,7 +17,7 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Triple, expand_axes
-from shiplap_sparse3d.coords import check_rows, require_scenes
+from shiplap_sparse3d.coords import check_rows, is_known_size, require_scenes
 from shiplap_sparse3d.flexgemm.algorithms import (
     ALGORITHMS,
     DEFAULT,
@@ -331,18 +331,7 @@ def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
     if shape is None or len(shape) != 5:
         return False
     # Where both forms fit, the shape is read as that of FlexGEMM 1.x.
-    return _is_known_size(shape[4], channels) and not _is_known_size(shape[1], channels)
-
-
-def _is_known_size(size: int, wanted: int) -> bool:
-    """Return whether ``size`` equals ``wanted``. In a graph, return False for a size that depends on data, because the
-    graph has no answer. Programs that take the grid from the coordinates have such sizes, and no such channels.
-    """
-    if not torch.compiler.is_compiling():
-        return size == wanted
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
-
-    return guard_or_false(size == wanted)
+    return is_known_size(shape[4], channels) and not is_known_size(shape[1], channels)
 
 
 def _check_grid(shape: Sequence[int] | None) -> Triple:
