@@ -27,6 +27,7 @@ from shiplap import ShiplapError
 from shiplap_sparse3d.survey import SurveyModel, survey
 from shiplap_sparse3d.survey import run as running
 from shiplap_sparse3d.survey.folder import SurveyFolder
+from shiplap_testing.effort import sampled
 from tests.survey.models import build
 
 distributed = pytest.importorskip("distributed")
@@ -104,7 +105,7 @@ def test_two_workers_write_the_bytes_of_one(cluster: Any, corner: Path, alone: b
     assert all(worker.extensions["shiplap-survey"] == {} for worker in cluster.workers.values())
 
 
-@pytest.mark.parametrize("stage", ["read", "predict", "write"])
+@pytest.mark.parametrize("stage", sampled(["read", "predict", "write"], long=["read", "write"]))
 def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes, tmp_path: Path) -> None:
     def end() -> None:
         cluster.sync(next(iter(cluster.workers.values())).close, executor_wait=False, nanny=False)
@@ -115,7 +116,7 @@ def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes
     assert out.read_bytes() == alone
 
 
-@pytest.mark.parametrize("stage", ["read", "predict"])
+@pytest.mark.parametrize("stage", sampled(["read", "predict"], long=["read"]))
 def test_a_scheduler_that_is_started_again(
     stage: str, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
