@@ -362,6 +362,17 @@ def test_ctrl_c_ends_a_survey_with_one_line(corner: Path, alone: bytes, tmp_path
     assert out.read_bytes() == alone
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_workers_on_gpus_write_the_bytes_of_one_process_on_a_gpu(corner: Path, tmp_path: Path) -> None:
+    """Two workers take the GPUs of this machine in turn; the model of the client stays on the CPU."""
+    model, out = build(), tmp_path / "out.laz"
+    survey(corner, out, model, workers=2, device="cuda", **SMALL)
+    assert model.device.type == "cpu"
+    survey(corner, tmp_path / "alone.laz", build(), device="cuda", **SMALL)
+    assert out.read_bytes() == (tmp_path / "alone.laz").read_bytes()
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_model_that_is_refused_ends_local_workers_that_start(corner: Path, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def _begin_cluster(workers: int, device: str | None, opened: contextlib.ExitStac
     is still starting then, the processes that have started end at once.
     """
     place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
-    # Dask sets each of these to 1, unless the environment has another value. Both limit the threads of torch.
+    # Dask sets each of these to 1, unless the environment has another value. Torch takes the number of MKL.
     cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers))
     opened.enter_context(dask.config.set({f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}))
     scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-", ignore_cleanup_errors=True))
