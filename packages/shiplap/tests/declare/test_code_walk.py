@@ -432,7 +432,7 @@ def test_a_module_that_is_no_package_stands_with_those_that_it_imports(tmp_path,
         importlib.invalidate_caches()
         (tmp_path / "walk_helper.py").write_text(f"def scaled(x): return x * {factor}\n")
         root = "def root(x, name): return getattr(walk_helper, name)(x)"
-        (tmp_path / "walk_script.py").write_text(f"import walk_helper\n{root}\n")
+        (tmp_path / "walk_script.py").write_text(f"import json\nimport walk_helper\n{root}\n")
         digests.append(code_digest(importlib.import_module("walk_script").root))
     assert digests[0] == digests[1] != digests[2]
 

@@ -98,6 +98,16 @@ def branches(grad, saved, needs):
             return z
 
 
+def of_a_class(grad, saved, needs):
+    class Slopes:
+        x = saved.x
+
+        def y(self):
+            return saved.y
+
+    return Slopes.x, Slopes().y()
+
+
 def written_out(grad, saved, needs):
     if saved is None or not saved:
         raise ValueError(needs)
@@ -204,6 +214,7 @@ def late(first, grad, saved, needs):
         (methods, "method static"),
         (comprehension, "k xs y z"),
         (inner, "x y"),
+        (of_a_class, "x y"),
         (branches, "x y z tried caught case shown"),
         (written_out, "x y"),
         (shown, "x"),

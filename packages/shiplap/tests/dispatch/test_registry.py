@@ -37,6 +37,15 @@ def key_of_graph(function, *args):
     return compile_cache_key.graph_cache_key(graph_keys.operators_of(details))
 
 
+def test_an_op_is_found_by_its_name(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> V:
+        return x.clone()
+
+    assert registry.find_declared_op(f"{ns}::f") is f
+    assert registry.find_declared_op(f"{ns}::g") is None
+
+
 def test_every_change_of_an_op_changes_the_keys_of_its_graphs_and_no_others(ns):
     keys: list[str] = []
     x = torch.ones(2)

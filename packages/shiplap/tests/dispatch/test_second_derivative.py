@@ -6,10 +6,12 @@ import warnings
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.declare.annotation import read_argument
+from shiplap.dispatch.second_derivative import _fake_tensors
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -183,6 +185,24 @@ def test_a_saved_result_that_carries_no_gradient(ns, way):
         second(alone, way)
     beside = sine(ns, "beside", lambda grads, saved, needs: {"x": grads[0] * saved.slope}, saves=("x", "slope"))
     torch.testing.assert_close(second(beside, way), second(torch.sin, way))
+
+
+@pytest.mark.parametrize("once", [None, True])
+def test_an_error_that_would_not_reach_the_argument_is_raised_at_once(ns, once):
+    """Only the gradient that comes in is tracked, and it does not depend on x."""
+    op = sine(ns, "alone", lambda grads, saved, needs: {"x": grads[0] * saved.slope}, once_differentiable=once)
+    x, g = torch.ones(2, 3, dtype=torch.float64, requires_grad=True).unbind(0)
+    with fails("SL313"):
+        torch.autograd.grad(op(x), x, g, create_graph=True)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(Shaped, torch.float32), (Float, torch.float32), (Int64, torch.int64)])
+def test_the_arguments_of_the_search_for_constants(kind, dtype):
+    arg = read_argument("x", kind[Tensor, "n"], "demo::f")
+    made, (member,) = _fake_tensors(arg, (2,)), _fake_tensors(arg, [(3,)])
+    assert (made.dtype, made.shape, made.requires_grad) == (dtype, (2,), dtype.is_floating_point)
+    assert member.shape == (3,)
+    assert _fake_tensors(arg, None) is None
 
 
 def test_a_result_that_is_a_constant_by_nature(ns):
