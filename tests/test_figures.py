@@ -27,10 +27,13 @@ def blocks_of(text: str) -> list[tuple[str, str, str]]:
 
 
 def numbers_in(value: Any) -> Iterator[float]:
-    """Yield the numbers in a record, among them those in its keys and texts."""
+    """Yield the numbers in a record, among them those in its keys and texts, and ratios to the time of ``off``."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from numbers_in([key, inner])
+        # Pages of rewrites show how many times as fast others are as "off", the control.
+        times = [time for time in value.values() if isinstance(time, (int, float)) and time]
+        yield from (value["off"] / time for time in times if "off" in value)
     elif isinstance(value, list):
         for inner in value:
             yield from numbers_in(inner)
@@ -65,4 +68,6 @@ def test_a_figure_that_is_not_in_the_record_is_found() -> None:
     record = {"device": "H200", "versions": {"torch": "2.11"}, "rows": [{"n": 15192, "us": 1234.56, "share": 0.984}]}
     assert strangers("15,192 voxels on torch 2.11 take 1.235 ms, 98.4 % (H200)", record) == []
     assert strangers("15,193 voxels on torch 2.12 take 1.234 ms, 98.5 %", record) == ["15,193", "2.12", "1.234", "98.5"]
+    assert strangers("1.50 times as fast as off", {"us": {"off": 300.0, "eager": 200}}) == []
+    assert strangers("1.51 times as fast as off", {"us": {"off": 300.0, "eager": 200}}) == ["1.51"]
     assert len(BLOCKS) > 20
