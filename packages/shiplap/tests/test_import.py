@@ -55,6 +55,7 @@ NEEDED = {
     "dispatch",
     "dtypes",
     "errors",
+    "hooks",
     "lazy_imports",
     "plan",
     "settings",
@@ -148,6 +149,21 @@ print(torch.cuda.is_initialized(), [m for m in {LAZY} if m in set(sys.modules) -
 shiplap.op("a::b")
 """
     assert python("-c", program).stdout == "False []\n"
+
+
+@pytest.mark.parametrize("first", ["shiplap.dispatch.registry", "shiplap.declare.kernel", "shiplap.plugin_api"])
+def test_hooks_of_ops_are_installed_once_whatever_is_imported_first(first: str) -> None:
+    """Without them, an op could be declared whose templates, bindings and DTensors are unknown."""
+    done = forked.python(
+        "-c",
+        f"import {first}, shiplap as sl; sl.op; from shiplap import hooks; from shiplap.declare.kernel import "
+        "template_kernel_makers as makers; from shiplap.dispatch.op import builders; from shiplap.tuning import "
+        "compiled_templates; from shiplap.declare.sharding_rule import failure_hooks; import shiplap.hooks; "
+        "assert builders == [hooks._build_op] and makers == {'triton': hooks._kernel_of_template}; "
+        "assert compiled_templates.template_tuners == [hooks._tune_templates]; "
+        "assert failure_hooks == [hooks._explain_sharding]; assert sl.tuning.freeze is sl.freeze and sl.errors",
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", shiplap.__all__)
