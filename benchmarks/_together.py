@@ -135,17 +135,6 @@ class Turns:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def search_alone(self) -> None:
-        """What Inductor times from now on, it times while no other process does."""
-        kind: Any = type(benchmarking.benchmarker)
-        plain = kind.benchmark_gpu
-
-        def benchmark_gpu(*args: Any, **kwargs: Any) -> Any:
-            with self.locked("search"):
-                return plain(*args, **kwargs)
-
-        kind.benchmark_gpu = benchmark_gpu
-
     def tell(self, results: dict[str, Any]) -> None:
         part = self.folder / f"{self.name}.part"
         part.write_text(json.dumps(results), encoding="utf-8")

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from _together import Turns, together
+from _together import Alone, Turns, together
 from rewrite import SOURCES, Block, Case, arguments, block, keep, kept, measured, run, towers
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -86,7 +86,7 @@ class Bottleneck(nn.Sequential):
 
 
 class Attention(nn.Module):
-    """Written out, as transformers does: the softmax in float32, a mask that is added."""
+    """Written out, as transformers does: the softmax in float32, a mask that is added, the heads joined."""
 
     mask: Tensor | None
 
@@ -100,7 +100,7 @@ class Attention(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.chunk(3, -1))
         scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5
         weights = F.softmax(scores if self.mask is None else scores + self.mask, dim=-1, dtype=torch.float32)
-        return torch.matmul(weights.to(q.dtype), v).transpose(1, 2)
+        return torch.matmul(weights.to(q.dtype), v).transpose(1, 2).flatten(2)
 
 
 class FusedCall(Attention):
@@ -108,7 +108,7 @@ class FusedCall(Attention):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.chunk(3, -1))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).transpose(1, 2).flatten(2)
 
 
 def attended(always: bool) -> list[Rewrite]:
@@ -207,7 +207,10 @@ def main() -> None:
         wanted = [rehearsed(c) for c in wanted]
     if args.turns:
         turns = Turns(Path(args.turns[0]), args.turns[1])
-        turns.search_alone()
+        # What Inductor and Shiplap time while others compile, they time alone.
+        alone = Alone(str(turns.folder / "device"))
+        alone.searches()
+        alone.selections()
         case = next(c for c in wanted if c.name == args.turns[2])
         torch._inductor.config.compile_threads = 3 if case.mode == TUNED else 1
         turns.tell(measured(case, args.device, args.rounds, turns.turn))

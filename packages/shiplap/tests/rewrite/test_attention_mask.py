@@ -154,7 +154,8 @@ def held(*shape: int, dtype: torch.dtype = torch.bfloat16, learns: bool = False)
         (49, 3, torch.float32, False, False),
         (49, 3, torch.bfloat16, True, False),
         (49, 1, torch.bfloat16, False, False),
-        (512, 3, torch.bfloat16, False, False),
+        (64, 3, torch.bfloat16, False, True),
+        (128, 3, torch.bfloat16, False, False),
     ],
 )
 def test_few_tokens_with_a_bias_of_heads_take_the_efficient_kernel(

@@ -33,9 +33,10 @@ from shiplap.torch_private.attention_kernels import attend_by_efficient_kernel
 
 FUSED_CALL = "scaled_dot_product_attention"
 BIAS_COLUMNS = 16  # torch's memory-efficient kernel reads rows of a bias that begin at multiples of so many columns
-# Swin, 3 heads of 32, 49 tokens, a bias of each head (H100, torch 2.11, bfloat16, 2026-11-26): torch takes cuDNN's
-# kernel, 1241 us; the memory-efficient kernel takes 340 us. From 256 tokens on cuDNN's was measured to be faster.
-MOST_TOKENS_OF_EFFICIENT_KERNEL = 255
+# A bias of each head, bfloat16 (H200, torch 2.11, 2026-11-29), cuDNN's kernel, which torch takes, beside the
+# memory-efficient one: 3 heads of 32 with 49 tokens 1287 us and 351 us, 1344 us and 548 us with a bias of each window;
+# 12 heads of 64 with 128 tokens 197 us and 347 us, with 256 tokens 81 us and 167 us.
+MOST_TOKENS_OF_EFFICIENT_KERNEL = 64
 
 
 class AttentionMaskRewrite(Rewrite):
