@@ -14,7 +14,7 @@ from shiplap.judge.checks import JudgeSession
 from shiplap.judge.target import JudgeTarget
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.candidate import TargetProcess
+from shiplap.sandbox.candidate import DeviceUnavailable, TargetProcess
 from shiplap.sandbox.device_memory import device_driver
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
@@ -49,7 +49,7 @@ class JudgedProcesses:
         self._reference: TargetProcess | None = None
         # Closed behind the processes, whose end ends the threads.
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
-        launcher.preload(_compilers_of(case), case.budget.last)
+        self._preload(_compilers_of(case))
         witness = self._start(case.candidate)
         self.missing = witness.prisoner.missing
         if case.options.device != "cpu":
@@ -59,6 +59,22 @@ class JudgedProcesses:
         else:
             self._twin = lambda: self._load_reference(self._start(case.reference))
         self._witness = self._pool.submit(self._load, witness, case.candidate, "function")
+
+    def _preload(self, modules: Sequence[str]) -> None:
+        """Import ``modules`` in the launcher, so that no process has to. If a process of the launcher cannot use the
+        GPU afterwards, a new launcher's process is started without them.
+        """
+        case, launcher = self._case, self._launcher
+        if not launcher.preload(modules, case.budget.last) or case.options.device == "cpu":
+            return
+        probe = TargetProcess(launcher.start(device=True, until=case.budget.last))
+        try:
+            probe.check_device(case.options.device)
+        except DeviceUnavailable:
+            launcher.unfit |= set(modules)
+            launcher.close()
+        else:
+            probe.end()
 
     def candidate(self) -> TargetProcess:
         """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails."""
