@@ -14,15 +14,12 @@ from shiplap.judge.checks import JudgeSession
 from shiplap.judge.target import JudgeTarget
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.candidate import DeviceUnavailable, TargetProcess
+from shiplap.sandbox.candidate import TargetProcess
 from shiplap.sandbox.device_memory import device_driver
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
-from shiplap.sandbox.source_scan import gather_sources, read_source
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
-# Word in a source -> the module with the compiler.
-COMPILERS = {b"triton": "triton.language", b"torch.compile": "shiplap.torch_private.graph_compiler"}
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
 
 
@@ -49,7 +46,6 @@ class JudgedProcesses:
         self._reference: TargetProcess | None = None
         # Closed behind the processes, whose end ends the threads.
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
-        self._preload(_compilers_of(case))
         witness = self._start(case.candidate)
         self.missing = witness.prisoner.missing
         if case.options.device != "cpu":
@@ -59,22 +55,6 @@ class JudgedProcesses:
         else:
             self._twin = lambda: self._load_reference(self._start(case.reference))
         self._witness = self._pool.submit(self._load, witness, case.candidate, "function")
-
-    def _preload(self, modules: Sequence[str]) -> None:
-        """Import ``modules`` in the launcher, so that no process has to. If a process of the launcher cannot use the
-        GPU afterwards, a new launcher's process is started without them.
-        """
-        case, launcher = self._case, self._launcher
-        if not launcher.preload(modules, case.budget.last) or case.options.device == "cpu":
-            return
-        probe = TargetProcess(launcher.start(device=True, until=case.budget.last))
-        try:
-            probe.check_device(case.options.device)
-        except DeviceUnavailable:
-            launcher.unfit |= set(modules)
-            launcher.close()
-        else:
-            probe.end()
 
     def candidate(self) -> TargetProcess:
         """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails."""
@@ -158,15 +138,6 @@ class JudgedProcesses:
         )
         witness.load(message, arena)
         return witness
-
-
-def _compilers_of(case: JudgeSession) -> list[str]:
-    """Return the modules of compilers that the sources of the candidate mention, and which take seconds to import. The
-    compiler of torch is also returned if the reference will be compiled.
-    """
-    text = b"".join(map(read_source, gather_sources(case.candidate.file))) if case.candidate.file else b""
-    named = [module for word, module in COMPILERS.items() if word in text]
-    return named + ([COMPILERS[b"torch.compile"]] if case.options.compiled else [])
 
 
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:

@@ -24,7 +24,6 @@ from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-WITHOUT_RUNTIME = "PYTORCH_NVML_BASED_CUDA_CHECK"
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 
 
@@ -69,7 +68,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
             reply = protocol.Answer(_all_children_gone())
             forked.clear()
         elif isinstance(message, protocol.ImportModule) and message.module:  # one import here saves one in each fork
-            _import_without_cuda(message.module)
+            importlib.import_module(message.module)
             child.take_baseline()
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)
@@ -88,22 +87,6 @@ def serve_forks(handle: int, folder: str = "") -> None:
             return _end_groups(forked, folder)
         if isinstance(message, protocol.Rest):
             connection.settimeout(message.seconds)
-
-
-def _import_without_cuda(module: str) -> None:
-    """Import ``module``. Do nothing if it does not exist, since whoever needs it gets the error.
-
-    No fork of this process could use CUDA after a call of its runtime here. Meanwhile the variable makes torch find out
-    by the library of the driver's tools whether there is a GPU.
-    """
-    before = os.environ.get(WITHOUT_RUNTIME)
-    os.environ[WITHOUT_RUNTIME] = "1"
-    with contextlib.suppress(ImportError):
-        importlib.import_module(module)
-    if before is None:
-        del os.environ[WITHOUT_RUNTIME]
-    else:
-        os.environ[WITHOUT_RUNTIME] = before
 
 
 def _end_groups(forked: set[int], folder: str) -> None:

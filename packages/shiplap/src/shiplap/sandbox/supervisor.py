@@ -155,7 +155,6 @@ class SandboxLauncher:
     Attributes:
         sealed: whether each forked process is restricted by every facility of the sandbox, without access to a device.
         prisoners: the ids of the sandboxed processes.
-        unfit: modules that the process must not import, since its forks could not use a GPU afterwards.
     """
 
     def __init__(self) -> None:
@@ -167,8 +166,8 @@ class SandboxLauncher:
         self._over = False
         self._turn = threading.Lock()  # one request at a time
         self._unread = False  # whether a reply is outstanding, which the next request would read
-        self.sealed, self.prisoners = True, set[int]()
-        self._preloaded, self.unfit = set[str](), set[str]()  # modules that the process imported on request
+        self.sealed = True
+        self.prisoners: set[int] = set()
 
     def __enter__(self) -> SandboxLauncher:
         """Return the launcher."""
@@ -194,7 +193,6 @@ class SandboxLauncher:
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
-        self._preloaded.clear()
         if self.folder:
             remove_folder(self.folder)
 
@@ -223,14 +221,9 @@ class SandboxLauncher:
         """Return the socket that is connected to the launcher's process. The process is started if necessary."""
         return self._connection or self._start()
 
-    def preload(self, modules: Sequence[str] = (), until: float = math.inf) -> bool:
-        """Start the launcher's process, and import there those ``modules`` that exist. Return whether one was new."""
+    def begin(self) -> None:
+        """Start the launcher's process if it does not run, and return before it has imported torch."""
         self._ready()
-        new = [module for module in modules if module not in self._preloaded | self.unfit]
-        for module in new:
-            self.ask(protocol.ImportModule(module), until=until)
-            self._preloaded.add(module)
-        return bool(new)
 
     def _start(self) -> socket.socket:
         """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""
