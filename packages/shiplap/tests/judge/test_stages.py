@@ -58,14 +58,20 @@ def test_a_refused_candidate_is_not_compared_further(launcher: SandboxLauncher, 
     assert [s.stage for s in result.stages][-2:] == ["values", "end"]
 
 
-def test_a_launcher_begins_before_it_is_needed() -> None:
+def test_a_launcher_imports_what_exists_once_and_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SandboxLauncher() as launcher:
-        launcher.begin()
-        pid = launcher.pid
-        assert pid > 0
+        asked: list[object] = []
+        ask = launcher.ask
+        monkeypatch.setattr(
+            launcher, "ask", lambda message, *rest, **named: asked.append(message) or ask(message, *rest, **named)
+        )
+        launcher.preload()
+        assert launcher.pid > 0
+        assert not asked
+        launcher.preload(["colorsys", "shiplap_without_such_a_module"])
+        launcher.preload(["colorsys"])
+        assert len(asked) == 2
         launcher.start().kill()
-        launcher.begin()
-        assert launcher.pid == pid
 
 
 TABLE, IDS = torch.randn(20, 3), torch.tensor([0, 19, 4])

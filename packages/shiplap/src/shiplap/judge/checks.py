@@ -23,8 +23,8 @@ from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import SECRET_RANDOM, InputForm
 from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Reduction
-from shiplap.sampling.compare_to_reference import compare_with_rounding, describe_kind_difference
 from shiplap.sampling.ledger import Key, Ledger
+from shiplap.sampling.rounding import compare_with_rounding, describe_kind_difference
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess

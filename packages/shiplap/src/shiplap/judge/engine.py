@@ -107,7 +107,7 @@ def judge(
     clock = StageClock()
     with _closed_in_stage(clock, "end") as stack:
         home = launcher or stack.enter_context(SandboxLauncher())
-        home.begin()  # it imports torch while the reference is loaded
+        home.preload()  # it imports torch while the reference is loaded
         with clock.stage("reference"), SEEDING:
             made = load_subject(
                 asked,

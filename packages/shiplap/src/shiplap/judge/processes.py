@@ -20,6 +20,7 @@ from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
+DECLARATIONS = "shiplap.dispatch"
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
 
 
@@ -94,6 +95,8 @@ class JudgedProcesses:
         """
         case, folder = self._case, str(Path(target.file).parent) if target.file else ""
         try:
+            if case.subject.kind == "reference":  # of a declared op, which all processes import
+                self._launcher.preload([DECLARATIONS], case.budget.last)
             prisoner = self._launcher.start(
                 [folder] if folder else [],
                 case.options.bounds,
