@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from shiplap.errors import error
 from shiplap.judge.checks import JudgeSession
 from shiplap.judge.target import JudgeTarget
@@ -50,12 +52,15 @@ class JudgedProcesses:
         witness = self._start(case.candidate)
         self.missing = witness.prisoner.missing
         if case.options.device != "cpu":
-            device_driver()  # made once, before both threads need it
+            if torch.cuda.is_initialized():
+                device_driver()  # made once, before both threads need it
             twin = self._start(case.reference)
             self._twin: Callable[[], TargetProcess] = self._pool.submit(self._load_reference, twin).result
         else:
             self._twin = lambda: self._load_reference(self._start(case.reference))
         self._witness = self._pool.submit(self._load, witness, case.candidate, "function")
+        if case.options.device != "cpu" and not torch.cuda.is_initialized():
+            self.candidate()  # of another device it is not known yet whether anything can run there
 
     def candidate(self) -> TargetProcess:
         """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails."""
