@@ -11,7 +11,7 @@ import torch
 
 import shiplap as sl
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.call_batch import CallBatch, release_block
 from shiplap.sandbox.candidate import CandidateError, TargetProcess
 from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.device_memory import GRAIN, DeviceError, device_driver
@@ -112,3 +112,65 @@ def test_verdicts(launcher, tmp_path, body: str, verdict: str) -> None:
     assert result.verdict == verdict, (result.reasons, result.missing)
     if verdict == "accepted":
         assert all(t.queued and t.resolution < 0.2 * t.candidate + 5e-6 for t in result.timings), result.timings
+
+
+TABLE = """import torch
+def reference(table, ids):
+    return table[ids] * 2
+def get_inputs():
+    return [torch.randn(500, 64), torch.randint(0, 500, (300,))]
+"""
+NORM = """import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.rand(1024) + 0.5)
+    def forward(self, x):
+        return x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * self.w
+def get_inputs():
+    return [torch.randn(2048, 1024)]
+"""
+OTHER_NORM = """import torch
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.rand(1024) + 0.5)
+    def forward(self, x):
+        return x / ((x * x).sum(1, keepdim=True) / x.shape[1] + 1e-6).sqrt() * self.w
+"""
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        (
+            TABLE,
+            "import torch\ndef candidate(table, ids):\n    return torch.index_select(table, 0, ids) + table[ids]\n",
+        ),
+        (NORM, OTHER_NORM),
+    ],
+    ids=["indices", "a module with parameters"],
+)
+def test_honest_candidates_leave_the_device_usable(launcher, tmp_path, reference: str, candidate: str) -> None:
+    """An index out of range in the reference, for another size of the table, would end all use of the device."""
+    home, it = tmp_path / "ref.py", tmp_path / "candidate" / "it.py"
+    it.parent.mkdir()
+    home.write_text(reference)
+    it.write_text(candidate)
+    result = sl.judge(home, it, device="cuda", seconds=60, launcher=launcher)
+    assert result.verdict == "accepted", (result.reasons, result.missing)
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_a_block_serves_several_batches(launcher, tmp_path) -> None:
+    witness = process_with(launcher, tmp_path, "def candidate(x):\n    return x * 2\n")
+    blocks = []
+    for count in (8, 8, 4):
+        sets = [[torch.randn(1 << 20, device="cuda")] for _ in range(count)]
+        with CallBatch(witness, 0, sets, blank=True, queued=True) as batch:
+            batch.fill(sets)
+            batch.run_calls()
+        blocks.append(witness.block)
+    assert len({id(block) for block in blocks}) == 1
+    release_block(witness)
+    witness.prisoner.kill()

@@ -115,3 +115,13 @@ def test_a_dim_of_one_is_not_broadcast_over_others_of_its_size():
     assert apart
     assert all(1 not in (x[1], w[0]) for x, w in apart)
     assert any(x[0] == 1 for x, _ in drawn)
+
+
+def test_no_draw_of_layouts_misses_a_stride_that_is_not_one():
+    """One in sixteen judgements took a candidate that took the last stride of a matrix as one."""
+    first = torch.randn(16, 24), torch.randn(24)
+    for _ in range(5):
+        made = [vary_arguments(first, form, 1) for form in forms(first) if form.layout]
+        assert all(any(drawn[at].stride(-1) not in (0, 1) for drawn in made) for at in range(2))
+        assert any(drawn[0].stride(0) < drawn[0].stride(1) for drawn in made)
+        assert any(drawn[0].stride(0) > drawn[0].shape[1] and drawn[0].stride(1) == 1 for drawn in made)

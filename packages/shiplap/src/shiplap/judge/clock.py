@@ -187,6 +187,8 @@ def _measure_planned(
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
     repeated: list[CallOutcome] = []
     fewest = LEAST_LONG if plan.queued else MIN_ROUNDS  # nothing on the host disturbs calls that are queued
+    # Of another process, results must be of no use to the candidate. Trusted code may get the same values again.
+    others = [problem.draw(form) for _ in range(count)] if plan.apart else None
     for number in range(rounds if count < MANY_CALLS else fewest):
         with pace.step():
             sets = [problem.draw(form) for _ in range(count)]
@@ -199,9 +201,7 @@ def _measure_planned(
             if makes_call and count == 1 and number >= LEAST_AGAIN:
                 continue
             with pace.step(judged[name].prisoner):
-                judge, own = expected if name == "candidate" else None, sets
-                if judge is None and plan.apart:  # so that results of another process are of no use to the candidate
-                    own = [problem.draw(form) for _ in range(count)]
+                judge, own = (expected, sets) if name == "candidate" else (None, others or sets)
                 first, again = _run_turn(judged[name], name, own, judge, queued=plan.queued)
                 calls[name].append(first)
                 repeated += again
@@ -360,7 +360,8 @@ def remeasure_without_candidate(
         # A process that has ended leaves nothing to a CPU.
         if time.monotonic() > ends and (number >= LEAST_AGAIN or device == "cpu"):
             break
-        sets = [problem.draw(form) for _ in range(timed.batch)] if number else sets
+        # Drawing takes longer than most kernels of a GPU.
+        sets = [problem.draw(form) for _ in range(timed.batch)] if number and device == "cpu" else sets
         for name, witness in judged.items():
             with pace.step(witness.prisoner):
                 try:

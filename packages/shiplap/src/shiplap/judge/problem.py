@@ -17,6 +17,7 @@ from torch import Tensor
 from shiplap.cached_property import cached_property
 from shiplap.errors import error, error_line
 from shiplap.judge.index_bounds import would_end_device
+from shiplap.judge.result_distances import OwnErrors, clearly_differ
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.case import tensors_among, tree_map, widen_tensor
 from shiplap.sampling.compare import (
@@ -86,6 +87,7 @@ class JudgeProblem:
     absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
     runs_products: bool = True  # whether a call of the reference may run matrix products
     compares_nesting: bool = False  # whether a result has to lie in the same containers
+    own_errors: OwnErrors = field(default_factory=OwnErrors)  # of the reference in its own precision
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
         """Return the forms of inputs (shapes and kinds of values) on which the candidate is compared with the
@@ -143,10 +145,12 @@ class JudgeProblem:
             """Return how ``got`` differs from the effects of the reference beyond rounding errors. ``got`` are a
             candidate's results, followed by the arguments that it changed.
             """
-            if agrees_without_float64(got, own, sums, wide_sums=True, near="none"):
+            likely = self.own_errors.likely(form.label, own)
+            if agrees_without_float64(got, own, sums, wide_sums=True, near="none", errors=likely):
                 return Difference()
             with torch.no_grad():
                 wide = self._wide_results(tree_map(widen_tensor, args), changed, own)
+                self.own_errors.note(form.label, own, wide)
             return compare_with_rounding(list(got), own, wide, sums, recompute, self.tolerance)
 
         lies = structure_of(result) if self.compares_nesting else ""
@@ -202,7 +206,7 @@ class JudgeProblem:
             if not all(o.is_floating_point() for o in first.own):
                 return None
             expected = first if form is timed[0] else self.expect_effects(form, self.draw(form))
-            if _clearly_differ(expected.own, self._own_results(self.draw(form), expected)):
+            if clearly_differ(expected.own, self._own_results(self.draw(form), expected)):
                 return None
             if expected.against(self._own_results(self.draw(form), expected)).problem:
                 return None
@@ -318,15 +322,6 @@ class JudgeProblem:
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
-def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether any tensor of ``first`` clearly differs from the one at its position in ``second``. It does if the
-    norm of their difference exceeds a tenth of the sum of their norms. Tensors of different shapes or of one-byte
-    elements are not compared.
-    """
-    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
-    return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)
-
-
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Return whether ``a`` and ``b`` have equal shapes, dtypes and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
@@ -377,6 +372,7 @@ class FunctionProblem(JudgeProblem):
         True. If the reference is a function, do nothing and return False.
         """
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
+        self.own_errors.clear()
         # load_state_dict converts the values for the module in float64.
         for module in modules:
             module.load_state_dict(dict(state))

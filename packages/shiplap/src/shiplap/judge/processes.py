@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from shiplap.errors import error
 from shiplap.judge.checks import JudgeSession
 from shiplap.judge.target import JudgeTarget
@@ -18,11 +20,8 @@ from shiplap.sandbox.candidate import TargetProcess
 from shiplap.sandbox.device_memory import device_driver
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
-from shiplap.sandbox.source_scan import gather_sources, read_source
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
-# Word in a source -> the module with the compiler.
-COMPILERS = {b"triton": "triton.language", b"torch.compile": "shiplap.torch_private.graph_compiler"}
 DECLARATIONS = "shiplap.dispatch"
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
 
@@ -50,16 +49,18 @@ class JudgedProcesses:
         self._reference: TargetProcess | None = None
         # Closed behind the processes, whose end ends the threads.
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
-        launcher.preload(_compilers_of(case), case.budget.last)
         witness = self._start(case.candidate)
         self.missing = witness.prisoner.missing
-        if case.options.device.startswith("cuda"):  # the sandbox reaches no other device
-            device_driver()  # made once, before both threads need it
+        if case.options.device != "cpu":
+            if torch.cuda.is_initialized():
+                device_driver()  # made once, before both threads need it
             twin = self._start(case.reference)
             self._twin: Callable[[], TargetProcess] = self._pool.submit(self._load_reference, twin).result
         else:
             self._twin = lambda: self._load_reference(self._start(case.reference))
         self._witness = self._pool.submit(self._load, witness, case.candidate, "function")
+        if case.options.device != "cpu" and not torch.cuda.is_initialized():
+            self.candidate()  # of another device it is not known yet whether anything can run there
 
     def candidate(self) -> TargetProcess:
         """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails."""
@@ -99,6 +100,8 @@ class JudgedProcesses:
         """
         case, folder = self._case, str(Path(target.file).parent) if target.file else ""
         try:
+            if case.subject.kind == "reference":  # of a declared op, which all processes import
+                self._launcher.preload([DECLARATIONS], case.budget.last)
             prisoner = self._launcher.start(
                 [folder] if folder else [],
                 case.options.bounds,
@@ -143,17 +146,6 @@ class JudgedProcesses:
         )
         witness.load(message, arena)
         return witness
-
-
-def _compilers_of(case: JudgeSession) -> list[str]:
-    """Return the modules of compilers that the sources of the candidate mention, and which take seconds to import. The
-    compiler of torch is also returned if the reference will be compiled, and the module of declarations if the
-    reference is that of a declared op.
-    """
-    text = b"".join(map(read_source, gather_sources(case.candidate.file))) if case.candidate.file else b""
-    named = [module for word, module in COMPILERS.items() if word in text]
-    named += [DECLARATIONS] if case.subject.kind == "reference" else []
-    return named + ([COMPILERS[b"torch.compile"]] if case.options.compiled else [])
 
 
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:

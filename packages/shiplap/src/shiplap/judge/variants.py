@@ -29,7 +29,8 @@ MAX_SCALAR_FORMS = 6  # the most scalars that get another value
 LARGER, ROOM = 4, 1 << 14  # other shapes may grow by this factor, or to this number of elements
 LARGE, REDUCED = 1 << 20, 1 << 16  # elements above which most kinds of values are tried on fewer, and their number
 KINDS_AT_SIZE = 3  # kinds of values, chosen secretly, that a large shape gets as well
-LAYOUT_FORMS = ("offset", "padded", "mixed", "mixed")  # rows of slices are frequent, so that no draw may miss them
+# Rows of slices, strided elements and transposed matrices are frequent, so that no draw may miss them.
+LAYOUT_FORMS = ("offset", "padded", "strided", "transposed", "mixed")
 MIXED_LAYOUTS = tuple(name for name in LAYOUTS if name != "offset" and not name.startswith("expanded"))
 LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 LARGEST_THRESHOLD = 1e7  # larger constants are no thresholds of values

@@ -164,6 +164,7 @@ def agrees_without_float64(
     *,
     wide_sums: bool = False,
     near: NeighbourSize = "all",
+    errors: Sequence[float] = (),
 ) -> bool:
     """Return True if ``compare_within_tolerance`` accepts ``got`` whatever the reference's values in float64 are, so
     that they need not be computed. Return False if that is not certain. ``wide_sums`` and ``near`` are as in
@@ -172,17 +173,22 @@ def agrees_without_float64(
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
     plus 3 E, and ``wide`` is within E of ``own``. So ``|got - own| <= growth * (|own| + rms(own))`` implies that
     ``got`` is within the tolerance, as long as ``growth`` is at most 1. The rms is left out for ``near="none"``.
+
+    ``errors`` has a number for each result that is at most E, if some is known. The difference may then be larger by
+    that number, since E is left of the 3 E.
     """
     if len(got) != len(own):
         return False
-    pairs = zip(got, own, strict=True)
-    return all(_tensor_agrees(g.detach(), o.detach(), sums, wide_sums, near) for g, o in pairs)
+    rows = zip(got, own, errors or [0.0] * len(own), strict=True)
+    return all(_tensor_agrees(g.detach(), o.detach(), sums, wide_sums, near, error) for g, o, error in rows)
 
 
-def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
+def _tensor_agrees(
+    got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize, error: float
+) -> bool:
     """Return True if the one result ``got`` is within the tolerance whatever the reference's values in float64 are, and
-    False if that is not certain. ``own`` are the reference's values in its own precision. The other arguments are those
-    of ``agrees_without_float64``.
+    False if that is not certain. ``own`` are the reference's values in its own precision, whose largest error is at
+    least ``error``. The other arguments are those of ``agrees_without_float64``.
     """
     if _shape_problem(got, own):
         return False
@@ -198,6 +204,7 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
         return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
     growth: float = SURE_SHARE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
     common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5 if near == "all" else 0.0
+    common += error
     # ``agrees_without_float64`` argues for a growth of at most 1.
     if not (math.isfinite(common) and growth <= 1):
         return False

@@ -8,7 +8,7 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -26,7 +26,14 @@ from shiplap.sandbox.candidate import (
     ResultSpans,
     TargetProcess,
 )
-from shiplap.sandbox.device_clock import CallsNotQueued, DeviceClock, Probe, RunTime
+from shiplap.sandbox.device_clock import (
+    CallsNotQueued,
+    DeviceClock,
+    Probe,
+    ProbedResult,
+    RunTime,
+    choose_probed,
+)
 from shiplap.sandbox.device_memory import KIND, DeviceBlock, DeviceError
 from shiplap.sandbox.proc_filesystem import RequestTime
 from shiplap.sandbox.protocol import TensorLocation, strided_extent
@@ -205,7 +212,7 @@ class CallBatch:
             reply, _ = self.witness.request(message, waiting=clock.open_if_late)
             if clock.opened:
                 raise CallsNotQueued("the process waits for the device")
-            picked = clock.pick_probes(self._results_of(clock, reply, taken))
+            picked = self._pick_probes(clock, reply, taken)
             return clock.time_queued(lambda: probes.extend(read() for read in picked)), reply
         except BaseException:
             # Otherwise the process's stream would wait at the gate for ever.
@@ -223,7 +230,7 @@ class CallBatch:
         """
         began, started = clock.start()
         reply, _ = self.witness.request(protocol.RunBatch(self._number))
-        picked, prisoner = clock.pick_probes(self._results_of(clock, reply, taken)), self.witness.prisoner
+        picked, prisoner = self._pick_probes(clock, reply, taken), self.witness.prisoner
         limit = min(prisoner.bounds.seconds, prisoner.until - time.monotonic())
         try:
             clock.wait_for_end(lambda: probes.extend(read() for read in picked), limit)
@@ -234,32 +241,37 @@ class CallBatch:
             raise CandidateError("process", str(e)) from None
         return RunTime(time.perf_counter() - began, started - began), reply
 
-    def _results_of(
+    def _pick_probes(
         self, clock: DeviceClock, reply: protocol.BatchCalled, taken: list[bytes]
-    ) -> list[tuple[bytes, int, int, int, DeviceBlock]]:
-        """Return (memory handle, offset, bytes, bytes of an element, block) of each result of the calls that lies on
-        the GPU. If a call has no such results, its arguments are listed in their place, since it may change them.
-
-        The handles of allocations that are mapped for this are appended to ``taken``.
+    ) -> list[Callable[[], Probe]]:
+        """Return functions that each read a few elements of one of the results of the calls. Some results are chosen in
+        secret. The handles of the allocations that are mapped for this are appended to ``taken``.
 
         Raise ``DeviceError`` for a location that no tensor has. A kernel of this process that reads there would fail,
         and all its later kernels would fail, too.
         """
-        found: dict[tuple[bytes, int, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
+        picked: list[Callable[[], Probe]] = []
+        # Mapping an allocation takes longer than many kernels, so that the others are not mapped.
+        for memory, at, length, size in choose_probed(self._results_of(reply)):
+            block = self.witness.opened.take(memory) if memory else clock.block
+            taken += [memory] if memory else []
+            block.bytes_at(at, length)
+            picked.append(clock.probe_of(memory, at, length, size, block))
+        return picked
+
+    def _results_of(self, reply: protocol.BatchCalled) -> list[ProbedResult]:
+        """Return the results of the calls that lie on the GPU. If a call has no such results, its arguments are listed
+        in their place, since it may change them. Raise ``DeviceError`` for a location that no tensor has.
+        """
+        found: dict[ProbedResult, None] = {}
         # Another number of answers is reported by ``_compare_calls``.
         for call, given in zip(reply.calls, self._given, strict=False):
             places = [p for p in call.outs if isinstance(p, TensorLocation) and p.device == KIND]
             for place in places or [p for p in given.places if p.device == KIND]:
                 at, length, size = _span_of(place)
-                if not length:
-                    continue
-                block = clock.block
-                if place.block:
-                    block = self.witness.opened.take(place.block)
-                    taken.append(place.block)
-                block.bytes_at(at, length)
-                found[place.block, at, length] = (place.block, at, length, size, block)
-        return list(found.values())
+                if length:
+                    found[place.block, at, length, size] = None
+        return list(found)
 
     def sample(self, repeats: int) -> BatchRun:
         """Run the first prepared call ``repeats`` times on the same values and return the time of all runs together.

@@ -24,6 +24,10 @@ QUEUE_S = 1.5  # seconds in which calls have to be queued, and to end once the g
 WRITTEN_EVERY_S = 1e-3  # seconds after which the end is written again for calls that do not end
 
 
+ProbedResult = tuple[bytes, int, int, int]
+"""A result: the handle of its allocation, the offset in it, the number of bytes, and the bytes of an element."""
+
+
 class CallsNotQueued(Exception):
     """An error for calls that cannot all be queued before the clock starts. They are too many, or they wait for the
     device.
@@ -69,6 +73,14 @@ class RunTime:
 
     total: float
     written: float
+
+
+def choose_probed(results: Sequence[ProbedResult]) -> list[ProbedResult]:
+    """Return the last of the ``results`` of a run and a few others, chosen at random and in secret. Return an empty
+    list if there are none.
+    """
+    few = min(PROBED_RESULTS, len(results))
+    return [*results[-1:], *secrets.SystemRandom().sample(results, few)]
 
 
 class DeviceClock:
@@ -190,22 +202,12 @@ class DeviceClock:
                     time.sleep(WRITTEN_EVERY_S)
                 raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
 
-    def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
-        """Return functions that each read a few elements of one of ``results`` at random, secret indices. Only some of
-        the results are read.
+    def probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
+        """Return a function that reads elements of one result at random, secret indices and returns them as a
+        ``Probe``. The function is called directly after the calls, to detect work that is finished later.
 
-        The functions are called directly after the calls, to detect work that is finished later. A result is (handle to
-        its allocation, offset in it, bytes, bytes of an element, the mapped allocation).
-        """
-        if not results:
-            return []
-        wanted = [results[-1], *secrets.SystemRandom().sample(results, min(PROBED_RESULTS, len(results)))]
-        return [self._probe_of(*result) for result in wanted]
-
-    def _probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
-        """Return a function that reads random elements of one result and returns them as a ``Probe``. The result has
-        ``length`` bytes from offset ``at`` in ``block``, and each element has ``size`` bytes. ``memory`` is the handle
-        to its allocation.
+        The result has ``length`` bytes from offset ``at`` in ``block``, and each element has ``size`` bytes. ``memory``
+        is the handle to its allocation.
         """
         units, count = unit_view(block.bytes_at(at, length), size), length // size
         numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)
