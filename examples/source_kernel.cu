@@ -21,12 +21,14 @@ __global__ void scale_rows(const float* x, const float* weight, float* out, int6
 
 // The prototype follows from the declaration: a tensor is a DLTensor, a float is a double, the stream is in ctx.
 // --8<-- [start:function]
-int rms_norm_cuda(const sl_context* ctx, const DLTensor* x, const DLTensor* weight, DLTensor* out, double eps) {
+int rms_norm_cuda(const sl_context* ctx, const DLTensor* x, const DLTensor* weight,
+                  DLTensor* out, double eps) {
   const int64_t rows = x->shape[0], columns = x->shape[1];
   if (rows == 0 || columns == 0) return SL_OK;
-  scale_rows<<<static_cast<unsigned>(rows), THREADS, 0, static_cast<cudaStream_t>(ctx->stream)>>>(
-      static_cast<const float*>(x->data), static_cast<const float*>(weight->data), static_cast<float*>(out->data),
-      columns, static_cast<float>(eps));
+  cudaStream_t stream = static_cast<cudaStream_t>(ctx->stream);
+  scale_rows<<<static_cast<unsigned>(rows), THREADS, 0, stream>>>(
+      static_cast<const float*>(x->data), static_cast<const float*>(weight->data),
+      static_cast<float*>(out->data), columns, static_cast<float>(eps));
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return SL_OK;
   snprintf(ctx->error, ctx->error_size, "%s", cudaGetErrorString(status));

@@ -155,6 +155,11 @@ def test_the_cuda_source_compiles() -> None:
 
 
 @pytest.mark.docs
+def test_cuda_kernels() -> None:
+    assert "agree with their references" in output("cuda_kernels.py")
+
+
+@pytest.mark.docs
 def test_coming_from() -> None:
     shown = output("coming_from.py")
     assert "each declaration computes what the form before it computed" in shown

@@ -154,6 +154,13 @@ extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle 
         ("", "", []),
         ("static float scratch[64];", "+ (scratch[n] = n, 0)", ["_ZL7scratch"]),
         ("static float __scratch[64];", "+ (__scratch[n] = n, 0)", ["_ZL9__scratch"]),  # a buffer, whatever its name
+        ("namespace cub { inline int& cached() { static int count; return count; } }", "+ (cub::cached() += n)", []),
+        ("int nvtxGlobals_v3[9];", "+ (nvtxGlobals_v3[0] = n)", []),  # CUB includes the profiler's header
+        (
+            "namespace cubes { inline int& cached() { static int count; return count; } }",
+            "+ (cubes::cached() += n)",
+            ["_ZZN5cubes6cachedEvE5count"],
+        ),
     ],
 )
 def test_the_registration_of_device_code_is_told_from_the_author_s_state(tmp_path, extra, other, kept):
@@ -170,6 +177,13 @@ def test_names_of_the_registration_mean_nothing_without_device_code(tmp_path):
     source.write_text('static void** __cudaFatCubinHandle; extern "C" void f(void** p) { __cudaFatCubinHandle = p; }')
     subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
     assert [s.name for s in read_library_state(library).symbols] == ["_ZL20__cudaFatCubinHandle"]
+
+
+def test_namespaces_of_the_vendor_s_headers_mean_nothing_without_device_code(tmp_path):
+    source, library = tmp_path / "a.cpp", tmp_path / "liba.so"
+    source.write_text('namespace cub { int count; } extern "C" int f(int n) { return cub::count += n; }')
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert [s.name for s in read_library_state(library).symbols] == ["_ZN3cub5countE"]
 
 
 @pytest.mark.long

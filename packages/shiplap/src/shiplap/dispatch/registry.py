@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.op import Op, declared_ops
 
@@ -14,6 +16,19 @@ def declared_op_list() -> tuple[Op, ...]:
 def find_declared_op(name: str) -> Op | None:
     """Return the op declared as ``namespace::name``, or None if there is none."""
     return declared_ops.get(name)
+
+
+def command_target(name: str) -> str:
+    """Return the argument with which commands such as ``shiplap build`` find the op ``namespace::name``. It is the
+    module that declares the op if that module is part of a package, and otherwise the file. It is ``"TARGET"`` if no
+    such op is declared.
+    """
+    op = declared_ops.get(name)
+    if op is None:
+        return "TARGET"
+    module = op.reference.__module__
+    # A module without a package may lie in any folder, which another process does not search.
+    return module if "." in module or not Path(op.file).is_file() else str(op.file)
 
 
 def forget_op(name: str) -> None:

@@ -51,6 +51,20 @@ OFFLOAD_SECTIONS = {
     ".hip_fatbin": "HIP runtime",
     ".hipFatBinSegment": "HIP runtime",
 }
+# Namespaces of the header libraries that come with these compilers. Templates in them keep caches of attributes of
+# devices and names for profilers, of which each library gets a copy.
+VENDOR_NAMESPACES = {
+    "cub": "CUB",
+    "thrust": "Thrust",
+    "cuda": "libcu++",
+    "nvtx3": "NVTX",
+    "hipcub": "hipCUB",
+    "rocprim": "rocPRIM",
+}
+# The C variables of the profiler's header, of which CUB includes a copy.
+VENDOR_C_VARIABLE = re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr")
+# The outermost namespace of a variable of C++, or of the function whose static it is.
+OUTER_NAMESPACE = re.compile(r"_ZZ?N[rVK]*(\d+)(\w+)")
 # A name that C++ reserves for the compiler: of the variable itself, or of the function whose static it is.
 RESERVED_NAME = re.compile(r"(_ZZ?L?\d+)?__(?!_*$)\w+")
 REGISTRATION_BYTES = 16  # a handle or a flag of a registration: a larger static is a buffer, whatever its name
@@ -210,8 +224,8 @@ def _owner_of_symbol(name: str) -> str:
 
 
 def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
-    """Return the name of the runtime of a GPU's vendor to which a symbol belongs, or an empty string for a symbol of
-    the library itself.
+    """Return the name of the runtime or header library of a GPU's vendor to which a symbol belongs, or an empty string
+    for a symbol of the library itself.
 
     ``offload`` is the runtime with which the library's device code is registered, or an empty string. ``size`` is the
     symbol's size in bytes. A variable of the device's code has a copy on the host under the author's name, and this
@@ -219,7 +233,19 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
     """
     if archive := VENDOR_STATIC.fullmatch(name):
         return f"{archive[1]}, linked in"
+    if offload and (header := _vendor_header_of_symbol(name)):
+        return header
     return offload if offload and size <= REGISTRATION_BYTES and RESERVED_NAME.fullmatch(name) else ""
+
+
+def _vendor_header_of_symbol(name: str) -> str:
+    """Return the name of the vendor's header library that defines a variable called ``name``, such as ``"CUB"``. Return
+    an empty string if none does. The outermost namespace in the mangled name decides.
+    """
+    if VENDOR_C_VARIABLE.fullmatch(name):
+        return "NVTX"
+    outer = OUTER_NAMESPACE.match(name)
+    return VENDOR_NAMESPACES.get(outer[2][: int(outer[1])], "") if outer else ""
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:

@@ -191,12 +191,16 @@ def test_cuda_is_compiled_for_the_architectures_by_nvcc(
     ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = fake_nvcc(tmp_path, monkeypatch, ': > "$2"')  # an empty library, behind -o
-    op = declare(ns, sl.source(symbol="scale", code=C, language="cuda", architectures=["80", "sm_90a"]), "cuda")
+    op = declare(
+        ns, sl.source(symbol="scale", code=C, language="cuda", architectures=[8.0, "sm_90a", "9.0+PTX", "100f"]), "cuda"
+    )
     (library,) = [source_libraries[k.native.library] for k in op.kernels["cuda"]]
     library.compile()
     arguments = log.read_text().split("\n")
     assert "-gencode=arch=compute_80,code=sm_80" in arguments
     assert "-gencode=arch=compute_90a,code=sm_90a" in arguments
+    assert "-gencode=arch=compute_90,code=[compute_90,sm_90]" in arguments
+    assert "-gencode=arch=compute_100f,code=sm_100f" in arguments
     assert any(a.endswith("code.cu") for a in arguments)
     assert "-include" in arguments
 
@@ -234,6 +238,21 @@ def test_without_nvcc_the_other_kernels_are_built(ns: str, monkeypatch: pytest.M
     both.kernel("cuda", sl.source(symbol="scale", code=C, language="cuda"))
     both.build()
     torch.testing.assert_close(both(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_the_command_in_an_error_builds_from_any_folder(run: Any, ns: str, tmp_path: Path) -> None:
+    """The file is not where a module of that name would be looked for."""
+    two_files(tmp_path)
+    path = tmp_path / f"{ns}_kernels.py"
+    path.write_text(
+        "import shiplap as sl\nfrom jaxtyping import Float32\nfrom torch import Tensor\n"
+        f'@sl.op("{ns}::scale")\n'
+        'def scale(x: Float32[Tensor, "n"], a: float = 2.0) -> Float32[Tensor, "n"]:\n    return x * a\n'
+        'scale.kernel("cpu", sl.source(["scale.cpp", "part.cpp"], "scale", include_dirs=["include"]))\n'
+    )
+    unbuilt = run("audit", path, "--check", "numerics")
+    assert unbuilt.exit_code == 2
+    assert f"shiplap build {path}" in unbuilt.output.replace("\n", "")
 
 
 def test_the_command_builds_sources(run: Any, ns: str, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ SUFFIX_LANGUAGES: dict[str, Language] = {
     ".cxx": "c++",
     ".cu": "cuda",
 }
-ARCHITECTURE = re.compile(r"(?:sm_|compute_)?(\d{2,3}[af]?)")
+# As nvcc names a compute capability (90a), as the option -arch does (sm_90a), and as torch does (9.0a, 9.0+PTX).
+ARCHITECTURE = re.compile(r"(?:sm_|compute_)?(\d{1,2})\.?(\d[af]?)(\+PTX)?")
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def source(
     flags: Iterable[str] = (),
     include_dirs: Iterable[str | os.PathLike[str]] = (),
     libraries: Iterable[str] = (),
-    architectures: Iterable[str | int] = (),
+    architectures: Iterable[str | float] = (),
     strided: Iterable[str] = (),
     align: int = 1,
 ) -> SourceImplementation:
@@ -127,8 +128,9 @@ def source(
         include_dirs: folders of headers, relative to the calling file. If a header changes, the library is compiled
             again.
         libraries: libraries to link, such as ``"cublas"``.
-        architectures: the CUDA architectures to compile for, such as ``"90a"``. The default is those of the GPUs of
-            this machine, or all major ones that nvcc supports if there is no GPU.
+        architectures: the CUDA architectures to compile for, such as ``"90a"``. ``"90+PTX"`` adds code that newer GPUs
+            compile when they load it. The default is those of the GPUs of this machine, or all major ones that nvcc
+            supports if there is no GPU.
         strided: the tensor arguments that the kernel accepts with any strides, as for ``sl.cabi``.
         align: the alignment, in bytes, of every tensor's address, as for ``sl.cabi``.
 
@@ -201,11 +203,11 @@ def _read_source(path: Path, where: str) -> SourceText:
         ) from None
 
 
-def _read_architecture(value: str | int, where: str) -> str:
-    """Return the compute capability ``value`` as a string without the prefix ``sm_`` or ``compute_``, such as
-    ``"90a"``. Raise ``SL422`` if ``value`` is no compute capability.
+def _read_architecture(value: str | float, where: str) -> str:
+    """Return the compute capability ``value`` as nvcc names it, without a prefix and without a point, such as
+    ``"90a"``. ``"+PTX"`` stays at its end. Raise ``SL422`` if ``value`` is no compute capability.
     """
     match = ARCHITECTURE.fullmatch(str(value))
     if match is None:
         raise error("SL422", where=where, got=repr(value), expected='a compute capability such as "80" or "90a"')
-    return match[1]
+    return match[1] + match[2] + (match[3] or "")

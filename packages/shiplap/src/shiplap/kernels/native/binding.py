@@ -88,9 +88,7 @@ def how_to_build(name: str) -> str:
     """Return the notice for the op ``name`` which says that calls would be faster with a native binding. It contains
     the commands that build the binding.
     """
-    op = registry.find_declared_op(name)
-    module = op.reference.__module__ if op is not None else "TARGET"
-    target = op.file if op is not None and module == "__main__" else module
+    target = registry.command_target(name)
     return (
         f"{name} is called through the Python binding, whose own cost is about {SLOWER} times that of a native call. "
         f"Build the native binding once: op.build() in Python, 'shiplap build {target}' in a shell, or ship it with "

@@ -22,7 +22,7 @@ import torch
 from shiplap.declare.gradient import Backward, GradientOp
 from shiplap.declare.schema import gradient_schema, schema_text
 from shiplap.declare.spec import OpSpec
-from shiplap.dispatch import Op
+from shiplap.dispatch import Op, registry
 from shiplap.dispatch.autograd import make_gradient_call
 from shiplap.errors import ShiplapError, notice
 from shiplap.kernels.native.build import LACKING, build_detached, build_once
@@ -223,7 +223,7 @@ def _announce_hot_recording(op: Op) -> None:
             op._record_plain_call = recorded
             name = op.spec.name
             why = "the library that records them in C++ is not built for this release of torch"
-            fix = f"Build it once: op.build() in Python, or 'shiplap build {name}' in a shell"
+            fix = f"Build it once: op.build() in Python, or 'shiplap build {registry.command_target(name)}' in a shell"
             notice(f"recorder {name}", f"Python records the gradients of {name}: {why}. {fix}")
         return recorded(*args)
 

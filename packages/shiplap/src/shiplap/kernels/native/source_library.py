@@ -86,6 +86,15 @@ def link_named(path: Path) -> None:
             return
 
 
+def gencode_flag(architecture: str) -> str:
+    """Return nvcc's option that compiles for ``architecture``, such as ``"90a"``. For one that ends in ``"+PTX"``, the
+    library also gets the intermediate code, which the driver of a newer GPU compiles.
+    """
+    number = architecture.removesuffix("+PTX")
+    code = f"sm_{number}" if number == architecture else f"[compute_{number},sm_{number}]"
+    return f"-gencode=arch=compute_{number},code={code}"
+
+
 @dataclass(frozen=True)
 class SourceLibrary:
     """A kernel library that is compiled from the author's sources and the header of one declaration.
@@ -148,8 +157,7 @@ class SourceLibrary:
             if is_library_present(path.parent, self.op, rule):
                 link_named(path)
                 return path
-        module = op.reference.__module__ if op is not None else "TARGET"
-        target = op.file if op is not None and module == "__main__" else module
+        target = registry.command_target(self.op)
         raise error(
             "SL420",
             where=f"{self.op}, kernel {self.symbol}",
@@ -226,7 +234,7 @@ class SourceLibrary:
         if not names and torch.cuda.is_available():
             found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
             names = [f"{major}{minor}" for major, minor in sorted(found)]
-        return [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names] or ["-arch=all-major"]
+        return [gencode_flag(name) for name in names] or ["-arch=all-major"]
 
     def _host_compiler(self) -> list[str]:
         """Return the words of the command of the host's C++ compiler, with the flags in the environment variable

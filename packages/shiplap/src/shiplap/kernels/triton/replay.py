@@ -26,7 +26,7 @@ from torch import Tensor
 from shiplap.declare.generated_code import define_function
 from shiplap.declare.kernel import Rerun
 from shiplap.declare.values import Args, Result
-from shiplap.dispatch import Op, tuned_choices
+from shiplap.dispatch import Op, registry, tuned_choices
 from shiplap.errors import error, notice
 from shiplap.kernels.native.build import build_detached
 from shiplap.kernels.native.build import build_once as compile_into
@@ -393,7 +393,8 @@ def _advance_replay_build(op: Op, start: bool) -> None:
         notice(
             "replay",
             f"templates such as that of {op.spec.name} are launched by Python, and a compiled launcher has "
-            "less to do. Build it once: op.build() in Python, or 'shiplap build TARGET' in a shell. "
+            "less to do. Build it once: op.build() in Python, or "
+            f"'shiplap build {registry.command_target(op.spec.name)}' in a shell. "
             "SHIPLAP_BACKGROUND_BUILD=1 builds in the background",
         )
     elif start:

@@ -20,7 +20,7 @@ from shiplap.kernels.c.header import header_text
 from shiplap.kernels.c.library import locate_library, source_libraries
 from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 from shiplap.kernels.native.build_plan import bound_native_kernel
-from shiplap.kernels.native.source_library import INCLUDES, SUFFIX, SourceLibrary
+from shiplap.kernels.native.source_library import INCLUDES, SUFFIX, SourceLibrary, gencode_flag
 from shiplap.packaging.eject.copied_source import CannotCopy
 from shiplap.plan.rules import GRADIENTS_ENABLED
 
@@ -179,7 +179,7 @@ def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
         "folder": native.symbol,
         "flags": list(library.flags),
         "link": list(library.libraries),
-        "architectures": list(library.architectures),
+        "architectures": [gencode_flag(name) for name in library.architectures],
     }
 
 
