@@ -148,8 +148,8 @@ test-gpu: $(STAMP) ## run the tests that need an accelerator
 	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(ARGS) || two=$$?; \
 	$(WORSE)
 
-bench-gpu: $(STAMP) ## measure on an accelerator (benchmarks/*_gpu.py)
-	for script in benchmarks/*_gpu.py; do $(BIN)/python $$script $(ARGS) || exit; done
+bench-gpu: $(STAMP) ## measure stale records of a GPU again (ARGS="--limit 300"), those that are left at the next run
+	$(BIN)/python tools/records.py --renew gpu capture $(ARGS)
 
 # tools/sanitize.py says what each part is: ARGS="device", or ARGS="kernels -- -k hash". CXX=clang++ for Clang.
 sanitize: $(STAMP) ## run kernels, bindings and device C++ with the address and undefined-behaviour sanitizers
@@ -167,6 +167,7 @@ wheel: $(NOX) ## build dist/: source distributions and wheels of what is publish
 	$(NOX) -s dist
 
 release-check: $(NOX) ## build dist/ as for a release, check it, and try it in an empty environment
+	$(BIN)/python tools/records.py --check
 	$(NOX) -s release-check
 
 clean: ## remove what was built (.venv stays; its stamp goes)

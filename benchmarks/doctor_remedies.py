@@ -2,7 +2,8 @@
 
     python benchmarks/doctor_remedies.py [NAME ...] [--programs FOLDER] [--json]
 
-``--json`` records all programs; with names, it renews those in the record and keeps the others.
+``--json`` records all programs; with names, it renews those in the record and keeps the others, and several processes
+may share the names between them.
 
 Each program of ``benchmarks/doctor/`` is written after a public report, which its first line names. Its remedies are
 tried as ``shiplap doctor --try`` tries them, without the measurement of times. Nothing is downloaded.
@@ -11,6 +12,7 @@ tried as ``shiplap doctor --try`` tries them, without the measurement of times. 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import sys
@@ -57,12 +59,18 @@ def count(found: dict[str, dict[str, Any]]) -> tuple[int, int]:
     return sum(bool(e["remedy"]) for e in entries), len(entries)
 
 
-def save(found: dict[str, dict[str, Any]]) -> None:
-    """Write the record."""
-    removed, entries = count(found)
-    sources = ["packages/shiplap/src/shiplap/doctor/*.py", "benchmarks/doctor/*.py"]
-    programs = dict(sorted(found.items()))
-    write(RESULT, record(sources, ["shiplap"], removed=removed, entries=entries, programs=programs))
+def save(made: dict[str, dict[str, Any]], *, anew: bool) -> None:
+    """Write the programs ``made`` to the record, beside those of other processes that write to it.
+
+    With ``anew`` the record holds no other programs.
+    """
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = {} if anew or not RESULT.is_file() else json.loads(RESULT.read_text())["programs"]
+        programs = dict(sorted({**kept, **made}.items()))
+        removed, entries = count(programs)
+        sources = ["packages/shiplap/src/shiplap/doctor/*.py", "benchmarks/doctor/*.py"]
+        write(RESULT, record(sources, ["shiplap"], removed=removed, entries=entries, programs=programs))
 
 
 def main() -> None:
@@ -72,8 +80,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="write the record")
     arguments = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
-    if arguments.json and arguments.names and RESULT.is_file():
-        found = json.loads(RESULT.read_text())["programs"]
     for program in sorted(arguments.programs.resolve().glob("*.py")):
         if arguments.names and program.stem not in arguments.names:
             continue
@@ -85,7 +91,7 @@ def main() -> None:
                 f"  {e['line']:>4} {e['call'][:40]:40} {e['cause'][:44]:44} {e['remedy'] or 'no remedy: ' + left[:300]}"
             )
         if arguments.json:  # after each, so that an interrupted run keeps what it has
-            save(found)
+            save({program.stem: result}, anew=not arguments.names and len(found) == 1)
     removed, entries = count(found)
     print(f"{removed} of {entries} entries in {len(found)} programs have a remedy that was shown to remove them")
 

@@ -1,8 +1,9 @@
-"""``shiplap judge`` on a GPU: honest Triton kernels are accepted with true times, and cheats are refused.
+"""``shiplap judge`` on a GPU: honest kernels at real sizes are accepted with true times, and cheats are refused.
 
-Usage: ``python benchmarks/judge_gpu.py [--seconds 60]``, about ten minutes on one GPU. One JSON line a kernel; exit
-status 1 if an honest kernel is refused, a cheat is accepted, or a time differs by more than 5 % from do_bench's.
-``--part 2/8`` judges every eighth kernel, beginning with the third, and ``--only`` those of a name.
+Usage: ``python benchmarks/judge_gpu.py [--seconds 60] [--jobs 4]``, some fifteen minutes on one GPU. One JSON line a
+kernel, with the time of each stage; exit status 1 if an honest kernel is refused, a cheat accepted, or a time differs
+by more than 5 % from do_bench's. ``--part 2/8`` judges every eighth kernel, beginning with the third, and ``--only``
+those of a name. Candidates of ``--jobs`` judgements compile side by side; what is timed runs alone.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from _judged_kernels import CAP, KERNELS, PRODUCT
 
 import shiplap as sl
 from shiplap.judge import JudgeResult
+from shiplap.judge.suite_run import TimingTurns
 from shiplap.sandbox.load_candidate import load_named
 from shiplap.sandbox.supervisor import SandboxLauncher
 
@@ -35,240 +40,8 @@ F = torch.nn.functional
 """
 DEVICE = "cuda"
 LONG = 10e-6  # seconds of a kernel whose time is compared with do_bench's
-REPEATS = 5  # measurements of do_bench
+REPEATS = 3  # measurements of do_bench
 
-ADD = """
-@triton.jit
-def add(x, y, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
-
-def candidate(x, y):
-    x, y = x.contiguous(), y.contiguous()
-    out = torch.empty_like(x)
-    add[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
-    return out
-"""
-SOFTMAX = """
-@triton.jit
-def softmax(x, out, cols, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    row = tl.load(x + tl.program_id(0) * cols + at, at < cols, float("-inf"))
-    e = tl.exp(row - tl.max(row, 0))
-    tl.store(out + tl.program_id(0) * cols + at, e / tl.sum(e, 0), at < cols)
-
-def candidate(x):
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
-    return out
-"""
-NORM = """
-@triton.jit
-def norm(x, w, out, cols, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    row = tl.load(x + tl.program_id(0) * cols + at, at < cols, 0.0)
-    scale = tl.rsqrt(tl.sum(row * row, 0) / cols + 1e-6)
-    tl.store(out + tl.program_id(0) * cols + at, row * scale * tl.load(w + at, at < cols, 0.0), at < cols)
-
-def candidate(x, w):
-    x, w = x.contiguous(), w.contiguous()
-    out = torch.empty_like(x)
-    norm[(x.shape[0],)](x, w, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
-    return out
-"""
-PRODUCT = """
-@triton.jit
-def product(x, w, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    cols = tl.program_id(1) * BN + tl.arange(0, BN)
-    total = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        a = tl.load(x + rows[:, None] * K + k, (rows[:, None] < M) & (k < K), 0.0)
-        b = tl.load(w + k[:, None] * N + cols, (k[:, None] < K) & (cols < N), 0.0)
-        total += tl.dot(a, b, input_precision="ieee")
-    y = libdevice.tanh(total / 5.0)  # 2 * sigmoid(2 * x) - 1 has no digits left near zero
-    tl.store(out + rows[:, None] * N + cols, 5.0 * y, (rows[:, None] < M) & (cols < N))
-
-def candidate(x, w):
-    x, w = x.contiguous(), w.contiguous()
-    out = torch.empty(x.shape[0], w.shape[1], device=x.device)
-    grid = triton.cdiv(x.shape[0], 64), triton.cdiv(w.shape[1], 64)
-    product[grid](x, w, out, x.shape[0], w.shape[1], x.shape[1], BM=64, BN=64, BK=32)
-    return out
-"""
-GELU = """
-@triton.jit
-def gelu(x, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, at < n)
-    tl.store(out + at, 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476)), at < n)
-
-def candidate(x):
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    gelu[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
-    return out
-"""
-SUM = """
-@triton.jit
-def row_sum(x, out, cols, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * cols + at, at < cols, 0.0), 0))
-
-def candidate(x):
-    x = x.contiguous()
-    out = torch.empty(x.shape[0], device=x.device)
-    row_sum[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
-    return out
-"""
-LAYER = """
-@triton.jit
-def layer(x, w, b, out, cols, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    row = tl.load(x + tl.program_id(0) * cols + at, at < cols, 0.0)
-    centred = tl.where(at < cols, row - tl.sum(row, 0) / cols, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / cols + 1e-5)
-    y = centred * scale * tl.load(w + at, at < cols, 0.0) + tl.load(b + at, at < cols, 0.0)
-    tl.store(out + tl.program_id(0) * cols + at, y, at < cols)
-
-def candidate(x, w, b):
-    x, w, b = x.contiguous(), w.contiguous(), b.contiguous()
-    out = torch.empty_like(x)
-    layer[(x.shape[0],)](x, w, b, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
-    return out
-"""
-GATED = """
-@triton.jit
-def gated(x, y, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, at < n)
-    tl.store(out + at, v / (1.0 + tl.exp(-v)) * tl.load(y + at, at < n), at < n)
-
-def candidate(x, y):
-    x, y = x.contiguous(), y.contiguous()
-    out = torch.empty_like(x)
-    gated[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
-    return out
-"""
-CAP = "torch.tanh((x @ w) / 5.0) * 5.0"
-PAIR = "torch.randn(1 << 22, device=D), torch.randn(1 << 22, device=D)"
-HONEST = {  # arguments, inputs, reference, candidate
-    "add": ("x, y", PAIR, "x + y", ADD),
-    "softmax": ("x", "torch.randn(4096, 1000, device=D)", "torch.softmax(x, 1)", SOFTMAX),
-    "rms norm": (
-        "x, w",
-        "torch.randn(4096, 1024, device=D), torch.randn(1024, device=D)",
-        "x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * w",
-        NORM,
-    ),
-    "capped product": ("x, w", "torch.randn(512, 256) / 4, torch.randn(256, 512) / 4", CAP, PRODUCT),
-    "gelu": ("x", "torch.randn(1 << 22, device=D)", "x * 0.5 * (1 + torch.erf(x * 0.7071067811865476))", GELU),
-    "row sum": ("x", "torch.randn(8192, 1024, device=D)", "x.sum(1)", SUM),
-    "layer norm": (
-        "x, w, b",
-        "torch.randn(4096, 1024, device=D), torch.randn(1024, device=D), torch.randn(1024, device=D)",
-        "torch.nn.functional.layer_norm(x, (x.shape[1],), w, b)",
-        LAYER,
-    ),
-    "gated": ("x, y", PAIR, "torch.nn.functional.silu(x) * y", GATED),
-    "larger product": ("x, w", "torch.randn(1024, 1024) / 8, torch.randn(1024, 1024) / 8", CAP, PRODUCT),
-}
-SWIGLU = """
-@triton.jit
-def swiglu(x, y, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, at < n).to(tl.float32)
-    tl.store(out + at, v / (1.0 + tl.exp(-v)) * tl.load(y + at, at < n).to(tl.float32), at < n)
-
-def candidate(x, y):
-    x, y = x.contiguous(), y.contiguous()
-    out = torch.empty_like(x)
-    if x.numel():
-        swiglu[(triton.cdiv(x.numel(), 2048),)](x, y, out, x.numel(), BLOCK=2048, num_warps=8)
-    return out
-"""
-NORM_OF_ROWS = """
-@triton.jit
-def norm(x, w, out, cols, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    start = tl.program_id(0).to(tl.int64) * cols
-    row = tl.load(x + start + at, at < cols, 0.0)
-    scale = tl.rsqrt(tl.sum(row * row, 0) / cols + 1e-6)
-    tl.store(out + start + at, row * scale * tl.load(w + at, at < cols, 0.0), at < cols)
-
-def candidate(x, w):
-    x, w = x.contiguous(), w.contiguous()
-    out = torch.empty_like(x)
-    norm[(x.shape[0],)](x, w, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=8)
-    return out
-"""
-SOFTMAX_OF_ROWS = """
-@triton.jit
-def softmax(x, out, cols, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    start = tl.program_id(0).to(tl.int64) * cols
-    row = tl.load(x + start + at, at < cols, float("-inf"))
-    e = tl.exp(row - tl.max(row, 0))
-    tl.store(out + start + at, e / tl.sum(e, 0), at < cols)
-
-def candidate(x):
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=8)
-    return out
-"""
-COMPILED_NORM = """
-@torch.compile(dynamic=True)
-def candidate(x, w):
-    return x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * w
-"""
-COMPILED_GELU = """
-@torch.compile(dynamic=True)
-def candidate(x):
-    return 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-"""
-IN_CUDA = """
-from torch.utils.cpp_extension import load_inline
-KERNEL = '''
-#include <torch/extension.h>
-__global__ void squared_relu(const float* x, float* out, long long n) {
-  long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-  if (at < n) { float v = x[at] > 0.f ? x[at] : 0.f; out[at] = v * v; }
-}
-torch::Tensor forward(torch::Tensor x) {
-  x = x.contiguous();
-  auto out = torch::empty_like(x);
-  long long n = x.numel();
-  if (n) squared_relu<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), out.data_ptr<float>(), n);
-  return out;
-}
-'''
-HEAD = "torch::Tensor forward(torch::Tensor x);"
-built = load_inline(name="squared", cpp_sources=HEAD, cuda_sources=KERNEL, functions=["forward"])
-def candidate(x):
-    return built.forward(x)
-"""
-LARGE = "torch.randn(4096, 4096), torch.rand(4096) + 0.5"
-WIDE = "torch.randn(4096, 11008), torch.randn(4096, 11008)"
-RMS = "x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * w"
-TANH = "0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))"
-EXPS = "(x - x.amax(1, True)).exp() / (x - x.amax(1, True)).exp().sum(1, True)"
-REAL = {  # kernels at sizes of language models
-    "real rms norm": ("x, w", LARGE, RMS, NORM_OF_ROWS),
-    "real softmax": ("x", "torch.randn(8192, 4096)", EXPS, SOFTMAX_OF_ROWS),
-    "real swiglu": ("x, y", WIDE, "x * torch.sigmoid(x) * y", SWIGLU),
-    "real swiglu in bfloat16": (
-        "x, y",
-        "*(torch.randn(4096, 11008, dtype=torch.bfloat16) for _ in range(2)),",
-        "torch.nn.functional.silu(x) * y",
-        SWIGLU,
-    ),
-    "real compiled rms norm": ("x, w", LARGE, RMS, COMPILED_NORM),
-    "real compiled gelu": ("x", "torch.randn(4096, 4096)", TANH, COMPILED_GELU),
-    "real squared relu in CUDA C++": ("x", "torch.randn(4096, 8192)", "torch.relu(x) ** 2", IN_CUDA),
-}
 FORGED = {  # cheats on the memory that is shared, the gate and the clock
     "one stale row": """
 def candidate(x, w):
@@ -436,45 +209,58 @@ def candidate(x, w):
 
 def cases() -> Iterator[tuple[str, str, str, bool]]:
     """Name, source of the reference, source of the candidate, and whether it is honest."""
-    for name, (args, inputs, body, candidate) in (HONEST | REAL).items():
-        yield name, _reference(args, inputs, body), TRITON + candidate, True
+    for name, (args, inputs, body, candidate) in KERNELS.items():
+        triton = TRITON if "@triton" in candidate else "import torch\n"
+        yield name, _reference(args, inputs, body), triton + candidate, True
     sys.path.insert(0, str(ROOT / "packages" / "shiplap"))
     from tests.judge.cheats import CHEATS, HEAD
+    from tests.judge.fifth import HIDDEN, REPLACED, STATE
+    from tests.judge.fresh import FRESH
+    from tests.judge.unseen import UNSEEN
 
     capped = _reference("x, w", "torch.rand(96, 128) / 4, torch.rand(128, 64) / 4", CAP)
-    on_device = {n: c for n, c in CHEATS.items() if "numpy" not in c and "torch.empty(" not in c and "zeros(" not in c}
-    for name, text in list(on_device.items()):
+    written = CHEATS | UNSEEN | FRESH | REPLACED | STATE | HIDDEN
+    # Memory of the host in a result would be refused at once.
+    on_device = {n: c for n, c in written.items() if not re.search(r"numpy|torch\.empty\(|zeros\(|CPU|cpu", c)}
+    for name, text in on_device.items():
         yield f"cheat: {name}", capped, HEAD + text, False
     for name, text in (STREAMS | FORGED).items():
         yield f"cheat: {name}", capped, TRITON + HEAD + text, False
 
 
 def _reference(args: str, inputs: str, body: str) -> str:
+    """Return the source of a reference and of the function that makes its inputs."""
     inner = f"def reference({args}):\n    return {body}\ndef get_inputs():\n    return [{inputs}]\n"
     return f"import torch\nD = {DEVICE!r}\n{inner}"
 
 
 def _by_do_bench(reference: Path, candidate: Path, name: str = "candidate") -> list[float]:
-    """Seconds of one call of an honest candidate, in this process: several medians, which differ by some percent."""
+    """Return the seconds of one call of an honest candidate, in this process: several medians, which differ by some
+    percent.
+    """
     from triton.testing import do_bench
 
     args = [a.cuda() for a in load_named(str(reference), ["get_inputs"])()]
     kernel = load_named(str(candidate), [name])
-    return sorted(float(do_bench(lambda: kernel(*args), return_mode="median")) * 1e-3 for _ in range(REPEATS))
+    with torch.no_grad():
+        return sorted(float(do_bench(lambda: kernel(*args), return_mode="median")) * 1e-3 for _ in range(REPEATS))
 
 
 def _line(name: str, result: JudgeResult, honest: bool, peers: list[float], references: list[float]) -> dict[str, Any]:
+    """Return the facts of one verdict, beside the seconds of candidate and reference by do_bench, if there are some."""
     timed, peer = result.timings[0].candidate if result.timings else 0.0, median(peers)
     off = abs(timed / peer - 1) if peer > LONG and timed else 0.0
     right = result.verdict != "refused" and off <= 0.05 if honest else result.verdict == "refused"
     return {
         "kernel": name,
+        "honest": honest,
         "right": right,
         "verdict": result.verdict,
         "reasons": [f"{r.check}: {r.evidence}"[:160] for r in result.reasons],
         "missing": dict(result.missing),
         "unchecked": [text for text in result.unchecked if "times" in text],
         "seconds": round(result.seconds, 1),
+        "stages": {s.stage: [round(s.seconds, 2), round(s.sandboxed, 2)] for s in result.stages},
         "calls": result.calls,
         "speedup": round(result.speedup, 3),
         "min_speedup": round(result.timings[0].min_speedup, 3) if result.timings else 0.0,
@@ -488,38 +274,74 @@ def _line(name: str, result: JudgeResult, honest: bool, peers: list[float], refe
     }
 
 
-def main() -> int:
-    """Judge all; see the module."""
+def _judge(case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespace, turns: TimingTurns) -> bool:
+    """Judge one case in the folder ``home``, print its line, and return whether the verdict is right."""
+    name, reference, candidate, honest = case
+    ref, it = home / "ref.py", home / "candidate" / f"it{home.name}.py"
+    it.parent.mkdir(parents=True)
+    ref.write_text(reference)
+    it.write_text(candidate)
+    options: dict[str, Any] = {"device": DEVICE, "seconds": asked.seconds, "rounds": asked.rounds}
+    peers, references = [0.0], [0.0]
+    with turns.judgement() as take_turn, _launcher() as launcher:
+        options |= {"vary_shapes": not asked.fixed_shapes, "launcher": launcher, "compiled_first": take_turn}
+        result = sl.judge(ref, it, **options)
+        if honest and not re.search(asked.alone, name):
+            peers, references = _by_do_bench(ref, it), _by_do_bench(ref, ref, "reference")
+    line = _line(name, result, honest, peers, references)
+    print(json.dumps(line), flush=True)
+    return bool(line["right"])
+
+
+_FREE: list[SandboxLauncher] = []
+
+
+@contextmanager
+def _launcher() -> Iterator[SandboxLauncher]:
+    """Return a launcher that no other judgement uses meanwhile, and that another has used before if there is one."""
+    launcher = _FREE.pop() if _FREE else SandboxLauncher()
+    try:
+        yield launcher
+    finally:
+        _FREE.append(launcher)
+
+
+def _asked() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of one verdict")
     parser.add_argument("--part", default="0/1", help="which of how many parts")
     parser.add_argument("--fixed-shapes", action="store_true", help="for a quick look at times")
     parser.add_argument("--rounds", type=int, default=12, help="calls that are timed")
     parser.add_argument("--only", default="", help="kernels in whose name this regular expression is found")
+    parser.add_argument("--skip", default="^$", help="kernels that are left out, as a regular expression")
+    parser.add_argument("--alone", default="^$", help="kernels that do_bench does not time, as a regular expression")
     parser.add_argument("--until", type=float, default=math.inf, help="seconds after which no other kernel begins")
-    asked = parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=1, help="candidates that compile at once")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Judge all; see the module."""
+    asked = _asked()
     if not torch.cuda.is_available():
         print("no CUDA device")
         return 2
-    wrong, began = 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, SandboxLauncher() as launcher:
-        part, parts = map(int, asked.part.split("/"))
-        for number, (name, reference, candidate, honest) in enumerate(cases()):
-            if not re.search(asked.only, name) or number % parts != part or time.monotonic() - began > asked.until:
-                continue
-            ref, it = Path(folder, f"{number}", "ref.py"), Path(folder, f"{number}", "candidate", f"it{number}.py")
-            it.parent.mkdir(parents=True)
-            ref.write_text(reference)
-            it.write_text(candidate)
-            options: dict[str, Any] = {"device": DEVICE, "seconds": asked.seconds, "launcher": launcher}
-            options |= {"vary_shapes": not asked.fixed_shapes, "rounds": asked.rounds}
-            result = sl.judge(ref, it, **options)
-            peers = _by_do_bench(ref, it) if honest else [0.0]
-            references = _by_do_bench(ref, ref, "reference") if honest else [0.0]
-            line = _line(name, result, honest, peers, references)
-            wrong += not line["right"]
-            print(json.dumps(line), flush=True)
-    return int(wrong > 0)
+    began, turns = time.monotonic(), TimingTurns()
+    part, parts = map(int, asked.part.split("/"))
+    wanted = [c for c in cases() if re.search(asked.only, c[0]) and not re.search(asked.skip, c[0])][part::parts]
+
+    def judge(number: int) -> bool:
+        """Judge the case ``number`` if there is time for it, and return whether its verdict is right."""
+        if time.monotonic() - began > asked.until:
+            return True
+        return _judge(wanted[number], Path(folder, str(number)), asked, turns)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
+        right = list(pool.map(judge, range(len(wanted))))
+        for launcher in _FREE:
+            launcher.close()
+    return int(not all(right))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What one call of an op costs the host beside its work on a GPU: ``make bench-gpu``, ``ARGS=--json`` for JSON.
+"""What one call of an op costs the host beside its work on a GPU, as text or with ``--json`` as JSON.
 
 Every row adds two vectors of 1024 floats with one kernel launch and returns a new tensor: a Triton kernel, then a CUDA
 kernel behind a C function (needs nvcc). ``eager_ns`` and ``inference_ns``: median ns per call on the host.

@@ -77,7 +77,10 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """``rewrites(always)``: as they ship, or without asking whether they pay. ``mode``: of ``torch.compile``."""
+    """``rewrites(always)``: as they ship, or without asking whether they pay. ``mode``: of ``torch.compile``.
+
+    ``fused``: the same model with torch's fused call of attention, as users have it by default.
+    """
 
     name: str
     model: Callable[[], nn.Module]
@@ -89,6 +92,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     layout: torch.memory_format = torch.contiguous_format
     peer: dict[str, Any] = field(default_factory=dict)
+    fused: Callable[[], nn.Module] | None = None
 
 
 def named(name: str, how: dict[str, Any]) -> str:
@@ -167,6 +171,10 @@ def measured(
             assert forced, case
         if case.peer:
             calls["inductor"] = contestant(case, model, x, **case.peer)[0]
+        if case.fused:
+            by_hand = case.fused().to(device, case.dtype, memory_format=case.layout).train(case.train)
+            by_hand.load_state_dict(model.state_dict())
+            calls["sdpa"] = contestant(case, by_hand, x)[0]
         calls["eager"] = lambda: eager(x).sum().backward() if case.train else eager(x)
         seconds, expected = time.monotonic() - started, eager(x)
         errors = {n: apart(call(), expected) for n, call in calls.items() if n != "eager"}
@@ -231,10 +239,18 @@ def kept(path: Path | None, sources: Sequence[str]) -> list[dict[str, Any]]:
     return list(held["cases"]) if same else []
 
 
-def keep(path: Path | None, sources: Sequence[str], device: str, rounds: int, cases: list[dict[str, Any]]) -> None:
+def keep(
+    path: Path | None,
+    sources: Sequence[str],
+    device: str,
+    rounds: int,
+    cases: list[dict[str, Any]],
+    packages: Sequence[str] = (),
+) -> None:
+    """Write the record; ``packages`` are those whose versions matter besides torch and Triton."""
     if path:
         name = torch.cuda.get_device_name() if device == "cuda" else ""
-        packages = ["triton"] if name else []
+        packages = [*packages, *(["triton"] if name else [])]
         _record.write(path, _record.record(sources, packages, name, rounds=rounds, cases=cases))
 
 

@@ -103,6 +103,14 @@ class Attention(nn.Module):
         return torch.matmul(weights.to(q.dtype), v).transpose(1, 2)
 
 
+class FusedCall(Attention):
+    """The same by torch's fused call, as models have it by default."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x.chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).transpose(1, 2)
+
+
 def attended(always: bool) -> list[Rewrite]:
     """As it ships, or wherever it is found."""
     return [FusedAttention(always=always)]
@@ -111,12 +119,14 @@ def attended(always: bool) -> list[Rewrite]:
 def heads(size: int, count: int, batch: int, tokens: int, dtype: torch.dtype, *how: str) -> Case:
     """Untuned: the products of the written-out form are the library's either way, and tuning them takes a minute."""
     name, mask = ", ".join([f"{count} heads of {size}, {batch}x{tokens} tokens", *how]), (batch, 1, tokens, tokens)
+    masked = mask if "mask" in how else ()
     return Case(
         name,
-        lambda: Attention(count, mask if "mask" in how else ()),
+        lambda: Attention(count, masked),
         (batch, tokens, 3 * count * size),
         only(attended, "attention"),
         dtype=dtype,
+        fused=lambda: FusedCall(count, masked),
     )
 
 

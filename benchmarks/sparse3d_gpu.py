@@ -27,7 +27,7 @@ from _record import record, write
 
 import shiplap_sparse3d as sparse3d
 from shiplap.inductor import switches
-from shiplap_sparse3d import ops, planning
+from shiplap_sparse3d import bounded, ops, planning
 
 SOURCES = [
     "benchmarks/sparse3d_gpu.py",
@@ -40,6 +40,18 @@ SOURCES = [
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/cuda/sort.py",
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/plan.py",
 ]
+# Ops that the measured calls launch. Wheels bring them compiled, and without that Python launches them.
+LAUNCHED = (
+    ops.conv,
+    ops.conv_weight_grad,
+    ops.tap_blocks,
+    ops.out_coords,
+    bounded.first_voxels,
+    bounded.reached_keys,
+    bounded.voxels_of_keys,
+    planning.subm_plan,
+    planning.conv_plan,
+)
 SHELLS = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
 Run = Callable[[], Any]
 
@@ -316,12 +328,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--shells", type=int, nargs="*", default=[res for res, _ in SHELLS])
+    parser.add_argument("--shells", type=int, nargs="*", default=[res for res, _ in SHELLS], help="in this order")
     parser.add_argument("--skip-fused", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    for op in (ops.conv, ops.conv_weight_grad, ops.out_coords, planning.subm_plan, planning.conv_plan):
-        op.build()  # as the wheels have it
+    for op in LAUNCHED:
+        op.build()
     began, rate = time.monotonic(), dense_rate()
     print(f"dense: {rate / 1e12:.0f} TFLOP/s", flush=True)
     rows: list[dict[str, Any]] = []
@@ -331,15 +343,15 @@ def main() -> None:
         """What was measured so far: a run that is cut short loses one shell."""
         if options.json:
             packages = ["triton", "spconv-cu126", "cumm-cu126", "spconv-triton"]
-            measured = {"dense_flops": rate, "shells": rows, "fused": blocks}
+            shells = sorted(rows, key=lambda row: row["res"])
+            measured = {"dense_flops": rate, "shells": shells, "fused": blocks}
             write(options.json, record(SOURCES, packages, device_name(), **measured))
 
-    for res, channels in SHELLS:
-        if res in options.shells:
-            rows.append(row(res, channels, rate, options.rounds))
-            show(rows[-1])
-            keep()
-            torch.cuda.empty_cache()
+    for res in options.shells:
+        rows.append(row(res, dict(SHELLS)[res], rate, options.rounds))
+        show(rows[-1])
+        keep()
+        torch.cuda.empty_cache()
     for res, channels in SHELLS[4:] if not options.skip_fused else ():
         if res in options.shells:
             blocks.append(fused(res, channels, options.rounds))

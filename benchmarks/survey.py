@@ -10,8 +10,13 @@ that ``taskset`` leaves, and as many surveys run at a time as there are pairs of
 call to the output, and those of the stage that predicts. Starting the processes takes as long for any survey.
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
-workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. The rate is that of the tiles from one fifth to
-nine tenths of them, so that starting and the last tiles do not count.
+workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of a round start and sort at the same
+time, and predict one after the other. The rate is that of the tiles from one fifth to nine tenths of them, so that
+starting and the last tiles do not count.
+
+``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
+
+``python benchmarks/survey.py pool --pool FOLDER``: write that pool into ``FOLDER``, from the history of the repository.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -36,12 +42,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import _survey_models
 import numpy as np
 import psutil
-from _record import record, write
+import torch
+from _record import ROOT, record, write
 
 APART = 1_200.0  # feet from one copy to the next: the scan is 1,180 wide
 WIDE, DENSITY = 2_000, 2.0  # metres of a made scan along y, points for each square metre
 SURVEY = "packages/shiplap-sparse3d/src/shiplap_sparse3d/survey/*"
 SOURCES = ["benchmarks/survey.py", "benchmarks/_survey_models.py", SURVEY]
+BEFORE_DASK = "5b466588^"  # the last commit with the pool of workers
 PACKAGES = ["laspy", "lazrs", "distributed"]
 
 
@@ -92,6 +100,14 @@ def made_scan(path: Path, points: int) -> None:
         pool.map(_fill, parts)
 
 
+def _wait_at(gate: Path, tiles: int) -> None:
+    """Write the number of tiles beside the file ``gate``, and wait for that file."""
+    if not gate.exists():
+        gate.with_name(f"{gate.name} waiting {os.environ.get('RANK', 0)}").write_text(str(tiles))
+    while not gate.exists():
+        time.sleep(0.01)
+
+
 def run_here(options: argparse.Namespace) -> None:
     """Run one survey in this process, and print what it took: the child of :class:`Run`."""
     library, seconds, start = importlib.import_module(options.library), dict[str, float](), time.perf_counter()
@@ -103,13 +119,15 @@ def run_here(options: argparse.Namespace) -> None:
         more = {"workers": options.count or None, "device": options.device}
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
+        if stage == "predict" and options.gate:
+            _wait_at(Path(options.gate), total)
         now = time.perf_counter() - start
         seconds.setdefault(f"{stage} began", now)
         if done == total:
             seconds[f"{stage} ended"] = now
 
     result = library.survey(
-        options.source, options.target, model, tile=options.tile, keep=options.keep, progress=progress, **more
+        *options.paths, model, tile=options.tile, keep=bool(options.gate), progress=progress, **more
     )
     print(json.dumps({"seconds": time.perf_counter() - start, "tiles": result.tiles, "stages": seconds}))
 
@@ -122,15 +140,17 @@ class Run:
     ) -> None:
         self.target, self.classes = target, target.with_name(f"{target.name}.survey") / "classes"
         self.library, pool = more.get("library", "shiplap_sparse3d.survey"), more.get("pool")
+        self.gate = more.get("gate", target)  # a file: when it is there, the survey predicts
         command = [sys.executable, __file__, "one", source, target, "--model", model, "--library", self.library]
         command += ["--device", more.get("device", "cpu"), *(["--tile", tile] if tile else [])]
-        command += ["--keep"] if more.get("keep") else []
+        command += ["--gate", more["gate"]] if more.get("gate") else []
         command = ["taskset", "-c", ",".join(map(str, more["cores"])), *command] if "cores" in more else command
         ranks = count if self.library == "oldsurvey" else 1
+        self.waiting = [self.gate.with_name(f"{self.gate.name} waiting {rank}") for rank in range(ranks)]
         threads = {"OMP_NUM_THREADS": str(more["threads"])} if more.get("threads") else {}
         self.processes = []
         for rank in range(ranks):
-            place = {"PYTHONPATH": str(pool)} if pool else {}
+            place = {"PYTHONPATH": os.pathsep.join([str(pool), os.environ.get("PYTHONPATH", "")])} if pool else {}
             place |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)} if pool else threads
             arguments = [str(part) for part in (*command, "--count", count)]
             process = subprocess.Popen(
@@ -171,13 +191,14 @@ class Run:
         workers = max((size for pid, size in self.memory.items() if pid not in own), default=0.0)
         return {**json.loads(ended[0][0]), "client MB": client, "worker MB": workers}
 
-    def stop(self) -> None:
-        """Kill all processes."""
+    def stop(self) -> str:
+        """Kill all processes with their children, and return what they have said."""
+        said = ""
         for process in self.processes:
-            with_group = os.getpgid(process.pid) if process.poll() is None else None
-            if with_group:
-                os.killpg(with_group, signal.SIGKILL)
-            process.communicate()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            said += "".join(process.communicate())
+        return said
 
 
 def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -238,45 +259,81 @@ def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {"copies": options.copies, "model": options.model, "runs": runs, "over two": ratios, "right": same}
 
 
+def pool(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Write the survey package of the commit before Dask into a folder, under the name ``oldsurvey``."""
+    target = options.pool / "oldsurvey"
+    archive = folder / "old.tar"
+    subprocess.run(["git", "archive", "-o", archive, BEFORE_DASK, SURVEY.removesuffix("/*")], check=True, cwd=ROOT)
+    with tarfile.open(archive) as old:
+        old.extractall(folder, filter="data")
+    shutil.copytree(folder / SURVEY.removesuffix("/*"), target)
+    for path in target.glob("*.py"):
+        text = path.read_text().replace("shiplap_sparse3d.survey", "oldsurvey")
+        path.write_text(text)
+    return {"right": True}
+
+
+def keep_record(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Write the result so far as a part of the record, of which the other parts stay."""
+    if options.json:
+        known = json.loads(options.json.read_text()) if options.json.exists() else {}
+        device = torch.cuda.get_device_name() if options.what == "gpus" and torch.cuda.is_available() else ""
+        part = record(SOURCES, PACKAGES, device, **result)
+        write(options.json, {**record(SOURCES, PACKAGES), **known, options.what: part})
+
+
+def _start_round(options: argparse.Namespace, folder: Path, names: list[str], turn: int) -> dict[str, Run]:
+    """Start the surveys ``names``, such as ``dask 2``, and return them when each waits before its first tile."""
+    runs = dict[str, Run]()
+    for name in names:
+        (kind, count), target = name.split(), folder / f"{name}.las"
+        for part in ("classes", "done", "taken"):
+            shutil.rmtree(target.with_name(f"{target.name}.survey") / part, ignore_errors=True)
+        more = {"device": options.device, "pool": options.pool if kind == "pool" else None}
+        more |= {"library": "oldsurvey"} if kind == "pool" else {}
+        gate = folder / f"{name} {turn}"
+        runs[name] = Run(folder / "in.las", target, options.model, int(count), options.tile, gate=gate, **more)
+    while any(not gates.exists() for run in runs.values() for gates in run.waiting):
+        time.sleep(0.1)
+        if any(process.poll() is not None for run in runs.values() for process in run.processes):
+            raise SystemExit("\n".join(run.stop() for run in runs.values()))
+    return runs
+
+
 def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Predict the tiles of a survey by one and by two GPUs, with Dask and with the old pool, in turn."""
-    source, until = folder / "in.las", time.monotonic() + options.limit
-    made_scan(source, options.millions[0] * 1_000_000)
-    kinds = {"dask": "shiplap_sparse3d.survey", **({"pool": "oldsurvey"} if options.pool else {})}
-    rates, tiles, longest = dict[str, list[float]](), 0, 0.0
-    while not rates or time.monotonic() + longest < until:
-        began = time.monotonic()
-        for count in (2, 1):
-            for kind, library in kinds.items():
-                target = folder / f"{kind}.las"
-                for part in ("classes", "done", "taken"):
-                    shutil.rmtree(target.with_name(f"{target.name}.survey") / part, ignore_errors=True)
-                more = {"device": options.device, "keep": True, "library": library, "pool": options.pool}
-                run = Run(source, target, options.model, count, options.tile, **more)
-                name = f"{kind} {count}"
-                if not tiles:  # the first is run to its end, which says how many tiles there are
-                    tiles = run.end()["tiles"]
-                while run.look() and (not run.counts or run.counts[-1][1] < 0.95 * tiles):
-                    time.sleep(0.02)
-                run.stop()
-                rates.setdefault(name, []).append(run.rate(tiles))
-                print(name, f"{rates[name][-1]:.2f} tiles a second", flush=True)
-        longest = time.monotonic() - began
-    middle = {name: statistics.median(of) for name, of in rates.items()}
-    result = {"tiles": tiles, "points": options.millions[0] * 1_000_000, "rates": rates, "medians": middle}
-    result["two over one"] = round(middle["dask 2"] / middle["dask 1"], 3)
-    if options.pool:
-        result |= {f"dask over pool, {n}": round(middle[f"dask {n}"] / middle[f"pool {n}"], 3) for n in (1, 2)}
-    print({key: value for key, value in result.items() if key != "rates"})
+    made_scan(folder / "in.las", options.millions[0] * 1_000_000)
+    names = [f"{kind} {count}" for count in (2, 1) for kind in (("dask", "pool") if options.pool else ("dask",))]
+    rates, result, until = dict[str, list[float]](), dict[str, Any](), time.monotonic() + options.limit
+    for turn in range(options.rounds):
+        begun = time.monotonic()
+        runs = _start_round(options, folder, names if turn % 2 == 0 else names[::-1], turn)
+        print(f"started and sorted after {time.monotonic() - begun:.0f} s", flush=True)
+        tiles = int(runs["dask 2"].waiting[0].read_text())
+        for name, run in runs.items():
+            run.gate.touch()
+            while run.look() and (not run.counts or run.counts[-1][1] < 0.95 * tiles):
+                time.sleep(0.02)
+            run.stop()
+            rates.setdefault(name, []).append(run.rate(tiles))
+            print(name, f"{rates[name][-1]:.2f} tiles a second", flush=True)
+        middle = {name: statistics.median(of) for name, of in rates.items()}
+        result = {"tiles": tiles, "points": options.millions[0] * 1_000_000, "model": options.model}
+        result |= {"rates": rates, "medians": middle, "two over one": round(middle["dask 2"] / middle["dask 1"], 3)}
+        if options.pool:
+            result |= {f"dask over pool, {n}": round(middle[f"dask {n}"] / middle[f"pool {n}"], 3) for n in (1, 2)}
+        print({key: value for key, value in result.items() if key != "rates"}, flush=True)
+        keep_record(options, result)
+        if time.monotonic() + 1.1 * (time.monotonic() - begun) > until:
+            break
     return {**result, "right": True}
 
 
 def main() -> int:
     """Measure, print a line for each survey, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("memory", "speed", "gpus", "one"))
-    parser.add_argument("source", nargs="?")
-    parser.add_argument("target", nargs="?")
+    parser.add_argument("what", choices=("memory", "speed", "gpus", "pool", "join", "one"))
+    parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--millions", type=int, nargs="*", default=[25, 50, 100, 200])
     parser.add_argument("--copies", type=int, default=30)
     parser.add_argument("--target", type=float, help="for speed: as many copies as one core predicts in these seconds")
@@ -290,16 +347,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     for name, default in (("--library", "shiplap_sparse3d.survey"), ("--count", "1")):
         parser.add_argument(name, default=default, help=argparse.SUPPRESS)
-    parser.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--gate", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.what == "one":
         options.count = int(options.count)
         run_here(options)
         return 0
+    if options.what == "join":
+        write(options.json, {key: part for path in options.paths for key, part in json.loads(path.read_text()).items()})
+        return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        result = {"memory": memory, "speed": speed, "gpus": gpus}[options.what](options, Path(place))
-    if options.json:
-        write(options.json, record(SOURCES, PACKAGES, part=options.what, **result))
+        result = {"memory": memory, "speed": speed, "gpus": gpus, "pool": pool}[options.what](options, Path(place))
+    keep_record(options, result)
     return int(not result["right"])
 
 

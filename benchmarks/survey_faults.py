@@ -1,6 +1,7 @@
 """What a survey on Dask does when workers and schedulers die, a disk is full and a file is damaged.
 
-Usage: ``python benchmarks/survey_faults.py [--kills 20] [--copies 6] [--parts NAME ...] [--json FILE]``. The parts are
+Usage: ``python benchmarks/survey_faults.py [--kills 20] [--copies 6] [--parts NAME ...] [--jobs 1] [--json FILE]``.
+``--jobs`` surveys run at a time, each on two cores of its own of those that ``taskset`` leaves. The parts are
 
 * ``kills``: a local worker is killed by SIGKILL in the middle of each stage, again and again;
 * ``scheduler``: a scheduler that runs on its own is killed with its workers, and all of them are started again;
@@ -23,9 +24,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -40,6 +45,7 @@ from shiplap_sparse3d.survey import SurveyModel
 TILE_SECONDS = 0.3
 ALLOWED = TILE_SECONDS + 30
 STAGES = ("points", "classes", "write")
+CORES: SimpleQueue[list[int]] = SimpleQueue()  # free ones, two for each survey
 
 
 class Slow(nn.Module):
@@ -68,6 +74,8 @@ class Run:
         self.out, self.folder = out, out.with_name(f"{out.name}.survey")
         command = [sys.executable, "-m", "shiplap.cli", "survey", source, out, "--model", f"{__file__}:model"]
         command += ["--tile", 32, *arguments]
+        self.cores = CORES.get()
+        command = ["taskset", "-c", ",".join(map(str, self.cores)), *command]
         self.begun = time.monotonic()
         self.process = subprocess.Popen(
             [str(part) for part in command],
@@ -95,6 +103,7 @@ class Run:
     def end(self, seconds: float = 300) -> tuple[int, str, float]:
         """Wait for the end: exit status, messages, and seconds since the start."""
         _, text = self.process.communicate(timeout=seconds)
+        CORES.put(self.cores)
         return self.process.returncode, text, time.monotonic() - self.begun
 
 
@@ -138,7 +147,7 @@ class Faults:
     """The parts of the test, on one scan."""
 
     def __init__(self, folder: Path, kills: int, size: int, seed: int, json: Path | None) -> None:
-        self.folder, self.kills, self.draw = folder, kills, random.Random(seed)
+        self.folder, self.kills, self.seed, self.writing = folder, kills, seed, threading.Lock()
         self.source = folder / "in.laz"
         copies(self.source, size)
         self.results: dict[str, Any] = {}
@@ -147,41 +156,43 @@ class Faults:
         assert run.end()[0] == 0
         self.done = {stage: len([*(run.folder / stage).glob("*.bin")]) for stage in STAGES}
         self.whole = (folder / "one.laz").read_bytes()
+        run = Run(self.source, self.folder / "plain.laz", "--workers", 2)
+        status, text, self.plain = run.end()
+        assert status == 0, text
+        assert run.out.read_bytes() == self.whole
+        print(f"two workers without a fault: {self.plain:.1f} s", flush=True)
 
     def check(self, name: str, run: Run, *, faults: int, wanted: str = "") -> None:
         """Note whether a run ended in time with the right bytes, or with the error ``wanted``."""
         status, text, seconds = run.end()
         right = wanted in text and status == 2 if wanted else status == 0 and run.out.read_bytes() == self.whole
         late = seconds - self.plain - faults * ALLOWED
-        self.results[name] = {"right": right, "seconds": round(seconds, 1), "in time": late < 0, "faults": faults}
-        print(name, self.results[name], "" if right else text, flush=True)
-        if self.json:
-            kills = sum(each["faults"] for name, each in self.results.items() if name.startswith("run "))
-            sources = ["benchmarks/survey_faults.py", SURVEY]
-            write(self.json, record(sources, PACKAGES, kills=kills, plain=round(self.plain, 1), runs=self.results))
+        with self.writing:
+            self.results[name] = {"right": right, "seconds": round(seconds, 1), "in time": late < 0, "faults": faults}
+            print(name, self.results[name], "" if right else text, flush=True)
+            if self.json:
+                kills = sum(each["faults"] for name, each in self.results.items() if name.startswith("run "))
+                sources = ["benchmarks/survey_faults.py", SURVEY]
+                write(self.json, record(sources, PACKAGES, kills=kills, plain=round(self.plain, 1), runs=self.results))
 
-    @property
-    def plain(self) -> float:
-        """Return the seconds of two local workers without a fault, measured once."""
-        if not hasattr(self, "_plain"):
-            run = Run(self.source, self.folder / "plain.laz", "--workers", 2)
-            status, text, self._plain = run.end()
-            assert status == 0, text
-            assert run.out.read_bytes() == self.whole
-            print(f"two workers without a fault: {self._plain:.1f} s", flush=True)
-        return self._plain
+    def kill_workers(self, number: int, stages: Sequence[str]) -> None:
+        """Kill one of two local workers once in each of ``stages``."""
+        run, killed = Run(self.source, self.folder / f"kill{number}.laz", "--workers", 2), 0
+        draw = random.Random(f"{self.seed} {number}")
+        for stage in stages:
+            moment = draw.randint(1, max(1, self.done[stage] * 3 // 4))
+            if run.reached(stage, moment):
+                draw.choice(run.workers()).kill()
+                killed += 1
+        self.check(f"run {number}, killed {killed} times", run, faults=killed)
 
-    def part_kills(self) -> None:
-        """Kill one of two local workers once in each stage, until there were enough kills."""
-        done = 0
-        for number in range(-(-self.kills // len(STAGES))):
-            run, killed = Run(self.source, self.folder / f"kill{number}.laz", "--workers", 2), 0
-            for stage in STAGES:
-                moment = self.draw.randint(1, max(1, self.done[stage] * 3 // 4))
-                if done < self.kills and run.reached(stage, moment):
-                    self.draw.choice(run.workers()).kill()
-                    done, killed = done + 1, killed + 1
-            self.check(f"run {number}, killed {killed} times", run, faults=killed)
+    def parts(self, names: Sequence[str]) -> Iterator[Callable[[], None]]:
+        """Yield the parts ``names``. That of the kills is one for each survey."""
+        for name in names:
+            if name != "kills":
+                yield getattr(self, f"part_{name}")
+        for number, first in enumerate(range(0, self.kills if "kills" in names else 0, len(STAGES))):
+            yield partial(self.kill_workers, number, STAGES[: self.kills - first])
 
     def part_scheduler(self) -> None:
         """Kill a scheduler and its workers in the middle, and start them again."""
@@ -203,7 +214,7 @@ class Faults:
         run.reached("classes", 10)
         cluster.kill()
         self.check("scheduler killed", run, faults=1, wanted="SL827")
-        self.check("finished by one process", Run(self.source, self.folder / "lost.laz"), faults=0)
+        self.check("finished without the scheduler", Run(self.source, self.folder / "lost.laz"), faults=0)
 
     def part_crash(self) -> None:
         """A network that ends its worker."""
@@ -228,25 +239,27 @@ class Faults:
         path = sorted((run.folder / "classes").glob("*.bin"))[0]
         path.write_bytes(path.read_bytes()[:-1] + b"\x07")
         self.check("a damaged tile", run, faults=1, wanted="SL824")
-        self.check("finished by one process", Run(self.source, self.folder / "damaged.laz"), faults=0)
+        self.check("finished after the damage", Run(self.source, self.folder / "damaged.laz"), faults=0)
 
 
 def main() -> int:
     """Run the parts, print a line for each survey."""
-    parts: dict[str, Callable[[Faults], None]] = {
-        name.removeprefix("part_"): part for name, part in vars(Faults).items() if name.startswith("part_")
-    }
+    parts = ["kills", *(name.removeprefix("part_") for name in vars(Faults) if name.startswith("part_"))]
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments and workers of the kills")
     parser.add_argument("--copies", type=int, default=6, help="of the packaged scan, 110,000 points each")
-    parser.add_argument("--parts", nargs="*", choices=parts, default=list(parts))
+    parser.add_argument("--parts", nargs="*", choices=parts, default=parts)
+    parser.add_argument("--jobs", type=int, default=1, help="surveys at a time")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    cores = sorted(os.sched_getaffinity(0))
+    for job in range(options.jobs):
+        CORES.put(cores[2 * job : 2 * job + 2] or cores)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         faults = Faults(Path(folder), options.kills, options.copies, options.seed, options.json)
-        for name in options.parts:
-            parts[name](faults)
+        for part in [pool.submit(part) for part in faults.parts(options.parts)]:
+            part.result()
     return int(not all(each["right"] and each["in time"] for each in faults.results.values()))
 
 

@@ -1,4 +1,4 @@
-"""What one warm call of an ``sl.triton`` op costs the host: ``make bench-gpu``, ``ARGS=--json`` for one JSON object.
+"""What one warm call of an ``sl.triton`` op costs the host, as text or with ``--json`` as one JSON object.
 
 Every row adds two vectors of 1024 floats with the same ``@triton.jit`` function and returns a new tensor. The peers are
 a C++ op, written by hand, that launches the very cubin through the driver, and torch's ``triton_op``. ``eager_ns`` and

@@ -1,4 +1,4 @@
-"""Four ops of plain Triton functions, each as ``sl.triton`` and as torch's ``triton_op``: ``make bench-gpu``.
+"""Four ops of plain Triton functions, each as ``sl.triton`` and as torch's ``triton_op``.
 
 Softmax, layer norm, matmul with bias and GELU, and a step of SGD with momentum: the ops of the tests
 (``tests/gpu/launched_ops.py``), and the same ``@triton.jit`` functions in ``triton_op``, with the same tiles. Each at a

@@ -1,4 +1,4 @@
-"""Training with ``sl.triton`` ops, and packages of them: ``make bench-gpu``, ``ARGS=--json`` for one JSON object.
+"""Training with ``sl.triton`` ops, and packages of them, as text or with ``--json`` as one JSON object.
 
 Checks first: forward and backward are launched by generated C++, without Python of a launch, on the current stream,
 also in a CUDA graph; a package of AOTInductor carries the cubins and runs in a process without Shiplap; an op that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -81,6 +82,7 @@ def test_a_changed_file_is_listed_with_the_command_that_measures_again(root: Pat
     record = only(root)
     assert list(records.show([record]))[1:] == [
         "       changed since: src/kernel.cpp",
+        "       reason: none given",
         f"       measure again: {USAGE} --json benchmarks/results/kernel.json",
         "1 records, 1 stale",
     ]
@@ -90,7 +92,9 @@ def test_a_changed_file_is_listed_with_the_command_that_measures_again(root: Pat
     ("text", "changed"),
     [
         ('"""Runs."""\ndef run():\n    """Return one."""\n    return 1  # the first\n', ()),
+        ("def run():\n    return 1\n\ndef beside():\n    return 3\n", ()),
         ("def run():\n    return 2\n", ("src/launch.py",)),
+        ("def ran():\n    return 1\n", ("src/launch.py",)),
         ("def run():\n    return '1'\n", ("src/launch.py",)),
     ],
 )
@@ -99,6 +103,65 @@ def test_comments_and_docstrings_of_python_leave_a_record_fresh(
 ) -> None:
     (root / "src/launch.py").write_text(text)
     assert only(root).changed == changed
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("int f()\n  { return 1; } // the first\n/* and\n the last */\n", ()),
+        ("int f() { return/* one */1; }\n", ()),
+        ("int f() { return 11; }\n", ("src/kernel.cpp",)),
+        ('int f() { return 1; }\nchar const *page = "// no comment";\n', ("src/kernel.cpp",)),
+    ],
+)
+def test_comments_and_spaces_of_cpp_leave_a_record_fresh(root: Path, text: str, changed: tuple[str, ...]) -> None:
+    (root / "src/kernel.cpp").write_text(text)
+    assert only(root).changed == changed
+
+
+def test_methods_and_constants_can_be_named(root: Path) -> None:
+    text = "A = 1\nB: int = 2\nclass C:\n    def f(self): return 1\n    def g(self): return 2\n"
+    named = frozenset({"B", "C.f"})
+    assert records.code_text(text, named) == records.code_text(text.replace("return 2", "return 3"), named)
+    assert records.code_text(text, named) != records.code_text(text.replace("return 1", "return 3"), named)
+    assert records.code_text(text, named) != records.code_text(text.replace("= 2", "= 3"), named)
+
+
+def test_a_stale_record_has_a_reason_and_a_fresh_one_has_none(root: Path) -> None:
+    reasons = root / "benchmarks/results/stale.toml"
+    assert records.find_unexplained([only(root)], {}) == []
+    (root / "src/kernel.cpp").write_text("int f() { return 2; }\n")
+    assert [line.partition(":")[0] for line in records.find_unexplained([only(root)], {})] == ["kernel"]
+    reasons.write_text('[slow]\nreason = "A reason."\nrecords = ["kernel"]\n')
+    assert "       reason: A reason." in records.show([only(root)])
+    assert records.find_unexplained([only(root)], records.load_reasons(root)) == []
+    assert " A reason. Run `" in only(root).caption
+    (root / "src/kernel.cpp").write_text("int f() { return 1; }\n")
+    assert records.find_unexplained([only(root)], records.load_reasons(root)) == [
+        "kernel: not stale, but has a reason there"
+    ]
+
+
+def test_stale_records_are_measured_again_each_command_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(records, "ROOT", root)
+    (root / "src/kernel.cpp").write_text("int f() { return 2; }\n")
+    stale = only(root)
+    commands = {
+        "kernel": 'python -c \'open("again", "a").write("x")\'',
+        "kernel part": 'python -c \'open("again", "a").write("x")\'',
+        "broken": "python -c 'raise SystemExit(3)'",
+        "other": 'python -c \'open("other", "w")\'',
+    }
+    listed = [replace(stale, name=name, command=command) for name, command in commands.items()]
+    assert records.renew([replace(stale, changed=())], [], 60, 60) == 0
+    assert records.renew(listed, ["kernel", "broken"], 60, 60) == 1
+    assert (root / "again").read_text() == "x"
+    assert not (root / "other").exists()
+    assert "failed (3)" in capsys.readouterr().out
+    assert records.renew(listed[3:], [], 60, -1) == 1
+    assert not (root / "other").exists()
 
 
 def test_a_source_that_is_gone_is_listed(root: Path) -> None:

@@ -31,8 +31,8 @@ $ pip install --no-build-isolation ./packages/shiplap-slidesparse
 $ pip install "./packages/shiplap-backend[openvino]"
 ```
 
-The commands are given in a clone of the repository. The core needs the environment and the first `pip install`. With
-wheels, install from their folder instead: `pip install --find-links dist shiplap`. `make wheel` writes such a folder.
+Run the commands in a clone of the repository. The first two are enough for the core. With wheels, install from their
+folder instead: `pip install --find-links dist shiplap`. `make wheel` writes such a folder.
 """
 INDEX = """\
 <!-- fragment: installs packages -->

@@ -2,12 +2,17 @@
 
 A record (``benchmarks/results/NAME.json``, written by ``benchmarks/NAME.py``) says on which device, on which day, at
 which commit and of which files it was measured. It is stale if git has a change of one of these files after that
-commit. Comments and docstrings of Python do not count. It is listed here, the documentation says so beside its
-figures, and no test fails.
+commit. Comments, docstrings and, of a file of which it names definitions, all others do not count. It is listed here,
+the documentation says so beside its figures, and no test fails. ``benchmarks/results/stale.toml`` has the reason for
+each that was not measured again.
 
     python tools/records.py             list them; so does ``make records``
     python tools/records.py --json      the same as one JSON value
     python tools/records.py --update    renew the lines below the figures of PAGES
+    python tools/records.py --check     exit status 1 if a stale record has no reason, or a fresh one has
+    python tools/records.py --renew gpu --limit 300 --seconds 900
+                                        measure stale records again whose names have "gpu" (none: all of them), each
+                                        for 300 seconds at most. Run it again for those that 900 seconds left
 """
 
 from __future__ import annotations
@@ -15,8 +20,13 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import re
+import shlex
 import subprocess
+import sys
+import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -37,6 +47,7 @@ class Record:
         commit: one that has the measured sources; empty if unknown.
         changed: the measured files that have changed since, and the patterns that name nothing any more.
         command: the command that measures again.
+        reason: why a stale record was not measured again; empty if nobody has said.
     """
 
     name: str
@@ -46,6 +57,7 @@ class Record:
     commit: str
     changed: tuple[str, ...]
     command: str
+    reason: str = ""
 
     @property
     def measured(self) -> str:
@@ -58,7 +70,8 @@ class Record:
         if not self.changed:
             return f"*{self.measured}.*"
         files = self.name_changed([f"`{name}`" for name in self.changed])
-        return f"*{self.measured}; **the measured sources have changed since**: {files}. Run `{self.command}`.*"
+        reason = f" {self.reason}" if self.reason else ""
+        return f"*{self.measured}; **the measured sources have changed since**: {files}.{reason} Run `{self.command}`.*"
 
     def name_changed(self, names: Sequence[str]) -> str:
         """Return the first three of ``names``, one for each changed file, and how many follow."""
@@ -88,47 +101,88 @@ def files_of(pattern: str, root: Path = ROOT) -> list[str]:
 def changed_files(record: Mapping[str, Any], root: Path = ROOT) -> tuple[str, ...]:
     """Return the files of a record whose code has changed since it was measured, and patterns that name nothing.
 
-    A Python file of which only comments or docstrings are others by now has not changed. Without git, or where the
-    commit is unknown to it and the record has no date, no file counts as changed.
+    A file of which only comments or docstrings are others by now has not changed, nor one of which the record names
+    definitions that are as they were. Without git, or where the commit is unknown to it and the record has no date, no
+    file counts as changed.
     """
     patterns = [str(pattern) for pattern in record.get("sources", ())]
     gone = [pattern for pattern in patterns if not [*root.glob(pattern.partition("::")[0])]]
     paths = [f":(glob){pattern.partition('::')[0]}" for pattern in patterns]
     commit = str(record.get("commit", ""))
     if commit and _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is not None:
+        names = _definitions_by_file(patterns, root)
         differing = _git(root, "diff", "--name-only", "--no-renames", commit, "--", *paths) or ""
-        listed = "\n".join(file for file in differing.split("\n") if not _has_equal_code(root, commit, file))
+        files = [file for file in differing.split("\n") if file]
+        listed = "\n".join(f for f in files if not _has_equal_code(root, commit, f, names.get(f, frozenset())))
     else:
         since = f"--since={record.get('date', '')} 23:59"
         listed = _git(root, "log", "--name-only", "--no-renames", "--format=", since, "--", *paths)
     return (*sorted(set((listed or "").split("\n")) - {""}), *gone)
 
 
-def _has_equal_code(root: Path, commit: str, file: str) -> bool:
-    """Whether a Python file of ``commit`` and the file of today have the same code, docstrings and comments aside."""
+def _definitions_by_file(patterns: Sequence[str], root: Path) -> dict[str, frozenset[str]]:
+    """Return the definitions that ``FILE::NAME`` patterns name, by file; no file that another pattern names whole."""
+    whole = {file for p in patterns if "::" not in p for file in (x.relative_to(root).as_posix() for x in root.glob(p))}
+    named: dict[str, set[str]] = {}
+    for file, _, name in (pattern.partition("::") for pattern in patterns if "::" in pattern):
+        named.setdefault(file, set()).add(name)
+    return {file: frozenset(names) for file, names in named.items() if file not in whole}
+
+
+def _has_equal_code(root: Path, commit: str, file: str, names: frozenset[str] = frozenset()) -> bool:
+    """Return whether a file of ``commit`` and the file of today have the same code, comments and docstrings aside.
+
+    Args:
+        root: the repository.
+        commit: the one that was measured.
+        file: a path relative to ``root``; of other languages than Python, C and C++ no comment is recognized.
+        names: of a Python file, the definitions to compare; none for the whole file.
+    """
     now = root / file
-    if not file.endswith(".py") or not now.is_file():
+    text = CODE_TEXTS.get(now.suffix)
+    before = _git(root, "show", f"{commit}:{file}")
+    if text is None or before is None or not now.is_file():
         return False
-    before = _code_at(root, commit, file)
-    return before is not None and before == code_text(now.read_text(encoding="utf-8"))
+    after = text(now.read_text(encoding="utf-8"), names)
+    return text(before, names) == after and (after != "" or not names)  # a definition that is gone has changed
 
 
 @cache
-def _code_at(root: Path, commit: str, file: str) -> str | None:
-    """Return :func:`code_text` of a file of ``commit``, or None if it was not there."""
-    text = _git(root, "show", f"{commit}:{file}")
-    return None if text is None else code_text(text)
+def code_text(text: str, names: frozenset[str] = frozenset()) -> str:
+    """Return the syntax tree of Python source as text, without docstrings, comments and places.
 
-
-@cache
-def code_text(text: str) -> str:
-    """Return the syntax tree of Python source as text, without docstrings, comments and places."""
+    Args:
+        text: the source.
+        names: functions, classes, methods (``Class.method``) and assigned names at the top level, to which the result
+            is limited; none for all of the source.
+    """
     tree = ast.parse(text)
     for node in ast.walk(tree):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if documented and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-    return ast.dump(tree)
+    return ast.dump(tree) if not names else "\n".join(ast.dump(node) for node in _named_nodes(tree, names))
+
+
+def _named_nodes(tree: ast.Module, names: frozenset[str]) -> Iterator[ast.AST]:
+    """Yield the definitions of ``names`` in a module: functions, classes, methods and assignments, in their order."""
+    for node in tree.body:
+        inner = [(f"{node.name}.", part) for part in node.body] if isinstance(node, ast.ClassDef) else []
+        for owner, part in [("", node), *inner]:
+            targets = part.targets if isinstance(part, ast.Assign) else [getattr(part, "target", part)]
+            if names & {f"{owner}{getattr(target, 'name', getattr(target, 'id', ''))}" for target in targets}:
+                yield part
+
+
+@cache
+def c_code_text(text: str, names: frozenset[str] = frozenset()) -> str:
+    """Return C or C++ source without comments, and with one space for any run of spaces; ``names`` is not used."""
+    del names
+    return " ".join(_C_COMMENT.sub(lambda found: found[1] or " ", text).split())
+
+
+_C_COMMENT = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
+CODE_TEXTS = {".py": code_text} | dict.fromkeys((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"), c_code_text)
 
 
 def clean_commit(patterns: Sequence[str], root: Path = ROOT) -> str:
@@ -153,13 +207,65 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 def load_records(root: Path = ROOT) -> list[Record]:
     """Return all records and their parts, by name."""
-    listed = []
+    listed, reasons = [], load_reasons(root)
     for path in sorted((root / "benchmarks" / "results").glob("*.json")):
         for name, part in parts(path.stem, json.loads(path.read_text(encoding="utf-8"))):
             device, date, commit = (str(part.get(field, "")) for field in ("device", "date", "commit"))
             file = path.relative_to(root).as_posix()
-            listed.append(Record(name, file, device, date, commit, changed_files(part, root), _command(path, root)))
+            changed, reason = changed_files(part, root), reasons.get(name, "")
+            listed.append(Record(name, file, device, date, commit, changed, _command(path, root), reason))
     return listed
+
+
+def load_reasons(root: Path = ROOT) -> dict[str, str]:
+    """Return the reason for each stale record that ``benchmarks/results/stale.toml`` names, by the record's name.
+
+    The file has tables of a ``reason`` and of the ``records`` that it is true of.
+    """
+    path = root / "benchmarks" / "results" / "stale.toml"
+    if not path.is_file():
+        return {}
+    groups = tomllib.loads(path.read_text(encoding="utf-8")).values()
+    return {name: group["reason"] for group in groups for name in group["records"]}
+
+
+def find_unexplained(listed: Sequence[Record], reasons: Mapping[str, str]) -> list[str]:
+    """Return a line for each stale record without a reason, and for each reason of a record that is fresh or gone."""
+    stale = {record.name for record in listed if record.changed}
+    return [
+        *(f"{name}: stale, without a reason in benchmarks/results/stale.toml" for name in sorted(stale - {*reasons})),
+        *(f"{name}: not stale, but has a reason there" for name in sorted({*reasons} - stale)),
+    ]
+
+
+def renew(listed: Sequence[Record], parts_of_names: Sequence[str], limit: float, seconds: float) -> int:
+    """Run the commands of stale records, each command once, and return how many failed or were not begun.
+
+    Args:
+        listed: all records.
+        parts_of_names: the names of records, or parts of names; with none, all records.
+        limit: seconds after which a command is ended.
+        seconds: after these no further command begins.
+    """
+    wanted = [record for record in listed if record.changed]
+    if parts_of_names:
+        wanted = [record for record in wanted if any(part in record.name for part in parts_of_names)]
+    end, left = time.monotonic() + seconds, 0
+    for command in dict.fromkeys(record.command for record in wanted):
+        if time.monotonic() > end:
+            print(f"left     {command}", flush=True)
+            left += 1
+            continue
+        begin = time.monotonic()
+        words = [sys.executable if word == "python" else word for word in shlex.split(command)]
+        try:
+            status = subprocess.run(words, cwd=ROOT, check=False, timeout=limit).returncode
+            outcome = f"failed ({status})" if status else "renewed"
+        except subprocess.TimeoutExpired:
+            outcome = "too slow"
+        left += outcome != "renewed"
+        print(f"{outcome}  {time.monotonic() - begin:.0f} s  {command}", flush=True)
+    return left
 
 
 def parts(name: str, result: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -228,6 +334,7 @@ def show(records: Sequence[Record]) -> Iterator[str]:
         yield f"{state}  {record.name:{wide}}  {record.date}  {record.commit or 'commit unknown'}  {record.device}"
         if record.changed:
             yield f"       changed since: {record.name_changed(record.changed)}"
+            yield f"       reason: {record.reason}" if record.reason else "       reason: none given"
             yield f"       measure again: {record.command}"
     yield f"{len(records)} records, {sum(bool(record.changed) for record in records)} stale"
 
@@ -236,8 +343,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--update", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--renew", nargs="*", metavar="NAME", help="names of records, or parts of them")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for one command of --renew")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after these --renew begins no command")
     options = parser.parse_args()
     listed = load_records()
+    if options.renew is not None:
+        sys.exit(renew(listed, options.renew, options.limit, options.seconds) > 0)
+    if options.check:
+        lines = find_unexplained(listed, load_reasons())
+        print("\n".join(lines))
+        sys.exit(bool(lines))
     if options.update:
         for page in PAGES:
             text = (ROOT / page).read_text(encoding="utf-8")

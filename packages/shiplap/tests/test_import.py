@@ -55,6 +55,7 @@ NEEDED = {
     "dispatch",
     "dtypes",
     "errors",
+    "hooks",
     "lazy_imports",
     "plan",
     "settings",
@@ -150,6 +151,21 @@ shiplap.op("a::b")
     assert python("-c", program).stdout == "False []\n"
 
 
+@pytest.mark.parametrize("first", ["shiplap.dispatch.registry", "shiplap.declare.kernel", "shiplap.plugin_api"])
+def test_hooks_of_ops_are_installed_once_whatever_is_imported_first(first: str) -> None:
+    """Without them, an op could be declared whose templates, bindings and DTensors are unknown."""
+    done = forked.python(
+        "-c",
+        f"import {first}, shiplap as sl; sl.op; from shiplap import hooks; from shiplap.declare.kernel import "
+        "template_kernel_makers as makers; from shiplap.dispatch.op import builders; from shiplap.tuning import "
+        "compiled_templates; from shiplap.declare.sharding_rule import failure_hooks; import shiplap.hooks; "
+        "assert builders == [hooks._build_op] and makers == {'triton': hooks._kernel_of_template}; "
+        "assert compiled_templates.template_tuners == [hooks._tune_templates]; "
+        "assert failure_hooks == [hooks._explain_sharding]; assert sl.tuning.freeze is sl.freeze and sl.errors",
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", shiplap.__all__)
 def test_public_names(name: str) -> None:
     assert hasattr(shiplap, name)
@@ -157,7 +173,7 @@ def test_public_names(name: str) -> None:
 
 
 # A function of the public surface and a package have one name; the package is imported at some time, for some reason.
-SHARED = {"audit": "finding", "doctor": "diagnosis", "rewrite": "match"}
+SHARED = {"audit": "report", "doctor": "diagnosis", "rewrite": "match"}
 
 
 PROGRAMS = [

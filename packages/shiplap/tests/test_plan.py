@@ -105,6 +105,16 @@ def test_sizes_that_a_later_argument_gives():
     assert "size 5 in axis 0\n  expected 2*n = 6" in refused(plan, (torch.zeros(5), torch.zeros(3)))
 
 
+def test_a_size_that_a_later_argument_gives_is_compared_with_each_member_of_a_list():
+    def forward(xs: list[Float[Tensor, "2*n"]], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]: ...
+
+    plan, fits = plan_of(forward), torch.zeros(6)
+    assert bound(plan, ([fits, fits], torch.zeros(3))).env == {"n": 3}
+    for xs, at in (([torch.zeros(5), fits], 0), ([fits, torch.zeros(5)], 1)):
+        assert f"argument 'xs[{at}]'" in (text := refused(plan, (xs, torch.zeros(3))))
+        assert "size 5 in axis 0\n  expected 2*n = 6" in text
+
+
 def test_names_hide_nothing():
     def keyword(x: Float[Tensor, "in out"]) -> Float[Tensor, "out"]: ...
     def function(x: Float[Tensor, "n"], max: int) -> Float[Tensor, "n"]: ...

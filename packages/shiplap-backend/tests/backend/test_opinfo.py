@@ -20,6 +20,7 @@ from shiplap_testing.paths import REPOSITORY
 from tests.backend.conftest import FULL
 
 OPS = ("add", "mm", "erfc", "softmax", "sum", "transpose", "tensor_split", "to_sparse", "jiterator_unary", "sinh")
+TYPED = ("add", "mm", "softmax")  # what a test that is not long looks at in each dtype
 DTYPES = ("f32", "bf16", "i64", "u8", "bool")
 
 
@@ -27,7 +28,8 @@ DTYPES = ("f32", "bf16", "i64", "u8", "bool")
 def test_a_slice_of_the_database(project: Project) -> None:
     """Every state that is not a crash; ``sinh`` of tests/backend/ops.yaml is wrong on purpose, and found."""
     pytest.importorskip("openvino")
-    verdicts = {(v.op, v.dtype): v for v in audit.run_sweep(project, OPS, DTYPES, samples=3)}
+    slices = [(OPS, DTYPES)] if FULL else [(TYPED, DTYPES), ([op for op in OPS if op not in TYPED], DTYPES[:1])]
+    verdicts = {(v.op, v.dtype): v for slice in slices for v in audit.run_sweep(project, *slice, samples=3)}
     state = {key: v.state for key, v in verdicts.items()}
     assert {state["add", d] for d in ("f32", "bf16", "u8", "bool")} == {state["softmax", "bf16"]} == {"native"}
     assert state["mm", "f32"] == "mixed"  # a product without terms is the CPU's

@@ -120,6 +120,7 @@ def test_a_submanifold_network_has_no_size_that_only_the_data_knows():
         assert any(seen.pop()) == some
 
 
+@pytest.mark.long
 def test_inductor_agrees_with_eager():
     torch_private.reset_compiler()
     net = sparse3d.Sequential(

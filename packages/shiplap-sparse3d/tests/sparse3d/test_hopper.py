@@ -18,7 +18,7 @@ def test_the_configs_that_run_first_fit_and_do_not_spill(effort):
     done = python("-m", "tests.sparse3d.hopper_conv", effort)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == (7 if effort == "every" else 4)
+    assert len(rows) == (7 if effort == "every" else 3)
     assert "BULK=True" in rows[-1][-1]["config"]
     for row in rows:
         *_, resources = row

@@ -44,6 +44,7 @@ def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong(e
     assert describe(effort) == dict.fromkeys(CASES, "agrees")
 
 
+@pytest.mark.long
 def test_a_slip_in_a_kernel_does_not_agree(tmp_path):
     for file, right, wrong in WRONG:
         place, source = tmp_path / file, Path(shiplap_sparse3d.__file__).parent / "cuda" / file

@@ -12,7 +12,6 @@ import shiplap_sparse3d.spconv as spconv
 from shiplap import ShiplapError, torch_private
 from shiplap_sparse3d.drop_in import drop_in, main
 from shiplap_sparse3d.spconv.shared import SharedPlan, first_rows
-from shiplap_testing.effort import sampled
 
 GRIDS = {1: [9], 2: [6, 4], 3: [4, 3, 5]}
 
@@ -106,7 +105,8 @@ def scene(n: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 4, generator=torch.Generator().manual_seed(n)), indices.int()
 
 
-@pytest.mark.parametrize("kind", sampled(["one graph", "plain"], long=["plain"]))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["one graph", "plain"])
 def test_a_compiled_network_trains_as_eager(kind):
     torch.manual_seed(0)
     net = Projected()

@@ -5,6 +5,7 @@ Most clusters here are threads of this process, which start at once; benchmarks/
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -26,6 +27,7 @@ from shiplap import ShiplapError
 from shiplap_sparse3d.survey import SurveyModel, survey
 from shiplap_sparse3d.survey import run as running
 from shiplap_sparse3d.survey.folder import SurveyFolder
+from shiplap_testing.effort import sampled
 from tests.survey.models import build
 
 distributed = pytest.importorskip("distributed")
@@ -103,7 +105,7 @@ def test_two_workers_write_the_bytes_of_one(cluster: Any, corner: Path, alone: b
     assert all(worker.extensions["shiplap-survey"] == {} for worker in cluster.workers.values())
 
 
-@pytest.mark.parametrize("stage", ["read", "predict", "write"])
+@pytest.mark.parametrize("stage", sampled(["read", "predict", "write"], long=["read", "write"]))
 def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes, tmp_path: Path) -> None:
     def end() -> None:
         cluster.sync(next(iter(cluster.workers.values())).close, executor_wait=False, nanny=False)
@@ -114,7 +116,7 @@ def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes
     assert out.read_bytes() == alone
 
 
-@pytest.mark.parametrize("stage", ["read", "predict"])
+@pytest.mark.parametrize("stage", sampled(["read", "predict"], long=["read"]))
 def test_a_scheduler_that_is_started_again(
     stage: str, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +318,8 @@ def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path, monkeypatch: py
     job.model.net.train()
     tickets = []
     for segment in (100, 200):
-        clusters.DaskEngine.share(engine := type("Engine", (), {"_device": "meta"})(), replace(job, segment=segment))
+        engine = type("Engine", (), {"_device": "meta", "_cluster": "an address"})()
+        clusters.DaskEngine.share(engine, replace(job, segment=segment))
         tickets.append(engine._ticket)
         opened = engine._ticket.open_job()
         assert opened is engine._ticket.open_job()
@@ -357,6 +360,40 @@ def test_ctrl_c_ends_a_survey_with_one_line(corner: Path, alone: bytes, tmp_path
     result = survey(corner, out, build(), tile=20)
     assert 0 < result.predicted < result.tiles
     assert out.read_bytes() == alone
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_model_that_is_refused_ends_local_workers_that_start(corner: Path, tmp_path: Path) -> None:
+    """The model is checked meanwhile; nothing of the cluster stays, and no survey is written."""
+    before, model = {*psutil.Process().children(recursive=True)}, build()
+    model.net.register_forward_hook(
+        lambda net, args, out: out.replace(out.feats + out.feats.mean(0))
+    )  # it looks beyond its layers
+    with pytest.raises(ShiplapError, match="SL820"):
+        survey(corner, tmp_path / "out.laz", model, workers=2)
+    begun = {*psutil.Process().children(recursive=True)} - before
+    workers = [child for child in begun if "spawn_main" in str(child.cmdline())]
+    assert psutil.wait_procs(workers, 30)[1] == []
+    assert not (tmp_path / "out.laz.survey").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("asked", [None, "3"], ids=["of-the-cores", "of-the-user"])
+def test_the_threads_of_local_workers(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker has its share of the cores, although Dask's default is 1, unless the user has set a number."""
+    monkeypatch.setattr(clusters, "CPU_COUNT", 4)
+    for name in ("OMP", "MKL"):
+        monkeypatch.setenv(f"{name}_NUM_THREADS", "")  # Dask changes it, and it is restored
+        monkeypatch.delenv(f"{name}_NUM_THREADS")
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    with contextlib.ExitStack() as opened:
+        cluster = clusters._begin_cluster(2, None, opened).result()
+        with distributed.Client(cluster, set_as_default=False) as client:
+            found = client.run(lambda: [os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL")])
+    assert [*found.values()] == [[asked or "2"] * 2] * 2
 
 
 @pytest.mark.slow

@@ -128,8 +128,9 @@ def test_features_with_context_see_the_same_neighbours(corner: Path, tmp_path: P
 # --- interruptions
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("times", sampled([1, 10], long=["10"]))
+@pytest.mark.parametrize("times", [1, 10])
 def test_killed_at_random_and_resumed(times: int, corner: Path, untiled: Path, tmp_path: Path) -> None:
     """The output is the same file, byte for byte."""
     out = tmp_path / "out.laz"
@@ -171,7 +172,7 @@ def test_stopped_before_each_step_and_resumed(
     assert out.read_bytes() == untiled.read_bytes()
 
 
-@pytest.mark.parametrize("part", ["points", "classes"])
+@pytest.mark.parametrize("part", sampled(["points", "classes"], long=["classes"]))
 def test_stopped_while_its_own_files_are_removed_and_resumed(
     part: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +241,7 @@ def test_results_that_vanish_before_they_are_merged(
     assert out.read_bytes() == untiled.read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["points", "table", "shorter"])
+@pytest.mark.parametrize("damage", sampled(["points", "table", "shorter"], long=["shorter"]))
 def test_sorted_points_that_are_lost_are_made_anew(
     damage: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

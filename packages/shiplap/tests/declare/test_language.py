@@ -63,6 +63,36 @@ def test_torchs_own_types(ns, x):
         op(x, torch.float64, scale="2")
 
 
+def test_defaults_of_torchs_own_types_are_torchs(ns, x):
+    seen = []
+
+    @sl.op(f"{ns}::defaults")
+    def defaults(
+        x: V,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        strided: torch.layout = torch.strided,
+        sparse: torch.layout = torch.sparse_coo,
+        contiguous: torch.memory_format = torch.contiguous_format,
+        preserve: torch.memory_format = torch.preserve_format,
+        last: torch.memory_format = torch.channels_last,
+        last_3d: torch.memory_format = torch.channels_last_3d,
+    ) -> V:
+        seen.append((dtype, device, strided, sparse, contiguous, preserve, last, last_3d))
+        return x.clone()
+
+    formats = torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d
+    for call in (defaults, getattr(torch.ops, ns).defaults):
+        call(x)
+        assert seen.pop() == (torch.float16, torch.device("cpu"), torch.strided, torch.sparse_coo, *formats)
+        # Torch drops last arguments that equal the defaults in its schema.
+        names = ("strided", "sparse", "contiguous", "preserve", "last", "last_3d")
+        for at, name in enumerate(names, 2):
+            for given in formats if at > 3 else (torch.strided, torch.sparse_coo, torch.sparse_csr):
+                call(x, **{name: given})
+                assert seen.pop()[at] == given
+
+
 class Model(torch.nn.Module):
     def __init__(self, call):
         super().__init__()

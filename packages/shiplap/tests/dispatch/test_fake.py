@@ -248,6 +248,41 @@ def test_a_size_of_zero_is_a_size_and_a_negative_one_is_not(ns):
     assert shorter(torch.ones(1, device="meta")).shape == (0,)
 
 
+def test_the_least_of_unknown_sizes_is_not_decided(ns):
+    @sl.op(f"{ns}::least", requires=("max(n, 1) >= min(n, 1)",))
+    def least(x: V, y: Float[Tensor, "m"]) -> Float[Tensor, "min(n,m)"]:
+        return x[: len(y)] + y[: len(x)]
+
+    real = [torch.empty(n) for n in (4, 6)]
+    with torch_private.fake_mode(symbolic=True) as mode:
+        x, y = (torch_private.make_fake_tensor(mode, t, True) for t in real)
+        before = len(mode.shape_env.guards)
+        assert str(least(x, y).shape[0]).startswith("Min(")
+        assert len(mode.shape_env.guards) == before
+
+
+def test_python_is_refused_in_a_package_unless_a_template_takes_the_device(ns, monkeypatch):
+    @sl.op(f"{ns}::packed")
+    def packed(x: V) -> V:
+        return x.clone()
+
+    asked = []
+    monkeypatch.setattr(fake, "refuse_python_in_package", lambda op, call: asked.append(call.device.type))
+    with torch_private.fake_mode(symbolic=False) as mode:
+        x = mode.from_tensor(torch.ones(2))
+        packed(x)
+        assert not asked
+        monkeypatch.setattr(fake.dynamo, "is_packaging", lambda: True)
+        packed(x)
+        assert asked == ["cpu"]
+        monkeypatch.setitem(packed.templates, "cuda", ["a template"])
+        packed(x)
+        assert asked == ["cpu", "cpu"]
+        monkeypatch.setitem(packed.templates, "cpu", ["a template"])
+        packed(x)
+        assert asked == ["cpu", "cpu"]
+
+
 @pytest.mark.parametrize(
     ("refused", "native", "got"),
     [

@@ -167,6 +167,8 @@ BUILTIN = "skip reason: cannot determine source file for  (likely a C extension 
         (SKIPPED_CALL, f"module: mylib, qualname: scan, {BUILTIN}", "mylib.scan(x)", "foreign"),
         ("Import failure", "module_name: fast, fromlist: None, level=0", "import fast", "import"),
         (NUMBER, "", "f = np.random.uniform(0.8, 1.2)", "system"),
+        ("Unsupported call", "", "generator = random.Random(random.randint(0, 100))", "system"),
+        ("Unsupported call", "", "f = torch.random.initial_seed()", "other"),
         (NUMBER, "", "f = x.sum().item()", "item"),
     ],
 )

@@ -6,8 +6,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
-from shiplap.doctor import edits, edits_of_values
+from shiplap.doctor import edits, edits_of_functions, edits_of_values
 from shiplap.doctor.edits import Case, Editor
 from shiplap.doctor.scratch import apply_edits
 
@@ -99,6 +100,57 @@ def test_where_leaves_a_branch_that_does_more_than_pick(tmp_path: Path) -> None:
     """
     assert proposals(tmp_path, source, edits_of_values.where_for_branch) == []
     assert proposals(tmp_path, source, edits_of_values.cond_for_branch) == []
+
+
+def test_an_early_return_is_picked_at_the_end(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(layers, x):
+            for layer in layers:
+                x = layer(x)
+                if x.max() > 1 and not x.sum() < 0:  # HERE
+                    return x * 2
+            return x
+    """
+    (changed,) = proposals(tmp_path, source, edits_of_functions.where_for_exit)
+    ran: dict = {}
+    exec(changed, ran)
+    exec(textwrap.dedent(source), before := {})
+    layers = [lambda x: x + 0.3, lambda x: x * 3, lambda x: x - 9]
+    for start in (0.0, 0.8, -5.0):
+        x = torch.full((2,), start)
+        assert torch.equal(ran["f"](layers, x), before["f"](layers, x))
+    assert torch.equal(ran["f"]([], x), x)
+    assert "if x.max()" not in changed
+
+
+def test_an_early_return_outside_of_loops_is_picked_as_well(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(x, early):
+            if x.sum() > 0:  # HERE
+                return x
+            y = x.cos()
+            return y + early
+    """
+    (changed,) = proposals(tmp_path, source, edits_of_functions.where_for_exit)
+    assert "early_, is_early = x, x.sum() > 0" in changed
+    assert "return torch.where(is_early, early_, y + early)" in changed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True:\n    x = x + 1\n    if x.sum() > 0:  # HERE\n        return x",
+        "if x.sum() > 0:  # HERE\n    return x\nif x.sum() < -9:\n    return -x\nreturn x.cos()",
+        "if x.sum() > 0:  # HERE\n    return x, 1\nx = x.cos()\nreturn x, 2",
+        "if x.sum() > 0:  # HERE\n    print(x)\n    return x\nx = x.cos()\nreturn x",
+        "if x.sum() > 0:  # HERE\n    return x\nx.cos()",
+    ],
+)
+def test_other_early_returns_stay(tmp_path: Path, body: str) -> None:
+    source = "import torch\ndef f(x):\n" + textwrap.indent(body, "    ") + "\n"
+    assert proposals(tmp_path, source, edits_of_functions.where_for_exit) == []
 
 
 def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import os
 import pytest
 
 import shiplap as sl
-from shiplap.judge import engine
 from shiplap.judge.problem import FunctionProblem
+from shiplap.judge.processes import JudgedProcesses
 from shiplap.sandbox.supervisor import Bounds, SandboxedProcess
 
 START = "import torch\nfrom torch import nn\n"
@@ -35,7 +35,7 @@ def lose(number):
     def lack(*args, **named):
         raise OSError(number, os.strerror(number))
 
-    return lambda monkeypatch: monkeypatch.setattr(engine, "_start_target_process", lack)
+    return lambda monkeypatch: monkeypatch.setattr(JudgedProcesses, "__init__", lack)
 
 
 def refuse_other_values(monkeypatch):

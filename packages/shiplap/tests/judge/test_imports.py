@@ -1,27 +1,37 @@
-"""The judge loads what a verdict needs: sandbox, samples and comparison, and none of the rooms beside it."""
+"""The judge loads what a verdict needs: sandbox, samples and comparison, and none of the rooms beside it.
+
+A plain function is judged without the rooms of declarations, here and in the process that forks its sandboxes.
+"""
 
 from __future__ import annotations
 
 import json
 
+import pytest
+
 from shiplap_testing.forked import python
 
 LOADED = """
 import json, sys
-import shiplap.judge.engine, shiplap.judge.result
+import {}
 print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "shiplap"]))
 """
-ROOMS = {"judge", "sandbox", "sampling", "dispatch", "plan", "declare", "torch_private", "render", "errors"}
-GROUND = {"cached_property", "dtypes", "lazy_imports", "settings"}
-MOST = 160  # it loads 148: there is space for a few more modules, not for another room
+OF_A_LAUNCHER = {"sandbox", "torch_private", "errors", "lazy_imports"}
+OF_A_JUDGEMENT = OF_A_LAUNCHER | {"judge", "sampling", "render", "cached_property"}
 
 
-def test_the_engine_loads_few_modules_and_nothing_of_the_audit() -> None:
-    done = python("-c", LOADED)  # it has imported torch, and nothing of shiplap
+# They load 72 and 37 modules: there is space for a few more, not for another room.
+@pytest.mark.parametrize(
+    ("module", "rooms", "most"),
+    [("shiplap.judge.engine", OF_A_JUDGEMENT, 80), ("shiplap.sandbox.launcher", OF_A_LAUNCHER, 42)],
+    ids=["a judgement", "its launcher"],
+)
+def test_few_modules_are_loaded_and_nothing_of_declarations_or_the_audit(
+    module: str, rooms: set[str], most: int
+) -> None:
+    done = python("-c", LOADED.format(module))  # it has imported torch, and nothing of shiplap
     assert done.returncode == 0, done.stderr
     modules = json.loads(done.stdout)
-    rooms = {name.split(".")[1] for name in modules if "." in name}
-    assert "judge" in rooms
-    assert rooms <= ROOMS | GROUND | {"tuning"}
-    assert [name for name in modules if name.startswith("shiplap.tuning.")] == ["shiplap.tuning.compiled_templates"]
-    assert len(modules) <= MOST
+    assert module in modules
+    assert {name.split(".")[1] for name in modules if "." in name} <= rooms
+    assert len(modules) <= most

@@ -139,7 +139,7 @@ FORM = InputForm("4x4", shapes=((4, 4), (4, 4)))
 class Played:
     """A process whose calls take what they are said to."""
 
-    prisoner = None
+    prisoner = block = None
 
     def __init__(self, seconds):
         self.seconds = seconds

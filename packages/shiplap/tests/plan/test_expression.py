@@ -28,9 +28,12 @@ def test_numbers_of_any_size_and_lists_may_fail(scalars, spread, fails):
     assert can_fail(expression, names) is fails
 
 
-def test_memory_of_unknown_sizes_is_not_looked_at():
+@pytest.mark.parametrize("view_of", [torch.Tensor.t, lambda x: x.as_strided(x.shape, (1, 1))], ids=["turned", "sums"])
+def test_memory_of_unknown_sizes_is_not_looked_at(view_of):
+    real = torch.empty(4, 6)
     with torch_private.fake_mode(symbolic=True) as mode:
-        view = torch_private.make_fake_tensor(mode, torch.empty(4, 6), True).t()
+        view = view_of(torch_private.make_fake_tensor(mode, real, True))
+        assert not isinstance(view.shape[0], int)
         contiguous, before = view.is_contiguous(), len(mode.shape_env.guards)
         assert not contiguous
         assert has_own_memory(view)

@@ -11,7 +11,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.sampling import Reduction, compare, compare_within_tolerance, derive_reduction
 from shiplap.sampling.compare import agrees_without_float64
-from shiplap.sampling.compare_to_reference import compare_with_rounding
+from shiplap.sampling.rounding import compare_with_rounding
 
 
 def test_terms_are_the_dims_that_no_output_has(ns):

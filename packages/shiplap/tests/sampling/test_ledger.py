@@ -7,17 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling.ledger import (
-    AUDIT,
-    AXES,
-    JUDGE,
-    OBLIGATIONS,
-    TUNE,
-    Ledger,
-    absent_axes,
-    optional_reason,
-    varied_axes,
-)
+from shiplap.sampling.admitted_axes import absent_axes
+from shiplap.sampling.ledger import AUDIT, AXES, JUDGE, OBLIGATIONS, TUNE, Ledger, optional_reason, varied_axes
 from shiplap.sampling.samples import Samples
 
 

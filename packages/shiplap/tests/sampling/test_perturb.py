@@ -6,7 +6,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling.perturb import FreshArguments, perturb_arguments, swap_stretches
+from shiplap.sampling.fresh_arguments import FreshArguments
+from shiplap.sampling.perturb import perturb_arguments, swap_stretches
 from shiplap.sampling.recipe import SampleRecipe
 
 

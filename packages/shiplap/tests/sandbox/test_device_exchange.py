@@ -13,7 +13,7 @@ from torch import Tensor
 from shiplap.sampling.compare import Difference, bitwise_difference
 from shiplap.sandbox import call_batch
 from shiplap.sandbox.arguments import ArgumentArena, packed_locations
-from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.call_batch import CallBatch, release_block
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.device_memory import FLAG_BYTES, GRAIN
@@ -182,16 +182,42 @@ def test_a_block_is_memory_of_its_own(driver: FakeDriver) -> None:
     os.close(handle)
 
 
-def test_a_block_is_used_again_for_calls_and_not_for_batches(driver: FakeDriver) -> None:
+def test_a_block_is_used_again_by_calls_and_batches_that_fit(driver: FakeDriver) -> None:
     witness = process_of(lambda x: x * 2)
     for (x,) in drawn(3):
         witness.call([x], expect(x * 2))
-    assert driver.made == 1
-    run(driver, queued_double(driver))
-    assert driver.made == 2
     (large,) = drawn(1, 1 << 20)[0]
     witness.call([large], expect(large * 2))
+    assert driver.made == 2
+    witness = process_of(queued_double(driver))
+    for sets in (drawn(3), drawn(3), drawn(2)):
+        with CallBatch(witness, 0, sets, blank=True, queued=True) as batch:
+            batch.fill(sets)
+            batch.run_calls([expect(x * 2) for (x,) in sets])
     assert driver.made == 3
+    release_block(witness)
+    assert witness.block is None
+
+
+def test_a_batch_that_uses_a_block_again_shows_no_values_before_the_clock_starts(driver: FakeDriver) -> None:
+    """Neither those of the last batch, nor results of it that lie in its arguments."""
+    seen: list[Tensor] = []
+
+    def target(x: Tensor) -> Tensor:
+        seen.append(x.clone())
+        out = torch.zeros_like(x)
+        driver.launch(lambda: torch.mul(x, 2, out=out))
+        return out
+
+    witness = process_of(target)
+    for sets in (drawn(2), drawn(2)):
+        with CallBatch(witness, 0, sets, blank=True, queued=True) as batch:
+            assert witness.block is not None
+            assert not witness.block.bytes_at(FLAG_BYTES, witness.block.size - FLAG_BYTES).any()
+            batch.fill(sets)
+            batch.run_calls([expect(x * 2) for (x,) in sets])
+    assert len(seen) == 4
+    assert not any(x.any() for x in seen)
 
 
 def test_a_result_in_an_argument_may_change_with_the_next_call(driver: FakeDriver) -> None:

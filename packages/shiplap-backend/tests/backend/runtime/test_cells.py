@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from shiplap.torch_private.graph_objects import leaves
+from shiplap_testing.effort import sampled
 
 
 class Packed(nn.Module):
@@ -44,7 +45,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", sampled(NETS, 10))
 def test_recurrent_nets(dev: Any, device: str, name: str) -> None:
     """Outputs, states and every gradient are the CPU's."""
     torch.manual_seed(0)

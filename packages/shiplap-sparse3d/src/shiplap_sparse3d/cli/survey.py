@@ -24,13 +24,10 @@ STOPPED = 130  # the exit status after Ctrl-C
 EPILOG = """\b
 Examples:
   shiplap survey in.laz out.laz --model ground.py:model
-  shiplap survey in.copc.laz out.laz --model ground.py:model --tile 512 --device cuda
+  shiplap survey in.copc.laz out.laz --model ground.py:model --tile 512
   shiplap survey in.laz out.laz --model ground.py:model --workers 4 --device cuda
   shiplap survey in.laz out.laz --model ground.py:model --scheduler tcp://10.0.0.1:8786
   shiplap survey in.laz out.laz --model ground.py:model --json | jq .halo
-
-\b
-The same command goes on with a survey that was stopped.
 
 \b
 Exit status:
@@ -65,18 +62,18 @@ def command(
     """Classify every point of a laser scan, tile by tile, in constant memory.
 
     The range within which points affect each other in the network is derived, and checked with a probe. The scan is cut
-    into tiles with a margin of that range. The points are written in the order of the input, with new classes. An
-    interrupted run is continued. The work runs in this process unless --workers or --scheduler names a Dask cluster.
+    into tiles with a margin of that range. The points are written in the order of the input, with new classes. The same
+    command continues a run that was stopped. The work runs in this process unless --workers or --scheduler names a Dask
+    cluster.
     """
     with verbs.own_stdout():
         try:
             from shiplap_sparse3d.survey import survey
 
-            options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
             loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
-            options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
-            with show_progress(quiet=json) as progress:
-                result = survey(source, target, loaded, progress=progress, **options)
+            options: dict[str, Any] = {"tile": tile, "halo": halo, "folder": folder, "keep": keep, "workers": workers}
+            with show_progress(quiet=json) as show:
+                result = survey(source, target, loaded, scheduler=scheduler, device=device, progress=show, **options)
         except KeyboardInterrupt:  # the bars have ended, and erase no line any more
             verbs.note("the survey was stopped; the same command continues it")
             if workers is not None or scheduler is not None:
@@ -112,11 +109,10 @@ def _print_survey(result: SurveyResult) -> None:
     """Print the points, tiles, halo, stride, time and memory of a survey, and the path of its output, to stdout as
     lines of text.
     """
-    field = result.field
     text = f"""points  {result.points:,}
 tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now
-halo    {result.halo} voxels; the network sees {max(field.before[:2] + field.after[:2])}
-stride  {max(field.stride[:2])} voxels
+halo    {result.halo} voxels; the network sees {max(result.field.before[:2] + result.field.after[:2])}
+stride  {max(result.field.stride[:2])} voxels
 time    {result.seconds:.1f} s
 memory  {result.peak_mb:,.0f} MB at most
 output  {result.output}"""

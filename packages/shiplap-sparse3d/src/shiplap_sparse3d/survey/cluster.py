@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,6 @@ from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Progress, Result,
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
-_LOSSES = 4  # of a scheduler, without a result in between
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
 _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "laspy", "lazrs")
@@ -138,7 +137,8 @@ class _BoundClient(Client):
 
 
 class DaskEngine(SurveyEngine):
-    """The engine that runs the tasks of a survey on the workers of a Dask cluster.
+    """The engine that runs the tasks of a survey on the workers of a Dask cluster. Local workers start in the
+    background, and :meth:`share` waits for them.
 
     Args:
         workers: the number of local processes to start, or None to use the workers of ``scheduler``.
@@ -147,18 +147,18 @@ class DaskEngine(SurveyEngine):
         progress: called with the stage ``workers`` and a note for the user, as the ``progress`` of :func:`survey`.
 
     Raises:
-        SurveyError: ``SL827`` if the scheduler does not answer, ``SL828`` if local workers do not start.
+        SurveyError: ``SL827`` if the scheduler does not answer.
     """
 
     def __init__(self, workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> None:
         for name in ("distributed", "distributed.client"):  # errors are raised, and tracebacks are not shown
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self._device, self._ticket = device, cast(Any, None)
-        self._note = partial(progress, "workers", 0, 0)
-        with contextlib.ExitStack() as opened:
-            self._cluster: Any = scheduler if workers is None else _start_cluster(workers, device, opened)
+        self._device, self._ticket, self._opened = device, cast(Any, None), contextlib.ExitStack()
+        self._note, self._cluster = partial(progress, "workers", 0, 0), cast(Any, scheduler)
+        if workers is None:
             self._connect(_REACH)
-            self._opened = opened.pop_all()
+        else:
+            self._cluster = _begin_cluster(workers, device, self._opened)
 
     def _connect(self, seconds: float) -> None:
         """Connect to the scheduler of the cluster within ``seconds``, and pass the address of its dashboard to the
@@ -177,8 +177,16 @@ class DaskEngine(SurveyEngine):
 
     def share(self, job: SurveyJob) -> None:
         """Write the pickled ``job``, with a copy of its network on the CPU, into the folder of the survey. Workers read
-        it there when they run their first task.
+        it there when they run their first task. Wait for local workers that are starting, and raise ``SL828`` if they
+        do not start.
         """
+        if isinstance(self._cluster, Future):
+            try:
+                self._cluster = self._cluster.result()
+            except Exception as failure:  # a process that cannot be started has many reasons
+                got = f"{type(failure).__name__}: {failure}".splitlines()[0]
+                raise survey_error("SL828", "the local Dask cluster", got, "processes that start") from None
+            self._connect(_REACH)
         net = deepcopy(job.model.net).cpu()
         content, path = cloudpickle.dumps(replace(job, model=replace(job.model, net=net))), job.folder.path / "job.bin"
         write_whole(path, content, lasting=False)
@@ -193,7 +201,7 @@ class DaskEngine(SurveyEngine):
         in between. Raise ``SL828`` if a task ends its workers again and again.
         """
         left, lost = dict.fromkeys(items), 0
-        while lost < _LOSSES:
+        while lost < 4:
             try:
                 for item, result in super().run(task, list(left), ordered=ordered):
                     lost = 0
@@ -256,62 +264,52 @@ class DaskEngine(SurveyEngine):
         self._opened.close()
 
 
-def _start_cluster(workers: int, device: str | None, opened: contextlib.ExitStack) -> LocalCluster:
-    """Start a Dask cluster of ``workers`` processes on this machine, and return it. It ends when ``opened`` is closed.
-    For a ``device`` that is a GPU each process has several threads, and otherwise one. Raise ``SL828`` if the processes
-    do not start. If Ctrl-C interrupts the start, end the processes that have started.
+def _begin_cluster(workers: int, device: str | None, opened: contextlib.ExitStack) -> Future[LocalCluster]:
+    """Begin to start a Dask cluster of ``workers`` processes on this machine, and return its future. For a ``device``
+    that is a GPU each process has several threads, and otherwise one. The cluster ends when ``opened`` is closed. If it
+    is still starting then, the processes that have started end at once.
     """
     place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
-    opened.enter_context(dask.config.set({f"{place}.OMP_NUM_THREADS": max(1, CPU_COUNT // workers)}))
+    # Dask sets each of these to 1, unless the environment has another value. Both limit the threads of torch.
+    cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers))
+    opened.enter_context(dask.config.set({f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}))
     scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-", ignore_cleanup_errors=True))
     # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     options |= {"threads_per_worker": threads, "local_directory": scratch}
     before, starting = {*multiprocessing.active_children()}, Future[LocalCluster]()
+    opened.callback(_end_cluster, starting, before)
     resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
-    # In a thread of its own: this one gets Ctrl-C, and need not wait for processes that start.
+    # In a thread of its own: this one gets Ctrl-C, and has other work while the processes start.
     threading.Thread(target=_start_masked, args=(options, starting), daemon=True).start()
-    try:
-        cluster = starting.result()
-    except Exception as failure:  # a process that cannot be started has many reasons
-        got = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        raise survey_error("SL828", "the local Dask cluster", got, f"{workers} processes that start") from None
-    except BaseException:
-        starting.cancel()
-        for child in {*multiprocessing.active_children()} - before:
-            child.kill()
-        raise
-    opened.enter_context(cluster)
-    opened.callback(cluster.sync, _end_workers, cluster)
-    return cluster
+    return starting
 
 
 def _start_masked(options: dict[str, Any], starting: Future[LocalCluster]) -> None:
-    """Start a Dask cluster with ``options`` and set it, or the exception, as the result of ``starting``. If that was
-    cancelled meanwhile, end the cluster.
-    """
+    """Start a Dask cluster with ``options`` and set it, or the exception, as the result of ``starting``."""
     # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        cluster = LocalCluster(**options)
+        starting.set_result(LocalCluster(**options))
     except Exception as failure:
-        with contextlib.suppress(InvalidStateError):  # nobody waits any more
-            starting.set_exception(failure)
-        return
-    try:
-        starting.set_result(cluster)
-    except InvalidStateError:
-        cluster.sync(_end_workers, cluster)
-        cluster.close()
+        starting.set_exception(failure)
 
 
-async def _end_workers(cluster: LocalCluster) -> None:
-    """End the worker processes of ``cluster`` at once, even if they are running a task. A task that is not finished has
-    written nothing that counts.
+def _end_cluster(starting: Future[LocalCluster], before: set[Any]) -> None:
+    """End the cluster ``starting``, now or as soon as it has started. Before that, end its workers at once, even if
+    they are starting or running a task. They are the child processes of this process that are not in ``before``. A task
+    that is not finished has written nothing that counts.
     """
-    for nanny in cluster.workers.values():
-        nanny.status = Status.closing_gracefully  # it starts no new worker
-        if nanny.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(nanny.pid, signal.SIGKILL)
+    if starting.done() and starting.exception() is None:
+        for nanny in starting.result().workers.values():
+            nanny.status = Status.closing_gracefully  # it starts no new worker
+    for child in {*multiprocessing.active_children()} - before:
+        child.kill()
+    starting.add_done_callback(_close_cluster)
+
+
+def _close_cluster(started: Future[LocalCluster]) -> None:
+    """Close the cluster ``started``, unless its start has failed. Ignore errors."""
+    with contextlib.suppress(Exception):
+        started.result().close()

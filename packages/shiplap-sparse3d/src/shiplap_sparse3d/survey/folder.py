@@ -23,7 +23,6 @@ from shiplap.plugin_api.files import parse_json, read_named, work_in, write_whol
 from shiplap_sparse3d.errors import survey_error
 from shiplap_sparse3d.survey.field import Tile
 
-_MARK = 1 << 16  # bytes of the largest description
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -54,7 +53,7 @@ class SurveyFolder:
         path, identity = self.path / "survey.json", json.loads(json.dumps(identity))
         known = identity.copy()
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # none, or no object of JSON
-            known.update(**cast(Any, parse_json(read_named(path, _MARK))))
+            known.update(**cast(Any, parse_json(read_named(path, 1 << 16))))
         if names := [name for name in identity if known[name] != identity[name]]:
             got, expected = (", ".join(f"{name} {of[name]}" for name in names) for of in (known, identity))
             raise survey_error("SL823", self.path, got, expected)
@@ -77,19 +76,16 @@ class SurveyFolder:
             expected = "a folder that you or your group alone can write, without links, with 25 bytes for each point"
             raise survey_error("SL602", failure.filename or self.path, got, expected, what=what) from None
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock this folder during the block of a context manager. Raise ``SL823`` if another process holds the lock.
-        The system releases the lock of a process that is killed.
+    def lock(self) -> contextlib.AbstractContextManager[object]:
+        """Lock this folder, and return a context manager that releases the lock at the end of its block. Raise
+        ``SL823`` if another process holds the lock. The system releases the lock of a process that is killed.
         """
         try:
-            held = FileLock(self.path / "survey.lock", timeout=0).acquire()
+            return FileLock(self.path / "survey.lock", timeout=0).acquire()
         except Timeout:
             what, fix = "another process is at work on this survey", "wait for the other process, or end it"
             expected = "one process for each folder, which may have many workers"
             raise survey_error("SL823", self.path, "a locked folder", expected, fix, what) from None
-        with held:
-            yield
 
     def remove_written(self) -> None:
         """Remove the files that a survey has written, and the folder itself if it is then empty. Other files stay."""

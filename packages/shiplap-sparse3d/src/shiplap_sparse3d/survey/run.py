@@ -27,8 +27,6 @@ from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Progress, SurveyEngine, SurveyJob
 
-_HEAD = 1 << 20  # bytes of the input that its identity looks at
-
 
 @dataclass(frozen=True)
 class SurveyResult:
@@ -110,8 +108,8 @@ def survey(
         model.net.to(device)
     place = Path(folder).absolute() if folder is not None else target.with_name(target.name + ".survey")
     job = open_job(source, place, model, (tile, halo, origin), segment)
-    seen = model.check()
     with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
+        seen = model.check()  # while local workers start
         with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
             job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})
@@ -210,7 +208,7 @@ def _points_identity(job: SurveyJob) -> dict[str, Any]:
     """
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.
-        head = hashlib.sha256(file.read(_HEAD)).hexdigest()
+        head = hashlib.sha256(file.read(1 << 20)).hexdigest()
     of = job.source.stat()
     known = {"bytes": of.st_size, "changed": of.st_mtime_ns, "points": job.total, "sha256 of its head": head}
     cut = {"voxel": job.model.voxel, "tile": job.tiling.size, "origin": job.tiling.origin, "segment": job.segment}

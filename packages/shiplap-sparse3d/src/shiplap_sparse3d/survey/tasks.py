@@ -51,7 +51,6 @@ THREADS = 3  # for a GPU: one reads, one sorts points into voxels, one waits for
 LOOK = 1.0  # seconds between looks at the state of the workers
 
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
-_LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
 
 POINT = np.dtype([("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("returns", "u1"), ("code", "u1")])
 """A sorted point: its number in the file, its stored coordinates, what features are made of, and its class there.
@@ -207,7 +206,7 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
             part["returns"] = np.asarray(points["return_number"]) | np.asarray(points["number_of_returns"]) << 4
             part["intensity"], part["code"] = points["intensity"], points["classification"]
     cells = torch.stack(job.cells(torch.from_numpy(rows.view(np.int32).reshape(-1, 6))), 1).numpy()
-    if not (np.abs(cells) < _LARGEST).all():  # also for NaN, which compares as false
+    if not (np.abs(cells) < 2**31 - 1).all():  # also for NaN, which compares as false
         raise survey_error("SL822", "the input's scales and offsets", "a cell beyond 2^31", "cells that can be counted")
     extent = np.array([cells.min(0), cells.max(0)], np.int64)
     tiles = (cells[:, :2].astype(np.int64) - np.array(job.tiling.origin)) // job.tiling.size

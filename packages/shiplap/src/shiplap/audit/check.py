@@ -15,9 +15,10 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
+from shiplap.sampling.admitted_axes import unseen_dtypes
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.ledger import AUDIT, Ledger, unseen_dtypes, varied_axes
+from shiplap.sampling.ledger import AUDIT, Ledger, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import needs_builder, reference_accepts, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples, sample

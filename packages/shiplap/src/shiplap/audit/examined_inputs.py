@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tensors_among
-from shiplap.sampling.run import is_float8
+from shiplap.sampling.case import SampleCase, is_float8, tensors_among
 
 MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked at
 

@@ -26,9 +26,10 @@ from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error, error_line
 from shiplap.errors.base import error_parts
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong, limit_launch_time
+from shiplap.sampling.admitted_axes import absent_axes
 from shiplap.sampling.case import SampleCase, describe_arguments
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.ledger import Ledger, absent_axes
+from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.run import needs_builder, reference_effects, suppress_warnings, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 

@@ -259,10 +259,11 @@ def classify_message(message: BreakMessage) -> str:
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
     """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message. If the message fits
     no specific cause, the source line ``place`` is examined as well. If it contains ``.data_ptr(``, the cause is
-    ``"address"``. A number that NumPy draws is one of the cause ``"system"``, though torch's message is about a tensor.
+    ``"address"``. A number that NumPy or Python draws is one of the cause ``"system"``, though torch's message is about
+    a tensor, or only says that a call is not supported.
     """
     cause = classify_message(message)
-    if cause == "item" and re.search(r"\b(np|numpy)\.random\.", place.code):
+    if cause in ("item", "other") and re.search(r"\b(np|numpy)\.random\.|(?<![\w.])random\.\w+\(", place.code):
         return "system"
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
 

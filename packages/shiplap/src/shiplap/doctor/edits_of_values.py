@@ -71,7 +71,7 @@ class _AsTensor(ast.NodeTransformer):
         return _tensor_of_number(node) or node
 
 
-def _condition(test: ast.expr) -> str:
+def condition_of_tensors(test: ast.expr) -> str:
     """Return the source code of the condition ``test`` as an expression of bool tensors with ``&``, ``|`` and ``~``."""
     # A copy, since other edits read the same tree.
     return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
@@ -85,11 +85,11 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
             sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
-            text = f"torch.where({_condition(chosen.test)}, {sides})"
+            text = f"torch.where({condition_of_tensors(chosen.test)}, {sides})"
             yield source.with_import(source.replace(chosen, text), "torch")
     if not isinstance(node, ast.If):
         return
-    test = _condition(node.test)
+    test = condition_of_tensors(node.test)
     if (pair := _returned_pair(source, node)) is not None:
         left, right, last = pair
         start, end = source.span(node)[0], source.span(last)[1]
@@ -142,7 +142,7 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     """Yield the edit that replaces ``node``, an ``if`` which assigns tensors or returns one, by ``torch.cond``."""
     if not isinstance(node, ast.If):
         return
-    test, indent = _condition(node.test), indent_of(source, node)
+    test, indent = condition_of_tensors(node.test), indent_of(source, node)
     if (pair := _returned_pair(source, node)) is not None:
         left, right, last = pair
         text = f"return torch.cond({test}, lambda: {source.code(left)}, lambda: {source.code(right)})"
@@ -180,7 +180,7 @@ def _assigned_names(body: list[ast.stmt]) -> list[str]:
     return list(dict.fromkeys(n.id for n in stored))
 
 
-def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
+def enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
     """Return the innermost function around the syntax node ``node``, or None if there is none."""
     parents = source.parents()
     while node in parents:
@@ -194,7 +194,7 @@ def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
     """Return the names that may be read after the statement ``node`` in its function. If the statement is in a loop,
     all names that the loop reads are included, since its next round may read them.
     """
-    function = _enclosing_function(source, node)
+    function = enclosing_function(source, node)
     parents: dict[ast.AST, ast.AST] = source.parents()
     around: ast.AST = node
     first = node.end_lineno or node.lineno
@@ -210,7 +210,7 @@ def _names_before(source: Source, node: ast.stmt) -> set[str]:
     """Return the local names that are assigned before the statement ``node`` of a function, including the function's
     parameters. Return an empty set outside a function.
     """
-    function = _enclosing_function(source, node)
+    function = enclosing_function(source, node)
     if function is None:
         return set()
     arguments = function.args
@@ -235,7 +235,7 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     arguments, carried = ", ".join(names), _tuple_text(names)
     lines = [
         f"def goes_on({arguments}):",
-        f"    return {_condition(node.test)}",
+        f"    return {condition_of_tensors(node.test)}",
         f"def step({arguments}):",
         reindent(whole_lines(source, node.body), "    "),
         f"    return {carried}",
@@ -252,14 +252,14 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     that only raises an exception.
     """
     if isinstance(node, ast.Assert):
-        text = f"torch._assert_async({_condition(node.test)}, {_message_text(node.msg)})"
+        text = f"torch._assert_async({condition_of_tensors(node.test)}, {_message_text(node.msg)})"
         yield source.with_import(source.replace(node, text), "torch")
     elif isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Raise):
         raised = node.body[-1].exc
         message = raised.args[0] if isinstance(raised, ast.Call) and raised.args else None
-        negated = _condition(ast.UnaryOp(ast.Not(), node.test))
+        negated = condition_of_tensors(ast.UnaryOp(ast.Not(), node.test))
         if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
-            negated = _condition(node.test.operand)
+            negated = condition_of_tensors(node.test.operand)
         # Statements before the raise would be lost.
         if len(node.body) == 1:
             text = f"torch._assert_async({negated}, {_message_text(message)})"

@@ -90,10 +90,15 @@ VARIATION_KINDS: dict[str, VariationKind] = {
     ),
     "length": VariationKind(
         "the length or the keys of a list, set or dict",
-        "keep it the same from call to call: pass the tensor itself, or pad to one length",
+        "keep its length and keys the same from call to call: pad to one length, and fill a list that grows outside "
+        "the compiled function",
     ),
     "type": VariationKind("a Python type", "pass one type: always float, or always int, or always a tensor"),
-    "identity": VariationKind("which object it was", "create it once, outside the compiled function, and reuse it"),
+    "identity": VariationKind(
+        "which object it was",
+        "create it once, outside the compiled function, and reuse it; nothing has to change for a few objects that "
+        "each need code of their own, such as members of an enum",
+    ),
     "other": VariationKind("something else", "read the guard; what it names has to stay the same from call to call"),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shiplap.doctor import edits, edits_of_values
+from shiplap.doctor import edits, edits_of_functions, edits_of_values
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
 
@@ -117,6 +117,13 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_values.where_for_branch,
         ("branch", "item"),
         caveat="the side that is not picked is computed as well",
+    ),
+    Remedy(
+        "where_exit",
+        "compute on and pick the early result with torch.where",
+        edits_of_functions.where_for_exit,
+        ("branch", "item"),
+        caveat="what follows the early return is computed in each call",
     ),
     Remedy("cond", "use torch.cond", edits_of_values.cond_for_branch, ("branch", "item")),
     Remedy(

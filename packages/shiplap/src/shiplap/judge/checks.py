@@ -18,19 +18,19 @@ from shiplap.judge.gradient_jumps import gradient_jumps, settle_jumps
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import Args, JudgeProblem
 from shiplap.judge.result import Reason, Timed
+from shiplap.judge.stages import StageClock
 from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import SECRET_RANDOM, InputForm
 from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Reduction
-from shiplap.sampling.compare_to_reference import compare_with_rounding, describe_kind_difference
 from shiplap.sampling.ledger import Key, Ledger
+from shiplap.sampling.rounding import compare_with_rounding, describe_kind_difference
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 from shiplap.sandbox.protocol import OperatorUse
-from shiplap.sandbox.supervisor import SandboxedProcess
 
 ProgressReport = Callable[[str, int, int], None]
 ENDURANCE_CALLS, EARLY_CALLS = 100, 30  # calls one by one, and calls after which lazy allocations are over
@@ -63,6 +63,7 @@ class JudgeSession:
             compared (such as ``gradient``).
         tried: the properties of inputs that some form of inputs varies.
         waived: the required pairs of a property and a thing to compare that do not apply, with the reason.
+        clock: the times of the stages so far.
     """
 
     options: JudgeOptions
@@ -80,6 +81,7 @@ class JudgeSession:
     ledger: Ledger = field(default_factory=Ledger)
     tried: set[str] = field(default_factory=set)
     waived: dict[Key, str] = field(default_factory=dict)
+    clock: StageClock = field(default_factory=StageClock)
 
     @property
     def problem(self) -> JudgeProblem:
@@ -88,11 +90,11 @@ class JudgeSession:
         """
         return self.subject.problem
 
-    def wait_for_others(self, prisoner: SandboxedProcess, *paces: StepDeadline) -> None:
+    def wait_for_others(self, *paces: StepDeadline) -> None:
         """Call ``compiled_first``, which waits until no other judgement compiles or runs. Do nothing if it is None.
 
-        The deadline of this judgement, of the candidate's process ``prisoner`` and of the stages ``paces`` are then
-        moved by the time of the wait.
+        The deadlines of this judgement, of its processes and of the stages ``paces`` are then moved by the time of the
+        wait.
         """
         if self.compiled_first is None:
             return
@@ -101,7 +103,9 @@ class JudgeSession:
         waited = time.monotonic() - began
         # The time was spent for others, so this judgement gets it back.
         self.budget = replace(self.budget, began=self.budget.began + waited)
-        prisoner.until += waited
+        for prisoner in self.clock.prisoners:
+            prisoner.until += waited
+        self.clock.waited += waited
         for pace in paces:
             pace.last += waited
 

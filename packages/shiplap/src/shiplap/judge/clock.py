@@ -29,7 +29,7 @@ from shiplap.judge.result import Timed
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.call_batch import CallBatch, release_block
 from shiplap.sandbox.candidate import CallOutcome, CandidateError, DeviceUnavailable, ExpectedEffects, TargetProcess
 from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.device_memory import device_driver, lies_on_device
@@ -46,7 +46,7 @@ MOST_CALLS, PROBED_CALLS, BATCH_BYTES = 256, 8, 128 << 20  # limits of a batch, 
 MANY_CALLS = 16  # in a batch, of which the least number of rounds is enough
 # Of a GPU: the share of the free memory for a batch, in how many places its arguments and results lie, and the number
 # of calls from which on they are not queued rather than fewer.
-DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.75, 4, 4
+DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.75, 5, 4
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
@@ -142,6 +142,7 @@ def measure_form(
                 raise DeviceUnavailable(f"the memory of the device is too small: {str(e)[:200]}") from None
             # Half the calls need half the memory for arguments and results.
             plan = replace(plan, count=plan.count // 2)
+            _release_blocks(judged)
             device_driver().free_bytes()
 
 
@@ -277,6 +278,7 @@ def _plan_batches(
     if alike[0] != alike[1]:
         return _run_unqueued(judged, args, pace, plan)
     size = sum(t.numel() * t.itemsize for t in (*tensors_among(args), *problem.expect_effects(form, args).own))
+    _release_blocks(judged)  # those of another form would count as memory in use
     room = int(DEVICE_SHARE * device_driver().free_bytes() / DEVICE_COPIES) if on_device else BATCH_BYTES
     most = max(1, min(MOST_CALLS, room // max(1, size)))
     plan = replace(plan, apart=on_device)
@@ -304,6 +306,12 @@ def _plan_batches(
             continue
     least = max((min(took["reference"], took["candidate"]) - took["nothing"]) / len(probe), 1e-6)
     return replace(plan, count=min(most, int(took["nothing"] / (EXCHANGE_SHARE * least)) + 1))
+
+
+def _release_blocks(judged: Mapping[str, TargetProcess]) -> None:
+    """Release the GPU blocks that the processes of ``judged`` keep from one batch of calls to the next."""
+    for process in judged.values():
+        release_block(process)
 
 
 def _time_probe(process: TargetProcess, name: str, probe: Sequence[Args], pace: StepDeadline, *, queued: bool) -> float:

@@ -27,20 +27,20 @@ from shiplap.judge.checks import (
 from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import SEEDING, SLOW_CALL_S
+from shiplap.judge.processes import JudgedProcesses
 from shiplap.judge.result import JudgeResult, Reason
+from shiplap.judge.stages import StageClock
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, MachineLack, TargetProcess
 from shiplap.sandbox.device_memory import DeviceError
-from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.machine_lack import is_lack
-from shiplap.sandbox.protocol import LoadTarget, OperatorUse
+from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
+from shiplap.sandbox.supervisor import SandboxLauncher, Timeout
 
 __all__ = ["JudgeOptions", "judge"]
 
@@ -51,7 +51,6 @@ CHOOSING_SHARE = 0.3  # the search for forms that the reference accepts
 CHECKING_SHARE = 0.6  # the comparison of all forms, after the first call
 ENDURING_SHARE = 0.5  # many calls, and gradients
 EXTRA_SHARE = 0.15  # gradients that nobody asks for
-COMPILING_SHARE = 0.5  # torch.compile of the reference
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["other dtypes, empty tensors, NaN and infinity"]
 LOOKED_BY = {axis: part for (axis, duty), part in JUDGE.items() if duty == "value"}
@@ -105,20 +104,22 @@ def judge(
         raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")
     asked = JudgeTarget.of(reference, REFERENCE)
     judged = JudgeTarget.of(candidate, (*CANDIDATE, *asked.names))
-    with SEEDING:
-        made = load_subject(
-            asked,
-            inputs,
-            device=options.device,
-            sizes=options.sizes,
-            tolerance=options.tolerance,
-            vary_shapes=options.vary_shapes,
-            vary_layouts=options.vary_layouts,
-            seed=secrets.randbits(62),
-        )
-    case = JudgeSession(options, made, judged, asked, report, budget, compiled_first)
-    with ExitStack() as stack:
+    clock = StageClock()
+    with _closed_in_stage(clock, "end") as stack:
         home = launcher or stack.enter_context(SandboxLauncher())
+        home.preload()  # it imports torch while the reference is loaded
+        with clock.stage("reference"), SEEDING:
+            made = load_subject(
+                asked,
+                inputs,
+                device=options.device,
+                sizes=options.sizes,
+                tolerance=options.tolerance,
+                vary_shapes=options.vary_shapes,
+                vary_layouts=options.vary_layouts,
+                seed=secrets.randbits(62),
+            )
+        case = JudgeSession(options, made, judged, asked, report, budget, compiled_first, clock=clock)
         _run_checks(case, home, stack)
     cells = _cells_of(case)
     if not case.reasons:  # a refusal ends the judgement early, so that cells stay untouched by its own doing
@@ -133,7 +134,21 @@ def judge(
         case.calls,
         time.monotonic() - case.budget.began,
         cells,
+        clock.times(),
     )
+
+
+@contextmanager
+def _closed_in_stage(clock: StageClock, name: str) -> Iterator[ExitStack]:
+    """Return a context manager whose value is an ``ExitStack``. The stack is closed at the end of the body, and the
+    time that this takes is that of the stage ``name``. Processes that use a GPU take a while to end.
+    """
+    stack = ExitStack()
+    try:
+        yield stack
+    finally:
+        with clock.stage(name):
+            stack.close()
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
@@ -183,29 +198,47 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
     with case.record_faults("all calls"), _note_lack(case):
-        witness = _start_target_process(case, launcher, stack, case.candidate, "function")
-        witness.check_interpreter()
-        case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
-        # Constants of the source of the candidate become sizes: a kernel may branch on them.
-        case.problem.until = case.budget.time_of_share(CHOOSING_SHARE)
-        forms = case.problem.forms(constants_in_sources(case.candidate.file), most=_max_other_shapes(case))
-        if case.problem.hurried:
-            case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
-        if not _reference_is_comparable(case, forms):
+        with case.clock.stage("start"):
+            processes = JudgedProcesses(case, launcher, stack)
+        case.missing |= {f"sandbox: {k}": v for k, v in processes.missing.items()}
+        with case.clock.stage("forms"):  # while the processes load what they will call
+            forms = _choose_forms(case)
+        if not forms:
             return
+        with case.clock.stage("load"):
+            witness = processes.candidate()
+            witness.check_interpreter()
         # Of a form for which the machine lacks memory nobody knows whether the reference accepts it.
         case.tried = {axis for form in (*forms, *case.problem.lacked) for axis in _axes(forms[0], form)}
-        _check_inputs(case, witness, forms)
-        if not case.reasons:
-            # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
-            check_new_parameters(case, witness, forms[0])
-        if not case.reasons:
-            _check_many_calls(case, witness, forms, case.budget.time_of_share(ENDURING_SHARE))
-        if not case.reasons:
-            share = ENDURING_SHARE if case.subject.gradients or case.options.gradients else EXTRA_SHARE
-            compare_gradients(case, witness, forms, case.budget.time_of_share(share))
-        if not case.reasons:
-            _measure_all_forms(case, witness, forms, launcher, stack)
+        with case.clock.stage("values"):
+            _check_inputs(case, witness, forms)
+        share = ENDURING_SHARE if case.subject.gradients or case.options.gradients else EXTRA_SHARE
+        # Each of these is expensive and needs right results, so a known fault ends the judgement.
+        checks: dict[str, Callable[[], None]] = {
+            "parameters": lambda: check_new_parameters(case, witness, forms[0]),
+            "calls": lambda: _check_many_calls(case, witness, forms, case.budget.time_of_share(ENDURING_SHARE)),
+            "gradients": lambda: compare_gradients(case, witness, forms, case.budget.time_of_share(share)),
+            "operators": lambda: _compare_operators(case, witness, processes.reference(), forms),
+            "times": lambda: _measure_all_forms(case, witness, processes, forms),
+        }
+        for stage, check in checks.items():
+            if not case.reasons:
+                with case.clock.stage(stage):
+                    check()
+
+
+def _choose_forms(case: JudgeSession) -> list[InputForm]:
+    """Return the forms of inputs (shapes and kinds of values) on which the candidate is compared with the reference.
+    The list is empty if results of the reference cannot be compared at all.
+
+    The search ends early if the reference takes too long. This is recorded in ``case`` as a missing check.
+    """
+    # Constants of the source of the candidate become sizes: a kernel may branch on them.
+    case.problem.until = case.budget.time_of_share(CHOOSING_SHARE)
+    forms = case.problem.forms(constants_in_sources(case.candidate.file), most=_max_other_shapes(case))
+    if case.problem.hurried:
+        case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
+    return forms if _reference_is_comparable(case, forms) else []
 
 
 def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> bool:
@@ -254,66 +287,6 @@ def _max_other_shapes(case: JudgeSession) -> int:
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
-def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
-    """Return the folders that the process of ``target`` must not read. For the candidate it is the folder of the
-    reference if Shiplap itself added that folder to ``sys.path``. Otherwise the list is empty.
-    """
-    folder = str(Path(case.reference.file).parent) if case.reference.file else ""
-    return [folder] if target is case.candidate and folder in added_folders else []
-
-
-def _start_target_process(
-    case: JudgeSession,
-    launcher: SandboxLauncher,
-    stack: ExitStack,
-    target: JudgeTarget,
-    kind: str,
-    *,
-    compiled: bool = False,
-) -> TargetProcess:
-    """Start a sandboxed process, load ``target`` into it, and return it. The process ends when ``stack`` is closed.
-
-    ``kind`` says how the target is called, such as ``"function"`` or ``"reference"`` of a declared op. If ``compiled``
-    is true, the target is compiled with ``torch.compile``. Raise ``SL617`` if the process does not start.
-    """
-    folder = str(Path(target.file).parent) if target.file else ""
-    try:
-        # A device is opened to the sandbox only if the arguments lie on it.
-        accelerated = case.options.device != "cpu"
-        prisoner = launcher.start(
-            [folder] if folder else [],
-            case.options.bounds,
-            hidden=_hidden_folders(case, target),
-            device=accelerated,
-            until=case.budget.last,
-        )
-    except Timeout:
-        raise
-    except ProcessEnded as e:
-        if time.monotonic() >= case.budget.last:
-            raise Timeout(str(e)) from None
-        raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
-    witness = TargetProcess(prisoner)
-    stack.callback(witness.end)
-    if accelerated:
-        witness.check_device(case.options.device)
-    # Shared memory: tensors are not copied through a pipe.
-    arena = ArgumentArena()
-    message = LoadTarget(
-        target.home,
-        list(target.names),
-        kind,
-        [p for p in sys.path if p],
-        case.subject.seed,
-        arena.pack(list(case.subject.init)),
-        arena.pack({k: v.to(case.options.device) for k, v in case.subject.state.items()}),
-        compile=compiled,
-        thorough=target is case.candidate,
-    )
-    witness.load(message, arena)
-    return witness
-
-
 def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm]) -> None:
     """Compare the candidate, in the process ``witness``, with the reference on inputs of every form (shapes and kind of
     values).
@@ -337,7 +310,7 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
-            case.wait_for_others(witness.prisoner, *paces.values())
+            case.wait_for_others(*paces.values())
             enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
@@ -462,17 +435,13 @@ def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
     return operators if isinstance(operators, str) else sorted(map(repr, operators))
 
 
-def _measure_all_forms(
-    case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], launcher: SandboxLauncher, stack: ExitStack
+def _compare_operators(
+    case: JudgeSession, witness: TargetProcess, twin: TargetProcess, forms: Sequence[InputForm]
 ) -> None:
-    """Time candidate and reference on every form of inputs (shapes and kind of values) that is to be timed, and add the
-    times to ``case``.
-
-    Before that, compare the framework operators that a call of the candidate and a call of the reference run. Raise
-    ``CandidateError`` if the candidate runs the reference's own operators again, or other operators in its second call.
+    """Compare the framework operators that a call of the candidate in ``witness`` and a call of the reference in
+    ``twin`` run. Raise ``CandidateError`` if the candidate runs the reference's own operators again, or other operators
+    in its second call.
     """
-    # The reference runs in a process like the candidate's, so that both have the same conditions.
-    twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
     expected = case.problem.expect_effects(form, args)
@@ -483,14 +452,23 @@ def _measure_all_forms(
     if _in_any_order(witness.list_operators(args, expected)) != _in_any_order(first):
         raise CandidateError("remembers", "a second call on the same values runs other operators than the first")
     witness.check_interpreter()
+
+
+def _measure_all_forms(
+    case: JudgeSession, witness: TargetProcess, processes: JudgedProcesses, forms: Sequence[InputForm]
+) -> None:
+    """Time the candidate in ``witness`` and the reference, one of ``processes``, on every form of inputs (shapes and
+    kind of values) that is to be timed. Add the times to ``case``.
+    """
     timed = [f for f in forms if f.timed]
     if not case.options.timed:
         case.unchecked.append("time")
         return
+    twin = processes.reference()
     judged = {"candidate": witness, "reference": twin, "nothing": twin}
     if case.options.compiled:
         try:
-            judged["compiled"] = _start_compiled_reference(case, launcher, stack, timed)
+            judged["compiled"] = processes.start_compiled(timed)
         except (CandidateError, DeviceUnavailable, Timeout) as e:
             case.unchecked.append(f"torch.compile of the reference: {e}"[:200])
     # From here on, a process that it started could compute while the candidate itself is stopped.
@@ -541,17 +519,3 @@ def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, 
         raise doubt
     waited = f"{100 * doubt.busy:.0f} % of the time was spent waiting for a processor"
     case.missing[f"time of {form.label}"] = f"the machine is busy: {doubt.evidence}; {waited}"
-
-
-def _start_compiled_reference(
-    case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack, timed: Sequence[InputForm]
-) -> TargetProcess:
-    """Start a process that runs the reference under ``torch.compile``, and return it. One call with each of ``timed``,
-    the forms of inputs that will be timed, has already compiled it.
-    """
-    made = _start_target_process(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
-    made.prisoner.until = case.budget.time_of_share(COMPILING_SHARE)
-    for form in timed:
-        made.call(case.problem.draw(form))
-    made.prisoner.until = case.budget.last
-    return made

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shiplap.judge.problem import JudgeProblem
-from shiplap.sampling.run import widen_tensor
+from shiplap.sampling.case import widen_tensor
 from shiplap.sandbox.machine_lack import is_lack
 
 NEAR = 2.0**-36  # relative distance, far below the resolution of float32

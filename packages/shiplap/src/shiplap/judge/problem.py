@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,22 +15,17 @@ import torch
 from torch import Tensor
 
 from shiplap.cached_property import cached_property
-from shiplap.dispatch import Op
 from shiplap.errors import error, error_line
-from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
-from shiplap.sampling.case import SampleCase, tensors_among, tree_map
+from shiplap.judge.index_bounds import would_end_device
+from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
+from shiplap.sampling.case import tensors_among, tree_map, widen_tensor
 from shiplap.sampling.compare import (
     Difference,
     Reduction,
     agrees_without_float64,
     bitwise_difference,
-    derive_reduction,
 )
-from shiplap.sampling.compare_to_reference import compare_with_rounding
-from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import widen_tensor
-from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import free_dims
+from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import bits_are_equal, structure_of, tree_leaves
@@ -42,7 +37,6 @@ from shiplap.sandbox.strided_memory import elements_overlap
 SEEDING = threading.RLock()
 KEPT_STATE_TOLERANCE = 1e-5  # relative error of a module's state, since the candidate may sum in another order
 SLOW_CALL_S = 0.1  # seconds of a call of the reference, of which drawing and comparing take a multiple
-MAX_DRAWN_SIZE = 300  # the largest random size of a declared op
 
 PRODUCT_NAMES = "mm mat mv conv linear dot inner einsum attention lstm gru rnn ops."
 """Parts of the names of functions that may be matrix products. Those of an operator of others are not known."""
@@ -350,88 +344,6 @@ def _result_tensors(result: Any) -> list[Tensor]:
     return [v if isinstance(v, Tensor) else torch.tensor(v) for v in tree_leaves(result)]
 
 
-class OpProblem(JudgeProblem):
-    """The problem of implementing a declared op. The expected results are those of the op's reference, and the inputs
-    are samples like those of an audit.
-    """
-
-    def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
-        """Make the problem for ``op`` on ``device``. Each of ``sizes`` maps dims of the declaration to a size, and the
-        op is timed at these. If there are none, the two largest samples of the audit are timed.
-        """
-
-        def body(*args: Any) -> Any:
-            """Return the result of the op's reference for ``args``, the arguments in the order of the op's schema."""
-            positional, named = op.spec.split(args)
-            return op.reference(*positional, **named)
-
-        super().__init__(op.spec.name, body, body, op.spec.tolerated)
-        self.op, self.asked, self.device = op, sizes, device
-
-    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return the forms of inputs (descriptions of samples) for the op, without repetitions.
-
-        They are samples of every kind that the audit draws, samples of secret sizes, and samples of the timed sizes.
-        ``numbers`` are constants in the candidate's code, which are tried as sizes. ``most`` limits the number of
-        samples with these sizes.
-        """
-        samples = Samples(self.op, secrets.randbits(40), self.device)
-        grown = list(samples.wide()) or list(samples.grown(2))
-        large = [samples.base.but(sizes=s) for s in self.asked]
-        large = large or [c.recipe for c in sorted(grown, key=lambda c: c.numel)[-2:]]
-        series: dict[Callable[[], Iterable[SampleCase]], int] = {
-            samples.values: 10,
-            samples.optionals: 6,
-            samples.scalars: 8,
-            samples.dtypes: 4,
-            samples.layouts: 8,
-            samples.special: 12,
-            samples.edges: 12,
-            samples.tiles: 22,
-        }
-        # Each series has its share, so that none of the properties that they vary is left out.
-        recipes = [c.recipe for make, most in series.items() for c in _pick_evenly(list(make()), most)]
-        recipes += self._secret_recipes(samples, numbers, most)
-        unique = {str(r): r for r in (*recipes, *large)}
-        marked = {str(r) for r in large}
-        return [InputForm(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
-
-    def _secret_recipes(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
-        """Return recipes in which one dim has another size. A recipe is a description from which ``samples`` draws
-        arguments.
-
-        Each dim gets two random sizes. At most ``most`` further recipes have a size from ``numbers``, the constants in
-        the candidate's code. Recipes that break a precondition of the op are left out.
-        """
-        names = [
-            n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
-        ]
-        listed = [(n, v) for n in names for v in {int(v) for v in numbers if 0 < v <= MAX_DRAWN_SIZE and v == int(v)}]
-        pairs = SECRET_RANDOM.sample(listed, min(most, len(listed)))
-        # Two random sizes for each dim: no candidate can special-case them.
-        pairs += [(n, 1 + SECRET_RANDOM.randrange(MAX_DRAWN_SIZE)) for n in names * 2]
-        recipes = [samples.base.but(sizes={n: v}) for n, v in pairs]
-        # A size may break a precondition of the op.
-        return [r for r in recipes if samples.make(r) is not None]
-
-    def draw(self, form: InputForm) -> Args:
-        """Return the arguments of one call, drawn from the recipe of ``form`` with a secret seed."""
-        assert isinstance(form.recipe, SampleRecipe)
-        return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
-
-    def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return how many terms are summed for one element of the results, and in which precision. Both follow from the
-        declared dims of the op's arguments and results.
-        """
-        return derive_reduction(self.op.spec, self.op.bind(args).env)
-
-
-def _pick_evenly(items: list[Any], count: int) -> list[Any]:
-    """Return ``items``, or ``count`` of them at even distances in the list if there are more."""
-    step = max(1.0, len(items) / count)
-    return [items[int(i * step)] for i in range(min(count, len(items)))]
-
-
 class FunctionProblem(JudgeProblem):
     """The problem of replacing a function or module of torch. A function that comes with it makes the inputs, whose
     shapes and values are then varied.
@@ -540,7 +452,10 @@ class FunctionProblem(JudgeProblem):
                 return False
             with torch.no_grad():
                 try:
-                    outs = _result_tensors(self.call(*self.draw(form)))
+                    args = self.draw(form)
+                    if form.shapes != own and would_end_device(self.call, args, self.first):
+                        return False
+                    outs = _result_tensors(self.call(*args))
                 except Exception as e:
                     self.lacked += [form] if is_lack(e) else []
                     return False
@@ -549,6 +464,7 @@ class FunctionProblem(JudgeProblem):
             shares = [float(torch.isfinite(o).float().mean()) for o in outs if o.is_floating_point()]
             return min(shares, default=1.0) == 1.0 if form.whole else max(shares, default=1.0) > 0.5
 
+        own = tuple(tuple(t.shape) for t in tensors_among(self.first))
         with torch.no_grad():
             results = _result_tensors(self.call(*tree_map(lambda t: t.detach().clone(), self.first)))
         facts = InputFacts(

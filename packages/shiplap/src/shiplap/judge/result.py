@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
+from shiplap.judge.stages import StageTime
 from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.sampling.ledger import Cell
 
@@ -83,6 +84,7 @@ class JudgeResult(ResultWithVerdict):
         timings: the times of each timed shape. It is empty if the candidate was refused before.
         calls: the number of calls of the candidate that were compared with the reference.
         seconds: the duration of the whole judgement.
+        stages: the stages of the judgement, each with its time. They show where the duration goes.
         ledger: the cells to which the calls belong. A cell is a pair of a property that inputs vary (such as ``size``)
             and of what is compared (such as ``gradient``). A required cell without calls is also in ``missing``.
     """
@@ -96,6 +98,7 @@ class JudgeResult(ResultWithVerdict):
     calls: int
     seconds: float
     ledger: tuple[Cell, ...] = ()
+    stages: tuple[StageTime, ...] = ()
     _good: ClassVar[str] = "accepted"
 
     @property

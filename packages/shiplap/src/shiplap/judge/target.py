@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.dispatch import Op
 from shiplap.errors import error, error_line
-from shiplap.judge.problem import FunctionProblem, JudgeProblem, OpProblem
+from shiplap.judge.problem import FunctionProblem, JudgeProblem
 from shiplap.judge.result import JudgeResult
-from shiplap.sandbox.load_candidate import build_callable, load_module, load_named
+from shiplap.sandbox.load_candidate import build_callable, is_declared, load_module, load_named
 
 InputMaker = Callable[[], Any]
 PREDICATE_TYPE = "urn:shiplap:verdict:1"  # of the statement of a verdict
@@ -66,7 +65,7 @@ class JudgeTarget:
         Raise ``SL501`` for any other object, since another process could not load it. An object from the cell of a
         notebook has no file, or the name of a file that does not exist.
         """
-        inner = value.reference if isinstance(value, Op) else value
+        inner = value.reference if is_declared(value) else value
         name = getattr(inner, "__qualname__", "")
         try:
             home = str(Path(inspect.getfile(inner)).resolve())
@@ -152,7 +151,9 @@ def load_subject(
     ``SL615`` or ``SL616`` if the reference cannot be loaded or called.
     """
     value = _load_target(target)
-    if isinstance(value, Op):
+    if is_declared(value):
+        from shiplap.judge.op_problem import OpProblem  # only here is anything of a declaration needed
+
         made: JudgeProblem = OpProblem(value, sizes, device)
         made.tolerance = max(made.tolerance, tolerance)
         return JudgeSubject(made, "reference", [], {}, seed, value.gradient is not None)

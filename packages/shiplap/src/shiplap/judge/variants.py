@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.judge.index_bounds import is_index_data
 from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
@@ -221,7 +222,7 @@ def _unusual_value_forms(
         if all_of[at].dtype != torch.bool and _has_other_integers(all_of[at]):
             yield form("drawn", f"other integers in tensor {at}", alike=at)
     # On a GPU, an index out of range ends all use of the device in this process.
-    if any(_is_index_data(t) for t in all_of) and all(t.device.type == "cpu" for t in all_of):
+    if any(is_index_data(t) for t in all_of) and all(t.device.type == "cpu" for t in all_of):
         for mark in facts.marks:
             yield form("drawn", f"{mark} among the integers", mark=mark)
     for at in facts.absent if varied else ():
@@ -236,11 +237,6 @@ def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
     """
     near = [*results, *shapes]
     return list(dict.fromkeys([*((s[-1],) for s in near if s), *near]))[:6]
-
-
-def _is_index_data(t: Tensor) -> bool:
-    """Return whether the integers of ``t`` may be indices or labels, that is whether they are int32 or int64."""
-    return t.dtype in (torch.int32, torch.int64)
 
 
 def _is_integer_data(t: Tensor) -> bool:
@@ -423,7 +419,7 @@ def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) 
     kind, signed = form.kind, number in form.signed
     if number == form.alike:
         return _other_integers(t, rng)
-    if form.mark is not None and _is_index_data(t):
+    if form.mark is not None and is_index_data(t):
         return t.masked_fill(_some_places(t, rng), form.mark)
     if kind == "whole" and _is_integer_data(t):
         return _large_integers(t, rng)

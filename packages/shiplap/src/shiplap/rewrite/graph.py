@@ -500,7 +500,7 @@ def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     # A method is named by a text, and belongs to a tensor of torch.
     home = "torch." if isinstance(target, str) else str(getattr(target, "__module__", "") or "torch.")
-    packet = getattr(torch.ops.aten, name, None) if name and f"{home}.".startswith("torch.") else None
+    packet = fx.aten_packet(name) if name and f"{home}.".startswith("torch.") else None
     if packet is None:
         return None
     return frozenset(tag for overload in packet.overloads() for tag in getattr(packet, overload).tags)

@@ -28,7 +28,7 @@ from shiplap.rewrite.program import Program
 from shiplap.rewrite.signature import PatternSignature
 from shiplap.rewrite.walk import as_list
 from shiplap.sampling.case import SampleCase
-from shiplap.sampling.code_constants import integers_in_text
+from shiplap.sampling.literals import integers_in_text
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import suppress_warnings
 from shiplap.sampling.samples import Samples

@@ -19,10 +19,11 @@ from shiplap.rewrite import batched_trace
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
 from shiplap.rewrite.walk import as_list
+from shiplap.sampling.case import widen_tensor
 from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.layouts import clone_exactly
-from shiplap.sampling.run import suppress_warnings, widen_tensor
+from shiplap.sampling.run import suppress_warnings
 from shiplap.torch_private import same_storage
 from shiplap.torch_private.graph_nodes import node_value, size_hint_of
 from shiplap.tuning.key import Key

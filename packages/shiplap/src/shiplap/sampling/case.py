@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from shiplap.dispatch import Op
 from shiplap.sampling.layouts import clone_exactly
 from shiplap.sampling.recipe import SampleRecipe
+
+if TYPE_CHECKING:
+    from shiplap.dispatch import Op
 
 GENERATOR_SEED = 7  # seed of torch's own generator, for ops that draw from it
 
@@ -33,6 +35,22 @@ def tensors_among(args: Iterable[Any]) -> list[Tensor]:
 def plain_copies(args: Iterable[Any]) -> tuple[Any, ...]:
     """Return ``args`` with every tensor replaced by a detached, contiguous copy."""
     return tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args)
+
+
+def is_float8(t: Tensor) -> bool:
+    """Return whether ``t`` has a float8 dtype. Torch converts and copies such tensors, but does not add, multiply or
+    compare them.
+    """
+    return t.is_floating_point() and t.itemsize == 1
+
+
+def widen_tensor(t: Tensor) -> Tensor:
+    """Return a floating-point tensor as float64 and a complex one as complex128. Other tensors are unchanged, and so
+    are float8 tensors, whose bits are codes.
+    """
+    if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
+        return t
+    return t.to(torch.promote_types(t.dtype, torch.float64))
 
 
 def arguments_by_name(op: Op, args: Iterable[Any]) -> dict[str, Any]:

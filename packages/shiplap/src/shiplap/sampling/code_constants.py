@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,16 +10,14 @@ from typing import Any, cast
 from shiplap.declare.code_walk import constants_used
 from shiplap.declare.template import Template
 from shiplap.dispatch import Op
+from shiplap.sampling.literals import FLOAT_LITERAL, SOURCE_SUFFIXES, integers_in_text
 from shiplap.sampling.values import AROUND_PREFIX
 
 MAX_OBJECTS = 1000  # functions and other objects that are searched, the nearest first
 FAR, MOST = 1e4, 8  # the largest threshold of values, and the most thresholds
 LONGEST_LIST = 128  # a larger constant is no limit on the length of a list
 MANY_MEMBERS = 130  # more than a launch takes; native code, which is not searched, may hold that limit
-# Floats of C++ and of Triton.
-FLOAT_LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b|\b|\W)")
 LONGEST_MODE = 40  # characters of a string that may be a mode
-SOURCE_SUFFIXES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
 
 
@@ -93,14 +90,6 @@ def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
     return AROUND_PREFIX + " ".join(f"{v:.17g}" for v in list(sizes)[:MOST]) if sizes else ""
-
-
-def integers_in_text(text: str) -> list[int]:
-    """Return the decimal integers in the string ``text`` of source code, and the values of expressions that shift 1 to
-    the left (``1 << 10``).
-    """
-    plain = [int(v) for v in re.findall(r"(?<![\w.])(\d{1,7})(?![\w.])", text)]
-    return plain + [1 << int(v) for v in re.findall(r"\b1[uUlL]*\s*<<\s*(\d{1,2})\b", text) if int(v) < 24]
 
 
 def _code_roots(op: Op) -> Iterator[Any]:

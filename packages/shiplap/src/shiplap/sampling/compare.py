@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from shiplap.declare.spec import OpSpec
+if TYPE_CHECKING:
+    from shiplap.declare.spec import OpSpec
+
 
 NeighbourSize = Literal["all", "row", "none"]
 

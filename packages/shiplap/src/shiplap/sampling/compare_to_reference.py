@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shiplap.declare.values import Args
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, plain_copies, tree_map
+from shiplap.sampling.case import SampleCase, plain_copies, tree_map, widen_tensor
 from shiplap.sampling.compare import Difference, Reduction, compare_within_tolerance, derive_reduction
-from shiplap.sampling.rounding import rounding_allowance, rounding_unit
-from shiplap.sampling.run import reference_effects, reference_effects64, run_op, surrogate_results, widen_tensor
+from shiplap.sampling.rounding import compare_with_rounding, describe_kind_difference
+from shiplap.sampling.run import reference_effects, reference_effects64, run_op, surrogate_results
 from shiplap.sampling.unordered import match_unordered_rows, sort_unordered_rows
 
 
@@ -88,14 +88,6 @@ def reference_derivatives(
     return derive(reference, plain_copies(case.args)), widened(), widened
 
 
-def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return a text that says how the dtypes or shapes of ``got`` differ from those of ``own``, the results of the
-    reference. Return an empty string if they agree.
-    """
-    mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
-    return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
-
-
 def _lost_finite_results(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return a text that names the first result of a random op with a NaN or infinite element where the reference's
     result has none. Return an empty string if there is no such result.
@@ -109,45 +101,3 @@ def _lost_finite_results(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
             if lost:
                 return f"result {index}: {lost} of {g.numel()} are NaN or infinite, none of the reference's is"
     return ""
-
-
-def compare_with_rounding(
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    wide: Sequence[Tensor],
-    sums: Reduction,
-    recompute: Callable[[], Sequence[Tensor]],
-    tolerance: float = 0.0,
-) -> Difference:
-    """Return the difference of ``got`` from the reference, as ``compare_within_tolerance`` does. If they differ,
-    compare them again with a tolerance that grows by the estimated effect of rounding.
-
-    ``own`` is the reference in its own precision, and ``wide`` is the reference in float64. ``recompute`` runs the
-    reference in float64 again, to find how far rounding errors of single operations can carry the result. ``tolerance``
-    is a relative deviation that the declaration admits.
-    """
-    check = partial(compare_within_tolerance, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
-    difference = check(near="none")
-    if not difference.problem or not _may_be_rounding(got, own):
-        return difference
-    allowed = rounding_allowance(recompute, wide, rounding_unit(narrowest_dtype(got)))
-    # If the reference cannot run in that mode, the size of the row stands for its rounding errors.
-    return check(near="row") if allowed is None else check(near="none", allowed=allowed)
-
-
-def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
-    """Return the floating-point or complex dtype with the largest machine epsilon among the results. Return float64 if
-    no result has such a dtype.
-    """
-    floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
-    return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
-
-
-def _may_be_rounding(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether rounding can explain a difference between the results ``got`` and ``own``. It cannot if their
-    shapes or dtypes differ, or if no result is floating-point or complex.
-    """
-    alike = len(got) == len(own) and all(
-        g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)
-    )
-    return alike and any(g.is_floating_point() or g.is_complex() for g in got)

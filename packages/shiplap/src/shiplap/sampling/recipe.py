@@ -9,10 +9,12 @@ import ast
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shiplap.declare import Arg
 from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.declare import Arg
 
 Pairs = tuple[tuple[str, Any], ...]
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.sampling.compare import Difference, Reduction, compare_within_tolerance
 from shiplap.sampling.partial_sums import rounded_sums
 from shiplap.sampling.row_formulas import row_formula
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode, without_memory
@@ -200,3 +201,53 @@ def _tensor_leaves(values: Any) -> list[Tensor]:
     leaves: list[Tensor] = []
     map_leaves(lambda t: leaves.append(t) if isinstance(t, Tensor) else None, values)
     return leaves
+
+
+def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+    """Return a text that says how the dtypes or shapes of ``got`` differ from those of ``own``, the results of the
+    reference. Return an empty string if they agree.
+    """
+    mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
+    return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
+
+
+def compare_with_rounding(
+    got: Sequence[Tensor],
+    own: Sequence[Tensor],
+    wide: Sequence[Tensor],
+    sums: Reduction,
+    recompute: Callable[[], Sequence[Tensor]],
+    tolerance: float = 0.0,
+) -> Difference:
+    """Return the difference of ``got`` from the reference, as ``compare_within_tolerance`` does. If they differ,
+    compare them again with a tolerance that grows by the estimated effect of rounding.
+
+    ``own`` is the reference in its own precision, and ``wide`` is the reference in float64. ``recompute`` runs the
+    reference in float64 again, to find how far rounding errors of single operations can carry the result. ``tolerance``
+    is a relative deviation that the declaration admits.
+    """
+    check = partial(compare_within_tolerance, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
+    difference = check(near="none")
+    if not difference.problem or not _may_be_rounding(got, own):
+        return difference
+    allowed = rounding_allowance(recompute, wide, rounding_unit(narrowest_dtype(got)))
+    # If the reference cannot run in that mode, the size of the row stands for its rounding errors.
+    return check(near="row") if allowed is None else check(near="none", allowed=allowed)
+
+
+def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
+    """Return the floating-point or complex dtype with the largest machine epsilon among the results. Return float64 if
+    no result has such a dtype.
+    """
+    floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
+    return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
+
+
+def _may_be_rounding(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
+    """Return whether rounding can explain a difference between the results ``got`` and ``own``. It cannot if their
+    shapes or dtypes differ, or if no result is floating-point or complex.
+    """
+    alike = len(got) == len(own) and all(
+        g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)
+    )
+    return alike and any(g.is_floating_point() or g.is_complex() for g in got)

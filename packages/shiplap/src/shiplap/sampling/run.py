@@ -20,9 +20,11 @@ from shiplap.sampling.case import (
     SampleCase,
     arguments_by_name,
     copy_generators,
+    is_float8,
     plain_copies,
     tensors_among,
     tree_map,
+    widen_tensor,
 )
 from shiplap.sampling.unordered import sort_unordered_rows
 
@@ -144,15 +146,6 @@ def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     return sort_unordered_rows(op.spec, flatten_op_results(detach_results(op.spec, made)))
 
 
-def widen_tensor(t: Tensor) -> Tensor:
-    """Return a floating-point tensor as float64 and a complex one as complex128. Other tensors are unchanged, and so
-    are float8 tensors, whose bits are codes.
-    """
-    if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
-        return t
-    return t.to(torch.promote_types(t.dtype, torch.float64))
-
-
 def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the effects of the op's reference, computed in float64. These are its results, then the arguments that it
     mutates. If the reference refuses float64, the dtypes of ``args`` are used.
@@ -161,13 +154,6 @@ def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return reference_effects(op, tree_map(widen_tensor, args))
     except RuntimeError:
         return reference_effects(op, args)
-
-
-def is_float8(t: Tensor) -> bool:
-    """Return whether ``t`` has a float8 dtype. Torch converts and copies such tensors, but does not add, multiply or
-    compare them.
-    """
-    return t.is_floating_point() and t.itemsize == 1
 
 
 def all_finite(results: Iterable[Tensor]) -> bool:

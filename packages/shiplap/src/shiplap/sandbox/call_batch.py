@@ -78,7 +78,8 @@ class CallBatch:
         self._number = next(_batch_numbers)
         # ``fill`` repeats this layout, so that new values lie where the old ones did.
         self._layout = secrets.randbits(62)
-        arena = ArgumentArena(self._layout)
+        # The block of the last batch is used again, at other addresses: a large one takes long to allocate and to map.
+        arena = ArgumentArena(self._layout, witness.block)
         packed = [arena.pack(list(args)) for args in sets]
         blank = index < 0 if blank is None else blank
         self._handle = arena.make() if blank else arena.write()
@@ -88,6 +89,8 @@ class CallBatch:
         try:
             if arena.block is not None:
                 self._clock = DeviceClock(arena.block)
+                if blank:
+                    self._clock.erase_values()
             message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
             witness.request(message, "raised", *arena.files(self._handle))
             witness.batches.add(self._number)
@@ -95,9 +98,8 @@ class CallBatch:
                 self._clock.take_values()
         except BaseException:
             witness.use_block(arena.block)
-            # ``close`` lets the process release its memory of a block only while that block is in use.
             self.close()
-            witness.use_block(None)
+            release_block(witness)
             raise
         witness.use_block(arena.block)
 
@@ -110,16 +112,10 @@ class CallBatch:
         self.close()
 
     def close(self) -> None:
-        """Close the file of the arguments, and drop the batch.
-
-        If its GPU block is the one in use, the sandboxed process releases the batch now, and the block is unmapped in
-        this process. Otherwise the sandboxed process releases the batch when it prepares the next one.
+        """Close the file of the arguments, and drop the batch. The sandboxed process releases the batch when it
+        prepares the next one. Both processes keep its GPU block until then, or until ``release_block`` is called.
         """
         self.witness.batches.discard(self._number)
-        if self._clock is not None and self.witness.block is self._clock.block:
-            with contextlib.suppress(CandidateError, Timeout):  # it may have ended
-                self.witness.request(protocol.ReleaseBatches(sorted(self.witness.batches)))
-            self.witness.use_block(None)
         os.close(self._handle)
 
     def fill(self, sets: Sequence[Sequence[Any]]) -> None:
@@ -271,6 +267,17 @@ class CallBatch:
         """
         reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
         return BatchRun(took, reply.spent * 1e-9)
+
+
+def release_block(witness: TargetProcess) -> None:
+    """Let the sandboxed process ``witness`` release the batches that are closed, and unmap the GPU block of its last
+    arguments in both processes. Do nothing if there is no block.
+    """
+    if witness.block is None:
+        return
+    with contextlib.suppress(CandidateError, Timeout):  # it may have ended
+        witness.request(protocol.ReleaseBatches(sorted(witness.batches)))
+    witness.use_block(None)
 
 
 def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:

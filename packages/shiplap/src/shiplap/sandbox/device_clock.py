@@ -96,7 +96,12 @@ class DeviceClock:
         The block is filled with zeros, so that the other process sees no values before the clock starts.
         """
         self.values.words.copy_(self._words)
+        self.erase_values()
+
+    def erase_values(self) -> None:
+        """Fill the arguments in the GPU block that is shared with the sandboxed process with zeros."""
         self._words.zero_()
+        self.driver.synchronize()
 
     def _write_values(self) -> None:
         """Queue a kernel that writes the private copy of the arguments' values into the GPU block, then one that

@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from shiplap.sandbox.source_scan import HIDING_NAMES, LOOKING_NAMES
 from shiplap.sandbox.trusted_code import is_genuine_code, is_trusted_file
 from shiplap.sandbox.trusted_objects import is_trusted_function
 from shiplap.torch_private.dispatcher_calls import untouched
@@ -58,6 +57,54 @@ FRAME_READING_FUNCTIONS = {  # functions that read frames for their callers
     os.path.join(TORCH, "_library", "utils.py"): {"get_source"},
     os.path.join(TORCH, "_ops.py"): {"redispatch"},
 }
+STACK_NAMES = frozenset(
+    {
+        "_getframe",
+        "_current_frames",
+        "_getframemodulename",
+        "currentframe",
+        "getouterframes",
+        "f_back",
+        "tb_frame",
+        "extract_stack",
+        "walk_stack",
+        "format_stack",
+        "print_stack",
+        "dump_traceback",
+        "dump_traceback_later",
+        "get_object_traceback",
+        "take_snapshot",
+        "CapturedTraceback",
+        "gather_traceback",
+    }
+)
+HEAP_NAMES = frozenset({"get_objects", "get_referrers", "get_referents"})
+MEMORY_NAMES = frozenset(
+    {
+        "mprotect",
+        "ptrace",
+        "process_vm_readv",
+        "process_vm_writev",
+        "LD_PRELOAD",
+        "clock_gettime",
+        "pthread_create",
+    }
+)
+PYTHON_C_NAMES = frozenset(  # functions of Python's C interface
+    {
+        "PyEval_GetFrame",
+        "PyThreadState_GetFrame",
+        "PyFrame_GetBack",
+        "_PyThread_CurrentFrames",
+        "PyEval_SetTrace",
+        "PyEval_SetProfile",
+        "PyUnstable_GC_VisitObjects",
+    }
+)
+HIDING_NAMES = frozenset({"_enable_record_function", "redispatch"})
+"""Functions of torch that keep an operator out of the list of those that ran."""
+LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
+"""Names whose use is held against a candidate, wherever it finds them."""
 WATCHED_FUNCTIONS = LOOKING_NAMES | HIDING_NAMES
 RESOURCE_LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 SUBNORMAL, USUAL_RECURSION = 1e-40, 1000

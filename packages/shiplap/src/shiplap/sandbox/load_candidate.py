@@ -8,16 +8,26 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from shiplap.dispatch import Op
 from shiplap.sandbox.protocol import LoadTarget
 from shiplap.sandbox.rng_state import seed_torch
 
+if TYPE_CHECKING:
+    from shiplap.dispatch import Op
+
 MODULE_PREFIX = "shiplap_judged_"
 added_folders: set[str] = set()  # folders that this module has put on sys.path
+
+
+def is_declared(value: Any) -> TypeGuard[Op]:
+    """Return whether ``value`` is a declared op. The modules of declarations are not imported for the answer, since a
+    process that has an op has imported them.
+    """
+    dispatch = sys.modules.get("shiplap.dispatch")
+    return dispatch is not None and isinstance(value, dispatch.Op)
 
 
 def load_module(home: str) -> ModuleType:
@@ -104,7 +114,7 @@ def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, 
     """
     sys.path[:0] = [p for p in target.path if p not in sys.path]
     value = load_named(target.home, target.names)
-    if isinstance(value, Op):
+    if is_declared(value):
         return _call_by_position(value, value.reference if target.kind == "reference" else value)
     made: Callable[..., Any] = build_callable(value, init, state, target.seed)
     if any(isinstance(t, torch.Tensor) and t.is_cuda for t in state.values()) and isinstance(made, torch.nn.Module):

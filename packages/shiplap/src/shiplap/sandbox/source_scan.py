@@ -12,50 +12,11 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from shiplap.sampling.code_constants import SOURCE_SUFFIXES, integers_in_text
+from shiplap.sampling.literals import SOURCE_SUFFIXES, integers_in_text
+from shiplap.sandbox.interpreter_state import HEAP_NAMES, MEMORY_NAMES, PYTHON_C_NAMES, STACK_NAMES
 
 MAX_SOURCE_BYTES, READ_BYTES = 2_000_000, 1 << 16  # bytes of a source that is read, and of one step
 FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # the most sources and folder entries that are read
-STACK_NAMES = {
-    "_getframe",
-    "_current_frames",
-    "_getframemodulename",
-    "currentframe",
-    "getouterframes",
-    "f_back",
-    "tb_frame",
-    "extract_stack",
-    "walk_stack",
-    "format_stack",
-    "print_stack",
-    "dump_traceback",
-    "dump_traceback_later",
-    "get_object_traceback",
-    "take_snapshot",
-    "CapturedTraceback",
-    "gather_traceback",
-}
-HEAP_NAMES = {"get_objects", "get_referrers", "get_referents"}
-MEMORY_NAMES = {
-    "mprotect",
-    "ptrace",
-    "process_vm_readv",
-    "process_vm_writev",
-    "LD_PRELOAD",
-    "clock_gettime",
-    "pthread_create",
-}
-PYTHON_C_NAMES = {  # functions of Python's C interface
-    "PyEval_GetFrame",
-    "PyThreadState_GetFrame",
-    "PyFrame_GetBack",
-    "_PyThread_CurrentFrames",
-    "PyEval_SetTrace",
-    "PyEval_SetProfile",
-    "PyUnstable_GC_VisitObjects",
-}
-HIDING_NAMES = {"_enable_record_function", "redispatch"}
-"""Functions of torch that keep an operator out of the list of those that ran."""
 SANDBOX_TEXT = re.compile(
     r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
 )
@@ -74,8 +35,6 @@ NATIVE_CALENDAR = re.compile(
 MARK_KEYWORDS = {"ignore_index", "padding_idx", "pad_id", "pad_token_id", "ignore_id"}
 LOSSES = re.compile(r"\b(cross_entropy|nll_loss|CrossEntropyLoss|NLLLoss)\b")
 USUAL_IGNORED, MOST_MARKS = -100, 4
-LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
-"""Names whose use is held against a candidate, wherever it finds them."""
 
 
 def gather_sources(file: str) -> list[Path]:

@@ -61,8 +61,7 @@ POLL_S, POLL_SHARE, LONGEST_POLL_S = 0.05, 0.1, 0.25
 SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers without a reader
 # Share of a request's time, and seconds, without a reply at the deadline that are a fault.
 HANGS, SILENT_S = 0.8, 5.0
-# Processor seconds that a stopped process may gain, since it leaves a busy processor late: of one without a GPU, and of
-# one with it.
+# Processor seconds that a stopped process may gain, since it leaves a busy processor late: without and with a GPU.
 STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
@@ -168,6 +167,7 @@ class SandboxLauncher:
         self._unread = False  # whether a reply is outstanding, which the next request would read
         self.sealed = True
         self.prisoners: set[int] = set()
+        self._preloaded: set[str] = set()  # modules that the process imported on request
 
     def __enter__(self) -> SandboxLauncher:
         """Return the launcher."""
@@ -193,6 +193,7 @@ class SandboxLauncher:
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
+        self._preloaded.clear()
         if self.folder:
             remove_folder(self.folder)
 
@@ -220,6 +221,14 @@ class SandboxLauncher:
     def _ready(self) -> socket.socket:
         """Return the socket that is connected to the launcher's process. The process is started if necessary."""
         return self._connection or self._start()
+
+    def preload(self, modules: Sequence[str] = (), until: float = math.inf) -> None:
+        """Start the launcher's process, and import the ``modules`` that exist there. Raise the errors of ``ask``."""
+        self._ready()
+        for module in modules:
+            if module not in self._preloaded:
+                self.ask(protocol.ImportModule(module), until=until)
+                self._preloaded.add(module)
 
     def _start(self) -> socket.socket:
         """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""

@@ -454,16 +454,18 @@ def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
             if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
             else {p.name: OperatorParameter(p.default) for p in parameters}
         )
-    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _aten_packet(str(operator_of(node)))
+    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else aten_packet(str(operator_of(node)))
     for overload in _python_overloads(packet):
         if _overload_fits(overload, args, node.kwargs):
             return _signature_of_schema(overload)
     return {}
 
 
-def _aten_packet(name: str) -> Any:
+def aten_packet(name: str) -> Any:
     """Return ``torch.ops.aten.<name>``, which holds all overloads of an operator, or None if it does not exist."""
-    return getattr(torch.ops.aten, name, None)
+    # The namespace is a Python object, whose own methods such as __le__ are no operators.
+    packet = getattr(torch.ops.aten, name, None)
+    return packet if isinstance(packet, torch._ops.OpOverloadPacket) else None
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def refused(id: str, function: Any, *args: Any) -> ShiplapError:
 def test_a_string_in_c_is_native_once_it_is_built(ns: str) -> None:
     op = declare(ns, sl.source(symbol="scale", code=C, language="c"))
     unbuilt = refused("SL420", op, torch.ones(3))
-    assert "op.build()" in str(unbuilt)
+    assert f"call op.build() in Python, or run 'shiplap build {__name__}' in a shell" in str(unbuilt)
     op.build()
     for n in (0, 1, 1000):
         x = torch.randn(n)
@@ -210,6 +211,22 @@ def test_cuda_is_compiled_for_the_architectures_by_nvcc(
     assert "-gencode=arch=compute_100f,code=sm_100f" in arguments
     assert any(a.endswith("code.cu") for a in arguments)
     assert "-include" in arguments
+
+
+def test_cuda_is_compiled_for_the_gpus_of_the_machine_unless_architectures_are_named(
+    ns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus: list[tuple[int, int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", gpus.__getitem__)
+    op = declare(ns, sl.source(symbol="scale", code=C, language="cuda"), "cuda")
+    (library,) = [source_libraries[k.native.library] for k in op.kernels["cuda"]]
+    assert library._architecture_flags() == ["-arch=all-major"]
+    gpus += [(9, 0), (8, 0), (9, 0)]
+    assert library._architecture_flags() == [f"-gencode=arch=compute_{n},code=sm_{n}" for n in (80, 90)]
+    named = replace(library, architectures=("75",))
+    assert named._architecture_flags() == ["-gencode=arch=compute_75,code=sm_75"]
 
 
 def test_an_architecture_that_nvcc_does_not_know(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,7 +431,9 @@ def test_the_fix_of_an_op_without_a_native_kernel_is_an_action_that_works(cache,
             op.build()
         op.kernel("cpu", kernel, dtypes=["float32"] if op is asking else ())
         op.build()
-        assert op.native is not None
+        library = op.native.library
+        op.drop_native()
+        assert binding.state(op) == ("native", f"{library}, attached at the first call")
         assert op(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
@@ -454,7 +456,7 @@ def test_no_compiler_is_started_unasked_and_a_notice_says_how_to_build(ops, tmp_
         assert torch.equal(ops.keep(x), x)
     assert binding.state(ops.keep) == ("python", binding.UNBUILT)
     monkeypatch.undo()
-    ops.keep.build()
+    assert binding.build(ops.keep) == ops.keep.native.library
     assert binding.state(ops.keep) == ("native", str(ops.keep.native.library))
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapError
-from shiplap.kernels.native import binding, build, build_plan, cache, deploy
+from shiplap.kernels.native import attach, binding, build, build_plan, cache, deploy
+from shiplap.kernels.native.build_digest import takes_torch
 from shiplap.kernels.native.choice_table import _native_choice_key
 from shiplap.kernels.native.gradient_recorder import _is_detached
 from shiplap.kernels.native.packed_kernel import PackedKernel
@@ -117,3 +119,52 @@ def test_what_can_be_removed_of_a_folder_is_removed(tmp_path, monkeypatch):
 def test_calls_that_stay_in_python(counting, why, stays):
     kernel = SimpleNamespace(native=SimpleNamespace(counting=counting, why=why))
     assert PackedKernel.stays_in_python.fget(kernel) is stays
+
+
+def test_what_is_gone_counts_as_removed(tmp_path):
+    (tmp_path / "file").touch()
+    assert [cache.remove_artefact(tmp_path / name) for name in ("file", "never there")] == [True, True]
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"), [("2.10.1", False), ("2.11.0+cu130", True), ("2.99.0", True), ("3.0.0a0", False)]
+)
+def test_the_releases_of_torch_that_a_library_serves(version, takes):
+    assert takes_torch(version) is takes
+
+
+def test_a_deployed_library_has_all_cubins_and_the_choices_that_have_one(monkeypatch):
+    monkeypatch.setattr(deploy.tuned_choices, "ensure_choices_loaded", lambda: None)
+    monkeypatch.setattr(deploy, "packed_rows", lambda op, device: ((7, 8, 1), (7, 8, 2)))
+    monkeypatch.setattr(deploy, "config_values", lambda space: [0])
+    form = SimpleNamespace(generated=True, holds=lambda config: config == (2,), source=lambda packed: ("made", packed))
+    native = make_dataclass("Native", ["space", "source", "rows"])("BLOCK", "", ())
+    made = deploy._packed_native(SimpleNamespace(op=None, device="cuda", form=form, native=native))
+    assert (made.source, made.rows) == (("made", True), ((7, 8, 2),))
+    form.generated = False
+    assert deploy._packed_native(SimpleNamespace(op=None, device="cuda", form=form, native=native)).rows[0][2] == 1
+
+
+def test_only_gradients_of_native_ops_are_recorded_in_native_code(ns, monkeypatch):
+    @sl.op(f"{ns}::f")
+    def f(x: X) -> X:
+        return x.clone()
+
+    @sl.op(f"{ns}::g")
+    def g(x: X) -> X:
+        return x.clone()
+
+    def is_recorded(*ops):
+        recorded = []
+        monkeypatch.setattr(attach, "record_in_cpp", recorded.append)
+        gradient = SimpleNamespace(ops=[SimpleNamespace(op=op) for op in ops])
+        of = SimpleNamespace(gradient=gradient)
+        attach.AttachedBinding(of, None, None, {}, None).start_recording()
+        return recorded == [of]
+
+    assert not is_recorded(f)
+    monkeypatch.setattr(f, "native", object())
+    assert is_recorded(f)
+    assert not is_recorded(f, g)
+    assert not is_recorded(f, len)

@@ -328,8 +328,21 @@ def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
     """Return whether ``shape`` has the channels last, as FlexGEMM 2.0 has it. This is so if ``shape`` has five sizes of
     which the last one, and not the second, is ``channels``. If ``shape`` is None, return False.
     """
+    if shape is None or len(shape) != 5:
+        return False
     # Where both forms fit, the shape is read as that of FlexGEMM 1.x.
-    return shape is not None and len(shape) == 5 and shape[4] == channels != shape[1]
+    return _is_known_size(shape[4], channels) and not _is_known_size(shape[1], channels)
+
+
+def _is_known_size(size: int, wanted: int) -> bool:
+    """Return whether ``size`` equals ``wanted``. In a graph, return False for a size that depends on data, because the
+    graph has no answer. Programs that take the grid from the coordinates have such sizes, and no such channels.
+    """
+    if not torch.compiler.is_compiling():
+        return size == wanted
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
+
+    return guard_or_false(size == wanted)
 
 
 def _check_grid(shape: Sequence[int] | None) -> Triple:

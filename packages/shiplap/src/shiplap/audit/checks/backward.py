@@ -17,7 +17,8 @@ from shiplap.dispatch import Op
 from shiplap.errors import error_line, short_error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies
 from shiplap.sampling.compare import Reduction, bitwise_difference
-from shiplap.sampling.compare_to_reference import compare_with_rounding, reference_derivatives
+from shiplap.sampling.compare_to_reference import reference_derivatives
+from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sampling.run import (
     call_op,
     floating_args,

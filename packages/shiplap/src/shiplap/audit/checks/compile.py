@@ -15,10 +15,10 @@ from shiplap.declare.opaque import guarded_fields
 from shiplap.declare.values import Opaque
 from shiplap.dispatch import Op
 from shiplap.errors import error_line
-from shiplap.sampling.case import SampleCase, tensors_among
+from shiplap.sampling.case import SampleCase, is_float8, tensors_among
 from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_run
-from shiplap.sampling.run import is_float8, run_on
+from shiplap.sampling.run import run_on
 from shiplap.sampling.samples import Samples
 
 # The number of larger samples, and the recompiles that torch may need for all of them.

@@ -24,9 +24,10 @@ from shiplap.dispatch import Op
 from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies, tensors_among, tree_map
 from shiplap.sampling.compare import Reduction
-from shiplap.sampling.compare_to_reference import compare_with_rounding, reference_derivatives
+from shiplap.sampling.compare_to_reference import reference_derivatives
 from shiplap.sampling.layouts import LAYOUTS, apply_layout
 from shiplap.sampling.pairwise import pairs_of_scalars
+from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sampling.run import (
     all_finite,
     call_op,

@@ -11,8 +11,8 @@ import torch
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.errors import error_line
-from shiplap.sampling.case import SampleCase, tensors_among, tree_map
-from shiplap.sampling.run import all_finite, is_float8, reference_effects, why_no_backward
+from shiplap.sampling.case import SampleCase, is_float8, tensors_among, tree_map
+from shiplap.sampling.run import all_finite, reference_effects, why_no_backward
 from shiplap.sampling.samples import Samples
 
 OPCHECK_TESTS = (

@@ -19,7 +19,8 @@ from shiplap.dispatch import Op
 from shiplap.errors import short_error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name
 from shiplap.sampling.compare import derive_reduction
-from shiplap.sampling.compare_to_reference import against_run, compare_with_rounding, reference_derivatives
+from shiplap.sampling.compare_to_reference import against_run, reference_derivatives
+from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sampling.run import call_op, floating_args, is_adopted, random_gradient
 from shiplap.sampling.samples import Samples, with_other_values
 from shiplap.torch_private import silenced_vmap_fallback

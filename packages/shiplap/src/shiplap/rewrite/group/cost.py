@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.normalize_call import canonical_name
-from shiplap.torch_private.graph_nodes import size_hint_of
+from shiplap.torch_private.graph_nodes import aten_packet, size_hint_of
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _needs_copy(node: Node) -> bool:
     """Return whether stacking ``node`` with other tensors needs a kernel that copies it. A pointwise result with a
     single reader needs none, because its kernel writes it into the stack.
     """
-    packet = getattr(torch.ops.aten, str(canonical_name(node)), None) if node.op.startswith("call") else None
+    packet = aten_packet(str(canonical_name(node))) if node.op.startswith("call") else None
     tags = getattr(packet, packet.overloads()[0]).tags if packet is not None else ()
     return len(node.users) != 1 or torch.Tag.pointwise not in tags
 

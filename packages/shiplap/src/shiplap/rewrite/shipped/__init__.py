@@ -1,6 +1,7 @@
 """The rewrites that ship, one file each. Those that need the kernels of a family lie in that family."""
 
 from shiplap.rewrite.shipped.attention import attention
+from shiplap.rewrite.shipped.attention_mask import attention_mask
 from shiplap.rewrite.shipped.batch_linear import batch_linear
 from shiplap.rewrite.shipped.conv_norm import conv_norm
 from shiplap.rewrite.shipped.no_ops import no_ops
@@ -10,6 +11,7 @@ from shiplap.rewrite.shipped.shared_input import shared_input_linears
 
 __all__ = [
     "attention",
+    "attention_mask",
     "batch_linear",
     "conv_norm",
     "everything",
@@ -19,5 +21,5 @@ __all__ = [
     "shared_input_linears",
 ]
 
-everything = (no_ops, *attention, rms_norm, rotary, shared_input_linears, batch_linear, conv_norm)
+everything = (no_ops, *attention, attention_mask, rms_norm, rotary, shared_input_linears, batch_linear, conv_norm)
 """What ``backend="shiplap"`` and ``shiplap rewrite`` put into force, in the order in which it is tried."""

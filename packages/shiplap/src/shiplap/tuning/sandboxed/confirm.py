@@ -20,7 +20,8 @@ from torch import Tensor
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import Difference, agrees_without_float64, compare_within_tolerance, derive_reduction
-from shiplap.sampling.perturb import FreshArguments, swap_stretches
+from shiplap.sampling.fresh_arguments import FreshArguments
+from shiplap.sampling.perturb import swap_stretches
 from shiplap.sampling.run import reference_effects, reference_effects64
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects

@@ -14,7 +14,7 @@ from torch import Tensor
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
-from shiplap.sampling.perturb import FreshArguments
+from shiplap.sampling.fresh_arguments import FreshArguments
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates

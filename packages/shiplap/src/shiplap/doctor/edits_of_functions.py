@@ -1,0 +1,74 @@
+"""Edits of whole functions: early returns that depend on values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement
+from shiplap.doctor.edits_of_values import condition_of_tensors, enclosing_function
+from shiplap.doctor.scratch import Edit
+
+
+@of_statement
+def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that turn an early return into a value which ``torch.where`` picks at the end of the function.
+
+    ``node`` is an ``if`` that only returns a value. It may be in ``for`` loops. The function must end in a ``return``,
+    and have no further one. What follows the early return is then computed in each call.
+    """
+    function = enclosing_function(source, node)
+    if function is None or not isinstance(node, ast.If) or node.orelse or len(node.body) != 1:
+        return
+    early, last = node.body[0], function.body[-1]
+    values = [s.value for s in (early, last) if isinstance(s, ast.Return)]
+    if len(values) != 2 or any(v is None or isinstance(v, ast.Tuple) for v in values):
+        return
+    if _returns_of(source, function) != [early, last] or not _is_in_for_loops(source, node, function):
+        return
+    left, right = (source.code(v) for v in values if v is not None)
+    name, done = _unused_name(source, "early"), _unused_name(source, "is_early")
+    test, indent = condition_of_tensors(node.test), indent_of(source, node)
+    outermost = next(s for s in function.body if s.lineno <= node.lineno <= (s.end_lineno or s.lineno))
+    if outermost is node:
+        first = source.replace(node, f"{name}, {done} = {left}, {test}")
+        end = source.replace(last, f"return torch.where({done}, {name}, {right})")
+        yield *source.with_import(first, "torch"), end
+        return
+    at = source.span(outermost)[0]
+    first = Edit(source.file, at, at, f"{name} = {done} = None\n{indent_of(source, outermost)}")
+    lines = (
+        f"{name} = {left} if {name} is None else torch.where({done}, {name}, {left})",
+        f"{done} = {test} if {done} is None else {done} | ({test})",
+    )
+    end = source.replace(last, f"return {right} if {name} is None else torch.where({done}, {name}, {right})")
+    yield *source.with_import(first, "torch"), source.replace(node, f"\n{indent}".join(lines)), end
+
+
+def _returns_of(source: Source, function: ast.FunctionDef) -> list[ast.Return]:
+    """Return the ``return`` statements of ``function`` in the order of their lines. Those of functions that are defined
+    inside it are left out.
+    """
+    found = (n for n in ast.walk(function) if isinstance(n, ast.Return) and enclosing_function(source, n) is function)
+    return sorted(found, key=lambda n: n.lineno)
+
+
+def _is_in_for_loops(source: Source, node: ast.stmt, function: ast.FunctionDef) -> bool:
+    """Return whether all statements around ``node`` in ``function`` are ``for`` loops, if there are any. A ``while``
+    may end only by the early return.
+    """
+    parents, around = source.parents(), source.parents()[node]
+    while around is not function:
+        if not isinstance(around, ast.For):
+            return False
+        around = parents[around]
+    return True
+
+
+def _unused_name(source: Source, name: str) -> str:
+    """Return ``name``, with underscores at its end if the file has the name already."""
+    used = {n.id for n in ast.walk(source.tree) if isinstance(n, ast.Name)}
+    used |= {n.arg for n in ast.walk(source.tree) if isinstance(n, ast.arg)}
+    while name in used:
+        name += "_"
+    return name

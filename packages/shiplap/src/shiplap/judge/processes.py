@@ -1,0 +1,164 @@
+"""The sandboxed processes of one judgement: those of the candidate, of the reference, and of the compiled reference."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from shiplap.errors import error
+from shiplap.judge.checks import JudgeSession
+from shiplap.judge.target import JudgeTarget
+from shiplap.judge.variants import InputForm
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.candidate import TargetProcess
+from shiplap.sandbox.device_memory import device_driver
+from shiplap.sandbox.load_candidate import added_folders
+from shiplap.sandbox.protocol import LoadTarget
+from shiplap.sandbox.source_scan import gather_sources, read_source
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
+
+# Word in a source -> the module with the compiler.
+COMPILERS = {b"triton": "triton.language", b"torch.compile": "shiplap.torch_private.graph_compiler"}
+DECLARATIONS = "shiplap.dispatch"
+COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
+
+
+class JudgedProcesses:
+    """The processes in which the candidate and the reference of one judgement are loaded. They end when the judgement's
+    stack of contexts is closed.
+
+    The reference runs in a process like that of the candidate, so that both have the same conditions. A process needs
+    a second or more to begin with a GPU, and a candidate may compile while it is imported. Threads therefore load both
+    beside what the judgement does next.
+
+    Attributes:
+        missing: the facilities of the sandbox that are not in force for the candidate, each with the reason.
+    """
+
+    def __init__(self, case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack) -> None:
+        """Start a process for the candidate, and load it in a thread. With a GPU, the same is done for the reference.
+        Without one, ``reference`` does that at its first call, since a refused candidate needs no process of the
+        reference. ``launcher`` forks the processes, which end when ``stack`` is closed.
+
+        Raise ``SL617`` if a process does not start, and ``Timeout`` if the time of the judgement is over.
+        """
+        self._case, self._launcher, self._stack = case, launcher, stack
+        self._reference: TargetProcess | None = None
+        # Closed behind the processes, whose end ends the threads.
+        self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
+        launcher.preload(_compilers_of(case), case.budget.last)
+        witness = self._start(case.candidate)
+        self.missing = witness.prisoner.missing
+        if case.options.device != "cpu":
+            device_driver()  # made once, before both threads need it
+            twin = self._start(case.reference)
+            self._twin: Callable[[], TargetProcess] = self._pool.submit(self._load_reference, twin).result
+        else:
+            self._twin = lambda: self._load_reference(self._start(case.reference))
+        self._witness = self._pool.submit(self._load, witness, case.candidate, "function")
+
+    def candidate(self) -> TargetProcess:
+        """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails."""
+        return self._witness.result()
+
+    def reference(self) -> TargetProcess:
+        """Return the process of the reference, with the parameters that the judgement uses at the first call. Raise
+        ``CandidateError`` if the reference cannot be loaded in a sandbox.
+        """
+        if self._reference is None:
+            self._reference = self._twin()
+            # Other parameters may have been drawn since the process has got the first ones.
+            self._reference.renew(self._case.subject.state)
+        return self._reference
+
+    def start_compiled(self, timed: Sequence[InputForm]) -> TargetProcess:
+        """Start a process that runs the reference under ``torch.compile``, and return it. One call with each of
+        ``timed``, the forms of inputs that will be timed, has already compiled it.
+        """
+        case, made = self._case, self._start(self._case.reference)
+        self._load_reference(made, compiled=True)
+        made.prisoner.until = case.budget.time_of_share(COMPILING_SHARE)
+        for form in timed:
+            made.call(case.problem.draw(form))
+        made.prisoner.until = case.budget.last
+        return made
+
+    def _load_reference(self, twin: TargetProcess, *, compiled: bool = False) -> TargetProcess:
+        """Load the reference into the process ``twin`` and return that process. If ``compiled`` is true, the reference
+        is compiled with ``torch.compile``.
+        """
+        return self._load(twin, self._case.reference, self._case.subject.kind, compiled=compiled)
+
+    def _start(self, target: JudgeTarget) -> TargetProcess:
+        """Start a sandboxed process for ``target``, which is not loaded yet, and return it. Raise ``SL617`` if the
+        process does not start.
+        """
+        case, folder = self._case, str(Path(target.file).parent) if target.file else ""
+        try:
+            prisoner = self._launcher.start(
+                [folder] if folder else [],
+                case.options.bounds,
+                hidden=_hidden_folders(case, target),
+                # A device is opened to the sandbox only if the arguments lie on it.
+                device=case.options.device != "cpu",
+                until=case.budget.last,
+            )
+        except Timeout:
+            raise
+        except ProcessEnded as e:
+            if time.monotonic() >= case.budget.last:
+                raise Timeout(str(e)) from None
+            raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
+        witness = TargetProcess(prisoner)
+        self._stack.callback(witness.end)
+        case.clock.prisoners.append(prisoner)
+        return witness
+
+    def _load(self, witness: TargetProcess, target: JudgeTarget, kind: str, *, compiled: bool = False) -> TargetProcess:
+        """Load ``target`` into the sandboxed process ``witness``, and return that process.
+
+        ``kind`` says how the target is called, such as ``"function"`` or ``"reference"`` of a declared op. If
+        ``compiled`` is true, the target is compiled with ``torch.compile``. Raise ``CandidateError`` if the target
+        cannot be loaded.
+        """
+        case = self._case
+        if case.options.device != "cpu":
+            witness.check_device(case.options.device)
+        # Shared memory: tensors are not copied through a pipe.
+        arena = ArgumentArena()
+        message = LoadTarget(
+            target.home,
+            list(target.names),
+            kind,
+            [p for p in sys.path if p],
+            case.subject.seed,
+            arena.pack(list(case.subject.init)),
+            arena.pack({k: v.to(case.options.device) for k, v in case.subject.state.items()}),
+            compile=compiled,
+            thorough=target is case.candidate,
+        )
+        witness.load(message, arena)
+        return witness
+
+
+def _compilers_of(case: JudgeSession) -> list[str]:
+    """Return the modules of compilers that the sources of the candidate mention, and which take seconds to import. The
+    compiler of torch is also returned if the reference will be compiled, and the module of declarations if the
+    reference is that of a declared op.
+    """
+    text = b"".join(map(read_source, gather_sources(case.candidate.file))) if case.candidate.file else b""
+    named = [module for word, module in COMPILERS.items() if word in text]
+    named += [DECLARATIONS] if case.subject.kind == "reference" else []
+    return named + ([COMPILERS[b"torch.compile"]] if case.options.compiled else [])
+
+
+def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
+    """Return the folders that the process of ``target`` must not read. For the candidate it is the folder of the
+    reference if Shiplap itself added that folder to ``sys.path``. Otherwise the list is empty.
+    """
+    folder = str(Path(case.reference.file).parent) if case.reference.file else ""
+    return [folder] if target is case.candidate and folder in added_folders else []

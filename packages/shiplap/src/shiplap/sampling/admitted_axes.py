@@ -1,0 +1,77 @@
+"""The axes that the samples of one op can vary, as its declaration says, and the dtypes that no sample had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from shiplap.declare import OpSpec
+from shiplap.dtypes import floating, integers, integers_alone
+from shiplap.sampling.builder import builder_takes_values
+from shiplap.sampling.case import SampleCase, tensors_among
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes
+
+SIZES, FEW = (*EDGE_SIZES, 2, 3, 4, 5, 8, 64), 2000  # sizes to try, and the most combinations with each
+
+
+def absent_axes(samples: Samples) -> dict[str, str]:
+    """Return the axes, such as size and layout, that no sample of the op can vary. Each is mapped to a text with the
+    reason why the declaration admits no variation.
+    """
+    op, spec, base = samples.op, samples.spec, samples.base
+    given = tensors_among(samples.build(base).args)
+    free = free_dims(spec)
+    scalars = [a for a in spec.scalars if a.name not in dict(base.sizes) and len(scalar_candidates(a)) > 1]
+    reasons = {
+        "size": "" if _admits_sizes(spec, base, free) else "the declaration admits one size of each dim",
+        "rank": "" if "variadic" in free.values() else "no dim is variadic",
+        "layout": "" if _admits_layout(samples) else "no argument may have another layout",
+        "offset": "" if given else "no argument is a tensor",
+        "alignment": "" if given else "no argument is a tensor",
+        "dtype": "" if any(len(t.dtypes) != 1 for t in spec.dtype_classes.values()) else "each argument has one dtype",
+        "value": "" if given else "no argument is a tensor",
+        "scalar": "" if scalars else "no scalar has another value",
+        "absence": "" if any(a.optional for a in spec.tensors) else "no argument is an optional tensor",
+        "seed": "" if spec.random else "the results are not random",
+    }
+    if op.sampler is not None and not builder_takes_values(op):
+        reasons["value"] = "the builder of samples decides on the values"
+    return {axis: reason for axis, reason in reasons.items() if reason}
+
+
+def unseen_dtypes(spec: OpSpec, cases: Iterable[SampleCase]) -> list[str]:
+    """Return the names of the dtypes that the declaration ``spec`` admits and in which no tensor of ``cases`` is.
+
+    Each group of tensors that have one dtype, such as all that are annotated ``Float``, is looked at by itself. Dtypes
+    in which no sample is generated, such as those of float8, are left out, and so is a group without any tensor.
+    """
+    seen: dict[str, set[str]] = {}
+    for case in cases:
+        for arg, value in zip(spec.args, case.args, strict=True):
+            if arg.tensor is not None:
+                names = {str(t.dtype).removeprefix("torch.") for t in tensors_among([value])}
+                seen.setdefault(arg.tensor.dtype_class, set()).update(names)
+    unseen = list[str]()
+    for group, kind in spec.dtype_classes.items():
+        sampled = integers() if integers_alone(kind.dtypes) else floating()
+        wanted = [name for name in sampled if name in kind.dtypes]
+        unseen += [name for name in wanted if seen.get(group) and name not in seen[group]]
+    return list(dict.fromkeys(unseen))
+
+
+def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
+    """Return whether the declaration admits another size than that of the base sample, for at least one of the dims
+    ``free``.
+
+    ``free`` maps the dims whose size a sample may choose to their kinds. ``base`` is the recipe of the base sample,
+    which has small sizes.
+    """
+    usual = dict(base.sizes)
+    wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)
+    return any(v != usual.get(n) and search_sizes(spec, {n: v}, dict(base.scalars), FEW) is not None for n, v in wanted)
+
+
+def _admits_layout(samples: Samples) -> bool:
+    """Return whether the declaration admits a sample with a tensor that is not contiguous."""
+    return any(not t.is_contiguous() for case in samples.layouts() for t in tensors_among(case.args))

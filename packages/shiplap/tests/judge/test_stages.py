@@ -1,0 +1,122 @@
+"""The stages of a judgement: their times, the processes that load meanwhile, and indices that no GPU may see."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shiplap as sl
+from shiplap.judge.index_bounds import indexes_outside
+from shiplap.judge.stages import StageClock, StageTime
+from shiplap.sandbox.supervisor import SandboxLauncher
+from tests.judge.cheats import HEAD
+from tests.judge.test_cheats import REFERENCE
+
+
+def test_the_time_of_a_stage_is_without_that_of_other_judgements(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, clock, process = [10.0], StageClock(), SimpleNamespace(answering=1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock.prisoners.append(process)  # type: ignore[arg-type]
+
+    def pass_time(seconds: float, answering: float = 0.0) -> None:
+        now[0] += seconds
+        process.answering += answering
+
+    with clock.stage("values"):
+        pass_time(5.0, 2.0)
+        clock.waited += 3.0
+    pass_time(1.0, 1.0)
+    with pytest.raises(ZeroDivisionError), clock.stage("times"):
+        pass_time(1 / (now[0] - now[0]))
+    with clock.stage("values"):
+        pass_time(1.0)
+    assert clock.times() == (StageTime("values", 3.0, 2.0), StageTime("times", 0.0, 0.0))
+
+
+def test_a_verdict_says_where_its_time_went(launcher: SandboxLauncher, tmp_path) -> None:
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    (tmp_path / "it.py").write_text(HEAD + "candidate = honest\n")
+    result = sl.judge(tmp_path / "problem.py", tmp_path / "it.py", launcher=launcher, seconds=120, timed=False)
+    assert result.verdict == "accepted", (result.reasons, result.missing)
+    names = [s.stage for s in result.stages]
+    assert names[:5] == ["reference", "start", "forms", "load", "values"]
+    assert names[5:] == ["parameters", "calls", "gradients", "operators", "times", "end"]
+    assert sum(s.seconds for s in result.stages) <= result.seconds
+    assert sum(s.sandboxed for s in result.stages) > 0
+    assert result.as_json()["stages"][0]["stage"] == "reference"
+
+
+def test_a_refused_candidate_is_not_compared_further(launcher: SandboxLauncher, tmp_path) -> None:
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    (tmp_path / "it.py").write_text(HEAD + "def candidate(x, w):\n    return honest(x, w) + 1\n")
+    result = sl.judge(tmp_path / "problem.py", tmp_path / "it.py", launcher=launcher, seconds=120)
+    assert result.verdict == "refused"
+    assert [s.stage for s in result.stages][-2:] == ["values", "end"]
+
+
+def test_a_launcher_imports_what_exists_once_and_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SandboxLauncher() as launcher:
+        asked: list[object] = []
+        ask = launcher.ask
+        monkeypatch.setattr(
+            launcher, "ask", lambda message, *rest, **named: asked.append(message) or ask(message, *rest, **named)
+        )
+        launcher.preload()
+        assert launcher.pid > 0
+        assert not asked
+        launcher.preload(["colorsys", "shiplap_without_such_a_module"])
+        launcher.preload(["colorsys"])
+        assert len(asked) == 2
+        launcher.start().kill()
+
+
+TABLE, IDS = torch.randn(20, 3), torch.tensor([0, 19, 4])
+
+
+class Lookup(nn.Module):
+    """A table of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(TABLE.clone())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[ids]
+
+
+@pytest.mark.parametrize(
+    ("args", "own", "outside"),
+    [
+        ((TABLE, torch.tensor([1, 2])), (TABLE, IDS), False),
+        ((TABLE[:19], IDS), (TABLE, IDS), True),
+        ((TABLE[:19], torch.tensor([3, 18])), (TABLE, IDS), True),  # of other draws, one has 19
+        ((torch.randn(30, 3), IDS), (TABLE, IDS), False),
+        ((TABLE, TABLE), (TABLE, TABLE), False),
+        ((TABLE, IDS[:0]), (TABLE, IDS), False),
+    ],
+    ids=["fewer", "a smaller table", "by chance within", "a larger table", "no indices", "none"],
+)
+def test_indices_beyond_what_they_index_are_seen_on_the_processor(args, own, outside: bool) -> None:
+    def lookup(table: Tensor, ids: Tensor) -> Tensor:
+        return table[ids] if not ids.is_floating_point() else table + ids
+
+    assert indexes_outside(lookup, args, own) == outside
+
+
+def test_the_parameters_of_a_module_are_not_moved() -> None:
+    module = Lookup()
+    before = module.table
+    assert not indexes_outside(module, (IDS,), (IDS,))
+    assert indexes_outside(module, (IDS + 1,), (IDS,))
+    assert module.table is before
+
+
+def test_errors_of_another_kind_say_nothing_about_indices() -> None:
+    def refuses(ids: Tensor) -> Tensor:
+        raise NotImplementedError("no kernel for the CPU")
+
+    assert not indexes_outside(refuses, (IDS,), (IDS,))
