@@ -160,6 +160,14 @@ def test_cuda_kernels() -> None:
 
 
 @pytest.mark.docs
+def test_hub_kernels() -> None:
+    shown = output("hub_kernels.py")
+    assert "squash_v1::squash: failed" in shown
+    assert "all of them with another scalar" in shown
+    assert "squash_v2::squash: proven" in shown
+
+
+@pytest.mark.docs
 def test_coming_from() -> None:
     shown = output("coming_from.py")
     assert "each declaration computes what the form before it computed" in shown

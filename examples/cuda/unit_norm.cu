@@ -28,7 +28,8 @@ __global__ void add_parts(float* parts) {
 }
 
 __global__ void divide(const float* x, int64_t count, const float* parts, float eps, float* out) {
-  const float norm = fmaxf(sqrtf(parts[PARTS]), eps);
+  const float root = sqrtf(parts[PARTS]);
+  const float norm = root < eps ? eps : root;  // fmaxf would return eps for NaN
   const int64_t step = int64_t{gridDim.x} * THREADS;
   for (int64_t i = blockIdx.x * int64_t{THREADS} + threadIdx.x; i < count; i += step) out[i] = x[i] / norm;
 }

@@ -255,7 +255,7 @@ __global__ void add(float* x, const float* by, int64_t n, int64_t c, float times
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i < n * c) x[i] += (by ? by[i % c] : 1.0f) * times;
 }
-int increase(const sl_context* ctx, const DLTensor* x, const DLTensor* by, int32_t twice) {
+int increase(const sl_context* ctx, DLTensor* x, const DLTensor* by, int32_t twice) {
   const int64_t n = x->shape[0], c = x->shape[1];
   add<<<static_cast<unsigned>(n * c / 128 + 1), 128, 0, STREAM>>>(data<float>(x), by ? data<float>(by) : nullptr, n, c, twice ? 2 : 1);
   return status(ctx);

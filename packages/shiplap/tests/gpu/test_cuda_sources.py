@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import runpy
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -66,3 +67,11 @@ def test_a_broken_kernel_fails_for_its_cause(name: str) -> None:
     (finding,) = audit(op, checks=[cuda_sources.BROKEN[name]], seed=SEED, device="cuda")
     assert finding.verdict == "fail", finding
     assert finding.fix
+
+
+def test_cuda_graphs_of_compiled_code_are_looked_at_in_every_thread(examples: dict[str, Any]) -> None:
+    """``shiplap audit --jobs`` audits ops in threads; torch 2.11 makes its tables of CUDA graphs for one thread."""
+    op = built(examples["row_max"])
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(lambda _: audit(op, checks=["cudagraph_trees"], seed=SEED, device="cuda"), range(2)))
+    assert all(report.proven for report in reports), "\n".join(map(str, reports))

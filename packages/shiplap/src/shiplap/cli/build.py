@@ -41,15 +41,17 @@ def command(
 
         rows = []
         for op in ops:
-            row = {"op": op.spec.name, "library": "", "why": "", "failed": False}
+            row = {"op": op.spec.name, "library": "", "why": "", "fix": "", "failed": False}
             try:
                 row["library"] = str(build_op(op) or "the launcher of templates")
             except ShiplapError as e:
                 # SL404 only says that Python serves the op, which is no failure.
                 row |= {"why": f"{e.id}: {e.what}: {e.got}", "failed": e.id != "SL404"}
+                row["fix"] = e.fix if row["failed"] else ""
             rows.append(row)
     texts = (str(row["library"] or ("" if row["failed"] else "Python, ") + str(row["why"])) for row in rows)
-    lines = (f"{row['op']}  {text}" for row, text in zip(rows, texts, strict=True))
+    fixes = (f"\n  fix  {row['fix']}" if row["fix"] else "" for row in rows)
+    lines = (f"{row['op']}  {text}{fix}" for row, text, fix in zip(rows, texts, fixes, strict=True))
     console.show({"ops": rows}, lines, as_json=json)
     if any(row["failed"] for row in rows):
         raise typer.Exit(console.FAILED)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -302,6 +304,34 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.utils.clear_compilation_metrics()
+
+
+def prepare_thread_for_cuda_graphs() -> None:
+    """Give the calling thread the tables of CUDA graphs that ``mode="reduce-overhead"`` reads. Before torch 2.13 only
+    the thread that imports Inductor's module of CUDA graphs has them, and in other threads the compiled code and
+    ``reset_compiler`` raise ``AssertionError``.
+    """
+    from torch._inductor import cudagraph_trees
+
+    tables: dict[str, Any] = {"tree_manager_containers": {}, "tree_manager_locks": defaultdict(threading.Lock)}
+    for name, table in tables.items():
+        if not hasattr(cudagraph_trees.local, name) and not torch._C._is_key_in_tls(name):
+            setattr(cudagraph_trees.local, name, table)
+            torch._C._stash_obj_in_tls(name, table)  # a thread of autograd gets these from the thread that calls it
+
+
+@contextmanager
+def silenced_vmap_fallback() -> Iterator[None]:
+    """Let ``torch.vmap`` run an operator once for each sample without a warning in each call. The warning says that a
+    batching rule would be faster. After the block it is on, as it is by default.
+    """
+    functorch: Any = torch._C._functorch  # torch gives the function no type
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        # torch has no function that returns whether it was on.
+        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 def forget_compile_threads() -> None:

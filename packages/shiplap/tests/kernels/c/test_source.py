@@ -138,6 +138,14 @@ def test_a_missing_function_is_a_missing_symbol(ns: str) -> None:
     build_op(op)
 
 
+def test_an_overload_of_the_declared_function_is_told_the_prototype(ns: str) -> None:
+    code = "int scale(const sl_context* ctx, DLTensor* x, DLTensor* out, float a) { return SL_OK; }"
+    op = declare(ns, sl.source(symbol="scale", code=code, language="c++"))
+    found = refused("SL402", build_op, op)
+    assert found.got == "a C++ function scale with other parameters"
+    assert found.expected == "int scale(const sl_context* ctx, const DLTensor* x, DLTensor* out, double a)"
+
+
 def test_a_missing_header_names_the_option(ns: str, tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text('#include "absent.h"\n')
     op = declare(ns, sl.source(tmp_path / "a.cpp", "scale"))

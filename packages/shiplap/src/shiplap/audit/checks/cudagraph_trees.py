@@ -83,6 +83,7 @@ def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation
     """Call the op in a module that is compiled with ``mode="reduce-overhead"``. The returned observation has a problem
     if values are wrong or if torch uses no CUDA graph. Otherwise its note ends with ``note``.
     """
+    torch_private.prepare_thread_for_cuda_graphs()
     torch_private.reset_compiler()
     changed = with_other_values(op, case)
     moving = _position_of_varying(op, case)

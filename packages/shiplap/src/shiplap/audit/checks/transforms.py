@@ -23,6 +23,7 @@ from shiplap.sampling.compare_to_reference import against_run, reference_derivat
 from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sampling.run import call_op, floating_args, is_adopted, random_gradient
 from shiplap.sampling.samples import Samples, with_other_values
+from shiplap.torch_private import silenced_vmap_fallback
 
 BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no size fits
 
@@ -91,7 +92,8 @@ def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) 
             (dim if rows[0][i].dim() else 0) if a.name in batched else None for i, a in enumerate(op.spec.args)
         )
         try:
-            got = torch.vmap(lambda *args: call_op(op, args), in_dims=dims)(*stacked)
+            with silenced_vmap_fallback():
+                got = torch.vmap(lambda *args: call_op(op, args), in_dims=dims)(*stacked)
         except Exception as e:
             return "", f"vmap is refused: {short_error_line(e)}"
         if problem := _difference_from_loop(op, case, rows, got):

@@ -16,8 +16,12 @@ from shiplap.settings import settings
 
 class CompiledLibrary(Protocol):
     """The interface of a kernel library that Shiplap compiles from sources. Code that builds or opens libraries calls
-    only these methods.
+    only these methods and attributes.
     """
+
+    @property
+    def prototype(self) -> str:
+        """The declared prototype of the library's function, on one line of C."""
 
     def locate(self) -> Path:
         """Return the library's file. Raise ``SL420`` if it is not compiled."""
@@ -107,12 +111,17 @@ def load_symbol(form: NativeForm) -> Any:
 
 def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapError:
     """Return the error ``SL402`` for the library ``file`` without the function ``symbol``. ``library`` is the path that
-    the kernel declares, by which a library of ``sl.source`` is known. Its fix is then the edit of the source.
+    the kernel declares, by which a library of ``sl.source`` is known. Its fix is then the edit of the source, and the
+    expected prototype is shown if the library has a C++ function of that name with other parameters.
     """
-    fix = ""
+    fix, got, expected = "", "no such symbol", symbol
     if library in source_libraries:
+        # As C++ encodes a function of this name with a pointer as its first parameter.
+        if f"_Z{len(symbol)}{symbol}P".encode() in file.read_bytes():
+            got = f"a C++ function {symbol} with other parameters"
+            expected = source_libraries[library].prototype
         fix = (
             f"define {symbol} in the source with the prototype that shiplap header prints, or pass the name of the "
             "function as symbol= of sl.source, and build the op again"
         )
-    return error("SL402", where=f"{file.name}: {symbol}", got="no such symbol", expected=symbol, fix=fix)
+    return error("SL402", where=f"{file.name}: {symbol}", got=got, expected=expected, fix=fix)

@@ -142,6 +142,12 @@ class SourceLibrary:
         return library_name_digest("\0".join([self.header, *texts]), options, "source")
 
     @property
+    def prototype(self) -> str:
+        """The declared prototype of the function on one line, without the attribute that exports it."""
+        start = self.header.index(f"SL_EXPORT int {self.symbol}(") + len("SL_EXPORT ")
+        return " ".join(self.header[start : self.header.index(";", start)].split())
+
+    @property
     def is_cuda(self) -> bool:
         """Whether a source is CUDA C++, which requires nvcc."""
         return any(text.language == "cuda" for text in self.texts)
