@@ -75,9 +75,10 @@ def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     if not runs_without_python(coords, ("cuda",)):
         return unique_coords(coords)
-    unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
+    # In int64, since graphs of torch 2.11 take inverse and counts to have the dtype of the argument.
+    unique, inverse, counts = torch.unique(coords.long(), dim=0, return_inverse=True, return_counts=True)
     torch._check(unique.shape[0] <= coords.shape[0])
-    return unique, inverse.int(), counts.int()
+    return unique.int(), inverse.int(), counts.int()
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

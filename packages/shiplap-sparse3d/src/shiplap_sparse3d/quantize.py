@@ -78,10 +78,11 @@ def sparse_quantize(
     for given in (feats, labels):
         if given is not None:
             check_rows(where, given, points.shape[0])
-    coords, inverse = torch.unique(cells.int(), dim=0, return_inverse=True)
+    # In int64, since graphs of torch 2.11 take the inverse to have the dtype of the argument.
+    coords, inverse = torch.unique(cells.long(), dim=0, return_inverse=True)
     first = _first_of(inverse, coords.shape[0])
     chosen = None if labels is None else _label_voxels(labels, inverse, len(coords), ignore_label, conflict)
-    return QuantizedPoints(coords, first, inverse, None if feats is None else feats[first], chosen)
+    return QuantizedPoints(coords.int(), first, inverse, None if feats is None else feats[first], chosen)
 
 
 def _first_of(inverse: Tensor, voxels: int) -> Tensor:

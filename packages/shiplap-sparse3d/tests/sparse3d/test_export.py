@@ -17,7 +17,7 @@ from shiplap.plugin_api.exporting import computed_sizes_unguarded
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_testing import forked
 from shiplap_testing.deployed import need_packages
-from tests.sparse3d.nets import COARSE, GRID, POINTS, ROWS, SCENES, UNet, deployed, padded
+from tests.sparse3d.nets import COARSE, GRID, ROWS, SCENES, UNet, deployed, padded
 from tests.sparse3d.scenes import scene
 
 
@@ -184,7 +184,7 @@ def test_the_network_of_the_demonstration_is_one_package_that_a_program_without_
     need_packages("cpu")
     message = deployed(tmp_path, "cpu")
     assert message.endswith("equal\n"), message
-    assert message.count(f"{POINTS} rows, ") == len(SCENES), message
+    assert message.count(f"{ROWS} rows, ") == len(SCENES), message
 
 
 WINDOW = [[8] * 3, [3] * 3, [2] * 3, [1] * 3, [1] * 3]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap_sparse3d as sparse3d
 from shiplap.errors import ShiplapError
+from shiplap_sparse3d import ops
 from tests.sparse3d.scenes import at, scene
 
 GRID = (7, 6, 5)
@@ -159,3 +161,34 @@ def test_a_point_of_no_scene_reads_no_other_one(other):
     for call in (Sampled(), program):
         with pytest.raises((RuntimeError, ShiplapError), match=r"SL211[\s\S]*PointTensor.sample"):
             call(*args)
+
+
+class UniqueDtypes(TorchDispatchMode):
+    """Keeps the dtype of each tensor of which distinct values or rows are numbered or counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "unique" in func.__name__:
+            self.dtypes.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("call", ["quantize", "distinct"])
+def test_distinct_rows_are_numbered_in_int64(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of torch 2.11 take the numbers to have the dtype of the argument, and they have int64."""
+    monkeypatch.setattr(ops, "runs_without_python", lambda *args: True)
+    coords = torch.tensor([[0, 3, 1, 2], [0, 1, 1, 1], [0, 3, 1, 2]], dtype=torch.int32)
+    with UniqueDtypes() as seen:
+        if call == "distinct":
+            found = ops.distinct_voxels(coords)
+            expected = ([[0, 1, 1, 1], [0, 3, 1, 2]], [1, 0, 1], [1, 2])
+        else:
+            quantized = sparse3d.sparse_quantize(coords[:, 1:].double(), size=1.0)
+            found = quantized.coords, quantized.inverse
+            expected = ([[1, 1, 1], [3, 1, 2]], [1, 0, 1])
+    assert seen.dtypes == {torch.int64}
+    assert [t.tolist() for t in found] == list(expected)
+    assert found[0].dtype == torch.int32

@@ -44,7 +44,8 @@ def blocks_of(x: Cells) -> tuple[Tensor, Tensor, Tensor]:
     width = (cells[0] + 1) // 2
     b, cx, cy, cz = x.coords.unbind(1)
     code = ((b * width + cx // 2) * height + cy // 2) * depth + cz // 2
-    code, block = code.unique(return_inverse=True)
+    # Graphs of torch 2.11 take the inverse to have the dtype of ``code``, and it is int64.
+    code, block = code.long().unique(return_inverse=True)
     columns = [code // (width * height * depth), code // (height * depth) % width, code // depth % height, code % depth]
     return torch.stack(columns, 1).int(), block, cx % 2 * 4 + cy % 2 * 2 + cz % 2
 

@@ -71,7 +71,7 @@ def test_a_broken_kernel_fails_for_its_cause(name: str) -> None:
 
 def test_cuda_graphs_of_compiled_code_are_looked_at_in_every_thread(examples: dict[str, Any]) -> None:
     """``shiplap audit --jobs`` audits ops in threads; torch 2.11 makes its tables of CUDA graphs for one thread."""
-    op = built(examples["row_max"])
+    ops = [built(examples[name]) for name in ("row_max", "lookup")]
     with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(lambda _: audit(op, checks=["cudagraph_trees"], seed=SEED, device="cuda"), range(2)))
+        reports = list(pool.map(lambda op: audit(op, checks=["cudagraph_trees"], seed=SEED, device="cuda"), ops))
     assert all(report.proven for report in reports), "\n".join(map(str, reports))

@@ -177,6 +177,6 @@ def test_the_efficient_kernel_agrees(lead: int) -> None:
         return FUSED(q, k, v, attn_mask=bias, scale=0.2)
 
     with torch.no_grad(), sl.rewrites(attention_mask) as placed:
-        got = torch.compile(swin)(q, k, v, bias)
+        got = torch.compile(swin, dynamic=False)(q, k, v, bias)  # the next case would make a size dynamic
     assert placed.matches
     assert torch.allclose(got.float(), swin(*(t.float() for t in (q, k, v, bias))), atol=3e-2)

@@ -14,7 +14,7 @@ from shiplap.packaging import package_model
 from shiplap_sparse3d import ops
 from shiplap_testing.deployed import need_packages
 from shiplap_testing.effort import sampled
-from tests.sparse3d.nets import POINTS, SCENES, deployed
+from tests.sparse3d.nets import ROWS, SCENES, deployed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ALONE = """
@@ -32,7 +32,7 @@ def test_the_network_of_the_demonstration_is_one_package_that_a_program_without_
     need_packages("cuda")
     message = deployed(tmp_path, "cuda")
     assert message.endswith("equal\n"), message
-    assert message.count(f"{POINTS} rows, ") == len(SCENES), message
+    assert message.count(f"{ROWS} rows, ") == len(SCENES), message
 
 
 class Means(torch.nn.Module):
