@@ -225,3 +225,37 @@ def test_type_checkers_are_told_the_late_names_from_the_same_places(package: Mod
     assert set(told) <= set(package.__all__)
     for name in told:
         assert getattr(package, name) is vars(import_module(told[name]))[name]
+
+
+THREADS = """
+import threading
+import shiplap
+names = ["op", "tune", "ShiplapError", "adopt", "freeze", "Op", "OpSpec", "Opaque"] * 3
+together, failed = threading.Barrier(len(names)), []
+def first_use(name):
+    together.wait()
+    try:
+        getattr(shiplap, name)
+    except BaseException as e:
+        failed.append(repr(e))
+threads = [threading.Thread(target=first_use, args=(name,)) for name in names]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+from shiplap.declare.kernel import template_kernel_makers
+from shiplap.dispatch.op import builders
+print(failed, len(builders), *template_kernel_makers)
+"""
+
+
+def test_names_can_be_used_first_by_many_threads() -> None:
+    """Each is imported at its first use, from packages that import each other's modules."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[] 1 triton\n", "")
+
+
+def test_the_hooks_can_be_imported_first() -> None:
+    program = "import shiplap.hooks; from shiplap.dispatch.op import builders; print(len(builders))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")

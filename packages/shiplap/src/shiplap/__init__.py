@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ _LATE = {
 # Public modules, which are attributes without an import of their own.
 _ROOMS = {"errors": "shiplap.errors", "tuning": "shiplap.tuning"}
 _late = names(__name__, _LATE)
+_IMPORTING = RLock()
 
 
 class _Package(ModuleType):
@@ -93,13 +95,11 @@ class _Package(ModuleType):
         """Bind a name of the package. A submodule that Python has imported does not replace the public function of the
         same name. When ``shiplap.dispatch`` is bound, the hooks of ops are installed.
         """
-        first = name not in vars(self)
         if not (name in _LATE and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
-        if name == "dispatch" and first:  # from now on, ops can be declared
+        if name == "dispatch":  # from now on, ops can be declared
             with uncollected():
-                from shiplap.hooks import install_hooks
-            install_hooks()
+                import_module("shiplap.hooks")
 
     def __getattr__(self, name: str) -> Any:
         """Return the public name or module ``name``. A name of ``_LATE`` is imported from its module at its first use
@@ -107,8 +107,10 @@ class _Package(ModuleType):
         """
         if name in _ROOMS:
             return import_module(_ROOMS[name])
-        value = _late(name)
-        setattr(self, name, value)
+        # One thread at a time: two that import modules of one package in another order would wait for each other.
+        with _IMPORTING:
+            value = _late(name)
+            setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Functions that lower rooms call and cannot import, since they lie in higher rooms.
 
-They are registered once, when ``shiplap.dispatch`` has been imported. No op can be declared without it.
+They are registered by the import of this module, when ``shiplap.dispatch`` has been imported. No op can be declared
+without it.
 """
 
 from __future__ import annotations
@@ -70,10 +71,9 @@ def _tune_templates(*request: Any) -> Any:
     return tune_templates(*request)
 
 
-def install_hooks() -> None:
-    """Register the functions of this module with the modules that call them."""
-    builders.append(_build_op)
-    template_kernel_makers["triton"] = _kernel_of_template
-    compile_cache_key.add_trace_listener(_lower_templates)
-    compiled_templates.template_tuners.append(_tune_templates)
-    failure_hooks.append(_explain_sharding)
+# At the import, so that the lock of this module lets other threads wait, and nothing is registered twice.
+builders.append(_build_op)
+template_kernel_makers["triton"] = _kernel_of_template
+compile_cache_key.add_trace_listener(_lower_templates)
+compiled_templates.template_tuners.append(_tune_templates)
+failure_hooks.append(_explain_sharding)

@@ -38,7 +38,13 @@ def names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         """
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
         with uncollected():
-            return getattr(import_module(homes[name]), name)
+            # Packages first: an import of a module takes its lock before that of its package, whose own imports take
+            # them in the other order, so that two threads could wait for each other.
+            for at, letter in enumerate(home):
+                if letter == ".":
+                    import_module(home[:at])
+            return getattr(import_module(home), name)
 
     return get

@@ -157,6 +157,12 @@ extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle 
         ("namespace cub { inline int& cached() { static int count; return count; } }", "+ (cub::cached() += n)", []),
         ("int nvtxGlobals_v3[9];", "+ (nvtxGlobals_v3[0] = n)", []),  # CUB includes the profiler's header
         (
+            "namespace cuda { namespace std { inline int& at() { static int n; return n; } } }",
+            "+ (cuda::std::at() += n)",
+            [],
+        ),
+        ("namespace cuda { float* workspace; }", "+ (cuda::workspace = nullptr, 0)", ["_ZN4cuda9workspaceE"]),
+        (
             "namespace cubes { inline int& cached() { static int count; return count; } }",
             "+ (cubes::cached() += n)",
             ["_ZZN5cubes6cachedEvE5count"],

@@ -124,6 +124,23 @@ def test_an_early_return_is_picked_at_the_end(tmp_path: Path) -> None:
     assert "if x.max()" not in changed
 
 
+@pytest.mark.parametrize(
+    "between", ["x += 1", "x.add_(1)", "self.count = 1", "x[0] = 1", "y = (z := x + 1)", "total = x.sum_of(1)"]
+)
+def test_an_early_return_before_a_write_stays(tmp_path: Path, between: str) -> None:
+    """The early value may be the object that is written to, and what outlives the call would change in each."""
+    source = f"""
+        import torch
+        def f(self, x):
+            if x.sum() > 0:  # HERE
+                return x
+            {between}
+            return x
+    """
+    found = proposals(tmp_path, source, edits_of_functions.where_for_exit)
+    assert len(found) == ("total" in between)
+
+
 def test_an_early_return_outside_of_loops_is_picked_as_well(tmp_path: Path) -> None:
     source = """
         import torch

@@ -25,6 +25,16 @@ def test_an_error_is_likely_after_some_draws_of_many_elements() -> None:
     assert errors.likely("a", [MANY, few]) == [0.0, 0.0]
 
 
+def test_an_error_is_a_share_of_the_result_of_which_it_is() -> None:
+    """Draws of one form may be of other scales: a large one must not excuse what a small one gets wrong."""
+    errors = OwnErrors()
+    for _ in range(KNOWN):
+        errors.note("a", [MANY * 1e6], [MANY.double() * 1e6 + 1e3])
+    assert errors.likely("a", [MANY * 1e6]) == [pytest.approx(0.5e3, rel=1e-3)]
+    assert errors.likely("a", [MANY]) == [pytest.approx(0.5e-3, rel=1e-3)]
+    assert errors.likely("a", [MANY * 0]) == [0.0]
+
+
 def test_what_is_no_number_adds_nothing_to_an_error() -> None:
     errors = OwnErrors()
     own = MANY.clone()

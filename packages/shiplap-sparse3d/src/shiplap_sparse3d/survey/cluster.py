@@ -298,14 +298,18 @@ def _start_masked(options: dict[str, Any], starting: Future[LocalCluster]) -> No
 
 def _end_cluster(starting: Future[LocalCluster], before: set[Any]) -> None:
     """End the cluster ``starting``, now or as soon as it has started. Before that, end its workers at once, even if
-    they are starting or running a task. They are the child processes of this process that are not in ``before``. A task
-    that is not finished has written nothing that counts.
+    they are starting or running a task. While the cluster is starting, these are taken to be the child processes of
+    this process that are not in ``before``. A task that is not finished has written nothing that counts.
     """
     if starting.done() and starting.exception() is None:
         for nanny in starting.result().workers.values():
             nanny.status = Status.closing_gracefully  # it starts no new worker
-    for child in {*multiprocessing.active_children()} - before:
-        child.kill()
+            if nanny.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(nanny.pid, signal.SIGKILL)
+    else:
+        for child in {*multiprocessing.active_children()} - before:
+            child.kill()
     starting.add_done_callback(_close_cluster)
 
 

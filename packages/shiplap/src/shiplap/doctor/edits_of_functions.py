@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement
@@ -15,7 +16,8 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     """Yield the edits that turn an early return into a value which ``torch.where`` picks at the end of the function.
 
     ``node`` is an ``if`` that only returns a value. It may be in ``for`` loops. The function must end in a ``return``,
-    and have no further one. What follows the early return is then computed in each call.
+    and have no further one. What follows the early return is then computed in each call. It must not write to an
+    object, which may be the early value or outlive the call.
     """
     function = enclosing_function(source, node)
     if function is None or not isinstance(node, ast.If) or node.orelse or len(node.body) != 1:
@@ -26,10 +28,12 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
         return
     if _returns_of(source, function) != [early, last] or not _is_in_for_loops(source, node, function):
         return
+    outermost = next(s for s in function.body if s.lineno <= node.lineno <= (s.end_lineno or s.lineno))
+    if _writes_to_objects(function, min(node.lineno, outermost.lineno)):
+        return
     left, right = (source.code(v) for v in values if v is not None)
     name, done = _unused_name(source, "early"), _unused_name(source, "is_early")
     test, indent = condition_of_tensors(node.test), indent_of(source, node)
-    outermost = next(s for s in function.body if s.lineno <= node.lineno <= (s.end_lineno or s.lineno))
     if outermost is node:
         first = source.replace(node, f"{name}, {done} = {left}, {test}")
         end = source.replace(last, f"return torch.where({done}, {name}, {right})")
@@ -43,6 +47,22 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     )
     end = source.replace(last, f"return {right} if {name} is None else torch.where({done}, {name}, {right})")
     yield *source.with_import(first, "torch"), source.replace(node, f"\n{indent}".join(lines)), end
+
+
+def _writes_to_objects(function: ast.FunctionDef, line: int) -> bool:
+    """Return whether ``function`` may write to an object in a line from ``line`` on, or assigns within an expression.
+    Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
+    """
+    for n in ast.walk(function):
+        if getattr(n, "lineno", 0) < line:
+            continue
+        if isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load):
+            return True
+        if isinstance(n, ast.NamedExpr | ast.AugAssign):
+            return True
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and re.search(r"[^_]_$", n.func.attr):
+            return True
+    return False
 
 
 def _returns_of(source: Source, function: ast.FunctionDef) -> list[ast.Return]:

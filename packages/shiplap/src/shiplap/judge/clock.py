@@ -275,10 +275,11 @@ def _plan_batches(
     # Values on the host are in the memory of the process while calls are queued, which is before the clock starts.
     plan = _BatchPlan(queued=on_device and all(places))
     alike = [str(ArgumentArena(0).pack(list(made))) for made in (args, problem.draw(form))]
+    # Those of another form would count as memory in use, and a larger one takes longer to write.
+    _release_blocks(judged)
     if alike[0] != alike[1]:
         return _run_unqueued(judged, args, pace, plan)
     size = sum(t.numel() * t.itemsize for t in (*tensors_among(args), *problem.expect_effects(form, args).own))
-    _release_blocks(judged)  # those of another form would count as memory in use
     room = int(DEVICE_SHARE * device_driver().free_bytes() / DEVICE_COPIES) if on_device else BATCH_BYTES
     most = max(1, min(MOST_CALLS, room // max(1, size)))
     plan = replace(plan, apart=on_device)

@@ -43,8 +43,8 @@ class JudgedProcesses:
         Without one, ``reference`` does that at its first call, since a refused candidate needs no process of the
         reference. ``launcher`` forks the processes, which end when ``stack`` is closed.
 
-        Raise ``SL617`` if a process does not start, ``Timeout`` if the time of the judgement is over, and
-        ``DeviceUnavailable`` if the sandbox cannot use a device that is neither the processor nor CUDA.
+        Raise ``SL617`` if a process does not start, and ``Timeout`` if the time of the judgement is over. If CUDA is
+        not initialized in this process, wait until the candidate is loaded, and raise the errors of ``candidate``.
         """
         self._case, self._launcher, self._stack = case, launcher, stack
         self._reference: TargetProcess | None = None
@@ -59,8 +59,6 @@ class JudgedProcesses:
             self._twin: Callable[[], TargetProcess] = self._pool.submit(self._load_reference, twin).result
         else:
             self._twin = lambda: self._load_reference(self._start(case.reference))
-            if case.options.device != "cpu":  # such as meta, whose values this process cannot read either
-                witness.check_device(case.options.device)
         self._witness = self._pool.submit(self._load, witness, case.candidate, "function")
         if case.options.device != "cpu" and not torch.cuda.is_initialized():
             self.candidate()  # of another device it is not known yet whether anything can run there

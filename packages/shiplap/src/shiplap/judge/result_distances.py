@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,23 +38,34 @@ class OwnErrors:
     def likely(self, form: str, own: Sequence[Tensor]) -> list[float]:
         """Return an error for each of the results ``own`` that the largest error of a draw of ``form`` likely exceeds.
 
-        It is half of the least of the largest errors so far. It is 0 for a result with few elements, and for a form of
-        which fewer than three draws were compared with float64.
+        It is half of the least of the largest errors so far, each as a share of the norm of its result. It is 0 for a
+        result with few elements, and for a form of which fewer than three draws were compared with float64.
         """
         known = self._largest.get(form, [])
         if len(known) < KNOWN or any(len(errors) != len(own) for errors in known):
             return [0.0] * len(own)
         least = [SHARE * min(errors) for errors in zip(*known, strict=True)]
-        return [error if o.numel() >= LARGE_ENOUGH else 0.0 for error, o in zip(least, own, strict=True)]
+        large = (o.numel() >= LARGE_ENOUGH and error > 0.0 for error, o in zip(least, own, strict=True))
+        return [e * _magnitude(o) if is_large else 0.0 for e, o, is_large in zip(least, own, large, strict=True)]
 
 
 def _largest_error(own: Tensor, wide: Tensor) -> float:
-    """Return the largest finite difference of two results, or 0 if they are no real floating-point numbers of one
-    shape.
+    """Return the largest finite difference of two results as a share of the norm of ``own``, or 0 if they are no real
+    floating-point numbers of one shape.
     """
     if not own.is_floating_point() or own.itemsize == 1 or own.shape != wide.shape or not own.numel():
         return 0.0
-    return float(torch.nan_to_num(own.double() - wide, 0.0, 0.0, 0.0).abs().max())
+    largest = float(torch.nan_to_num(own.double() - wide, 0.0, 0.0, 0.0).abs().max())
+    return largest / size if largest and (size := _magnitude(own)) else 0.0
+
+
+def _magnitude(t: Tensor) -> float:
+    """Return the norm of the finite elements of ``t``, or 0 if it is too large for its dtype. Draws of one form may
+    differ in scale by powers of ten.
+    """
+    finite = torch.nan_to_num(t, 0.0, 0.0, 0.0)
+    norm = float(torch.linalg.vector_norm(finite, dtype=torch.float32 if t.itemsize <= 4 else t.dtype))
+    return norm if math.isfinite(norm) else 0.0
 
 
 def clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -65,6 +65,8 @@ VENDOR_NAMESPACES = {
 VENDOR_C_VARIABLE = re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr")
 # The outermost namespace of a variable of C++, or of the function whose static it is.
 OUTER_NAMESPACE = re.compile(r"_ZZ?N[rVK]*(\d+)(\w+)")
+# The namespaces inside of ``cuda`` that are libcu++'s: an author may have a namespace of that name.
+LIBCUXX_NAMESPACE = re.compile(r"_ZZ?N[rVK]*4cuda(3std|(\d+[a-z]+)?\d+__)")
 # A name that C++ reserves for the compiler: of the variable itself, or of the function whose static it is.
 RESERVED_NAME = re.compile(r"(_ZZ?L?\d+)?__(?!_*$)\w+")
 REGISTRATION_BYTES = 16  # a handle or a flag of a registration: a larger static is a buffer, whatever its name
@@ -240,12 +242,13 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 def _vendor_header_of_symbol(name: str) -> str:
     """Return the name of the vendor's header library that defines a variable called ``name``, such as ``"CUB"``. Return
-    an empty string if none does. The outermost namespace in the mangled name decides.
+    an empty string if none does. The outermost namespace in the mangled name decides, for ``cuda`` with the next.
     """
     if VENDOR_C_VARIABLE.fullmatch(name):
         return "NVTX"
     outer = OUTER_NAMESPACE.match(name)
-    return VENDOR_NAMESPACES.get(outer[2][: int(outer[1])], "") if outer else ""
+    header = VENDOR_NAMESPACES.get(outer[2][: int(outer[1])], "") if outer else ""
+    return "" if header == "libcu++" and not LIBCUXX_NAMESPACE.match(name) else header
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:

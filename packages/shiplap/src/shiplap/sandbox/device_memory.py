@@ -7,6 +7,7 @@ the process that judges maps it to read results. All functions are those of CUDA
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -282,8 +283,9 @@ class DeviceDriver:
         """Wait for all queued GPU work, then unmap the blocks that were garbage collected without being closed."""
         if self.retired:
             self.synchronize()
-        while self.retired:
-            DeviceBlock(self, *self.retired.pop()).close()
+        with contextlib.suppress(IndexError):  # the list is empty: another thread may take the last one
+            while True:
+                DeviceBlock(self, *self.retired.pop()).close()
 
 
 @cache

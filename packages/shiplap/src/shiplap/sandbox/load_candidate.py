@@ -26,8 +26,9 @@ def is_declared(value: Any) -> TypeGuard[Op]:
     """Return whether ``value`` is a declared op. The modules of declarations are not imported for the answer, since a
     process that has an op has imported them.
     """
-    dispatch = sys.modules.get("shiplap.dispatch")
-    return dispatch is not None and isinstance(value, dispatch.Op)
+    # Another thread may be importing that module, and no op exists before it has the class.
+    op_class = getattr(sys.modules.get("shiplap.dispatch"), "Op", None)
+    return op_class is not None and isinstance(value, op_class)
 
 
 def load_module(home: str) -> ModuleType:

@@ -85,6 +85,9 @@ def _replace_mask(graph: Graph, node: Node) -> Outcome | None:
     held = [fake_tensor(n) for n in (*qkv, mask)]
     if not isinstance(mask, Node) or any(t is None or t.dim() < 2 for t in held):
         return None
+    # torch's fused kernels hide later columns as well as what a mask hides, although its documentation forbids both.
+    if given.get("is_causal", False) is not False:
+        return None
     plan, bias = _plan_call(given, mask, held)
     if plan is None:
         return None
@@ -168,11 +171,16 @@ def _is_fast_on_efficient_kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) 
     """
     if q.device.type != "cuda" or q.itemsize != 2 or any(t.dim() != 4 for t in (q, k, v)) or bias.dim() < 3:
         return False
+    # Called by name, the kernel gets no casts of autocast, reads dense rows only, and is not what a user ruled out.
+    if any(t.dtype != q.dtype or t.stride(-1) != 1 for t in (q, k, v)):
+        return False
+    if not torch.backends.cuda.mem_efficient_sdp_enabled():
+        return False
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, bias))
     sizes = (*q.shape, *k.shape[-2:], v.shape[-1], *bias.shape)
     return (
         not learns
-        and all(type(n) is int for n in sizes)
+        and all(type(n) is int and n > 0 for n in sizes)
         and bias.shape[-3] != 1
         and q.shape[-1] % 8 == v.shape[-1] % 8 == 0
         and max(q.shape[-1], v.shape[-1]) <= 128
