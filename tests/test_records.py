@@ -219,6 +219,8 @@ def test_every_record_of_this_repository_says_where_it_comes_from() -> None:
         assert (ROOT / "benchmarks" / f"{path.stem}.py").is_file()
         for name, part in records.parts(path.stem, json.loads(path.read_text(encoding="utf-8"))):
             assert [field for field in records.FIELDS if not part.get(field)] == [], name
+            if git(ROOT, "rev-parse", "--is-shallow-repository").strip() == "false":  # it has all commits
+                assert git(ROOT, "cat-file", "-t", part["commit"]).strip() == "commit", name
 
 
 def test_figures_on_pages_are_of_a_record() -> None:
