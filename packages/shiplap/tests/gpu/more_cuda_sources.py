@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -527,7 +528,7 @@ int gated(const sl_context* ctx, const DLTensor* x, const DLTensor* gate, DLTens
 def bag_sums(x: Float32[Tensor, "n c"], offsets: Int64[Tensor, "e"]) -> Float32[Tensor, "e-1 c"]:
     """The sums of bags of rows. Bag b has the rows from offsets[b] to offsets[b + 1]; other rows do not exist."""
     ends = offsets.clamp(0, x.shape[0]).tolist()
-    sums = [x[a:b].sum(0) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    sums = [x[a:b].sum(0) for a, b in pairwise(ends)]
     return torch.stack(sums) if sums else x.new_zeros(0, x.shape[1])
 
 
