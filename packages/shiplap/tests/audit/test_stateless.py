@@ -156,6 +156,7 @@ extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle 
         ("static float __scratch[64];", "+ (__scratch[n] = n, 0)", ["_ZL9__scratch"]),  # a buffer, whatever its name
         ("namespace cub { inline int& cached() { static int count; return count; } }", "+ (cub::cached() += n)", []),
         ("int nvtxGlobals_v3[9];", "+ (nvtxGlobals_v3[0] = n)", []),  # CUB includes the profiler's header
+        ("static int precalc_xorwow_matrix[9];", "+ (precalc_xorwow_matrix[0] = n)", []),  # cuRAND's header has it
         (
             "namespace cuda { namespace std { inline int& at() { static int n; return n; } } }",
             "+ (cuda::std::at() += n)",

@@ -61,8 +61,14 @@ VENDOR_NAMESPACES = {
     "hipcub": "hipCUB",
     "rocprim": "rocPRIM",
 }
-# The C variables of the profiler's header, of which CUB includes a copy.
-VENDOR_C_VARIABLE = re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr")
+# Variables without a namespace of the vendor's headers: of the profiler, of which CUB includes a copy, and the tables
+# of the generators of random numbers, of which each library that includes the header gets a copy, used or not.
+VENDOR_C_VARIABLES = {
+    "NVTX": re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr"),
+    "cuRAND": re.compile(
+        r"(_ZL\d+)?(precalc_xorwow_(offset_)?matrix(_host)?|mrg32k3aM[12]((Sub)?Seq)?(Host)?|__cr_lgamma_table)"
+    ),
+}
 # The outermost namespace of a variable of C++, or of the function whose static it is.
 OUTER_NAMESPACE = re.compile(r"_ZZ?N[rVK]*(\d+)(\w+)")
 # The namespaces inside of ``cuda`` that are libcu++'s: an author may have a namespace of that name.
@@ -242,10 +248,10 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 def _vendor_header_of_symbol(name: str) -> str:
     """Return the name of the vendor's header library that defines a variable called ``name``, such as ``"CUB"``. Return
-    an empty string if none does. The outermost namespace in the mangled name decides, for ``cuda`` with the next.
+    an empty string if none does. For a name with namespaces the outermost one decides, and for ``cuda`` the next, too.
     """
-    if VENDOR_C_VARIABLE.fullmatch(name):
-        return "NVTX"
+    if header := next((owner for owner, names in VENDOR_C_VARIABLES.items() if names.fullmatch(name)), ""):
+        return header
     outer = OUTER_NAMESPACE.match(name)
     header = VENDOR_NAMESPACES.get(outer[2][: int(outer[1])], "") if outer else ""
     return "" if header == "libcu++" and not LIBCUXX_NAMESPACE.match(name) else header
