@@ -76,7 +76,7 @@ def test_a_custom_op_gives_its_kernels_and_its_gradient(ns: str) -> None:
     assert str(taken.adoption).splitlines() == [
         f"from {ns}::plain:",
         "  taken  kernel on cpu, cuda",
-        "  taken  gradient, which runs the source again under autograd; a gradient of the gradient is refused",
+        "  taken  gradient, by running the source again; a gradient of the gradient is refused",
         "  taken  fake: derived from the declaration, in place of the source's",
     ]
 

@@ -90,7 +90,7 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
     elif parts.differentiable:
         saves = [a.name for a in spec.tensors]
         op.backward(_source_gradient(spec, parts.call), saves=saves, strided=True, once_differentiable=True)
-        taken.append("gradient, which runs the source again under autograd; a gradient of the gradient is refused")
+        taken.append("gradient, by running the source again; a gradient of the gradient is refused")
     else:
         left.append("gradient: the source has none, declare one with @op.backward")
     taken.append("fake: derived from the declaration, in place of the source's")
