@@ -1,11 +1,12 @@
 """Honest candidates on the CPU: none is refused, and the filter of allowed calls costs no time.
 
-    python benchmarks/judge_honest.py [--before FILE] [--limit 500] [--json benchmarks/results/judge_honest.json]
+    python benchmarks/judge_honest.py [--before FILE] [--jobs 2] [--limit 500] [--json FILE]
 
 The candidates are those of the judge's tests: kernels, ways to write them, twins of wrong ones, and uses of the system.
 Each is judged in the sandbox, without the measurement of its speed. One of ``--share`` candidates is also judged with
 the file ``--before`` in place of ``sandbox/seccomp.py``, right before or after, for the seconds of the former filter.
-The folder keeps the rows, and the next run goes on there.
+So many ``--jobs`` judge side by side; where they are more than half of the processors, times say little. The folder
+keeps the rows, and the next run goes on there.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 from _record import ROOT, record, write
@@ -30,6 +34,7 @@ SOURCES = ("packages/shiplap/src/shiplap/sandbox/*.py", "packages/shiplap/src/sh
 SECONDS, ROUNDS = 120, 5
 COMPILERS = ("load_inline", "torch.compile", "gcc")  # what takes longest is judged first
 Case = tuple[str, str, str, str]
+LOCK = threading.Lock()  # of the file of rows
 
 
 def list_cases() -> list[Case]:
@@ -112,27 +117,49 @@ class Server:
 def judge_cases(cases: list[Case], given: argparse.Namespace) -> list[dict[str, Any]]:
     """Judge the cases that the folder has no row of, until the limit, and return all rows."""
     kept = given.folder / "rows.jsonl"
-    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    done, ends = {(row["set"], row["name"]) for row in rows}, time.monotonic() + given.limit
+    done = {(row["set"], row["name"]) for row in read_rows(kept)}
+    left: Queue[tuple[int, Case]] = Queue()
+    for number, case in enumerate(cases):
+        if case[:2] not in done:
+            left.put((number, case))
+    ends = time.monotonic() + given.limit
+    work = partial(judge_queued, left, cases[-1], given, kept, ends)
+    threads = [threading.Thread(target=work) for _ in range(given.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return read_rows(kept)
+
+
+def read_rows(kept: Path) -> list[dict[str, Any]]:
+    """Return the rows of the file ``kept``."""
+    return [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+
+
+def judge_queued(left: Queue[tuple[int, Case]], last: Case, given: argparse.Namespace, kept: Path, ends: float) -> None:
+    """Judge what the queue holds until the time ``ends``, and append a row for each to the file ``kept``. Each process
+    that judges begins with the case ``last``, which counts for none.
+    """
     servers: dict[bool, Server] = {}
-    for number, (kind, name, *texts) in enumerate(cases):
-        if (kind, name) in done or time.monotonic() > ends:
-            continue
+    while time.monotonic() < ends:
+        try:
+            number, (kind, name, *texts) = left.get_nowait()
+        except Empty:
+            break
         row: dict[str, Any] = {"set": kind, "name": name}
         both = given.before and number % given.share == 0
         for former in ((False, True), (True, False))[number // given.share % 2] if both else (False,):
             if former not in servers:
                 servers[former] = Server(given.before if former else None)
-                servers[former].judge(*cases[-1][2:])  # what is imported later counts for none
+                servers[former].judge(*last[2:])  # what is imported later counts for none
             got = servers[former].judge(*texts)
             row.update({"before": got} if former else got)
-        rows.append(row)
-        with kept.open("a") as file:
+        with LOCK, kept.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(row["verdict"], kind, name, row["seconds"], row["why"][:100], flush=True)
     for server in servers.values():
         server.close()
-    return rows
 
 
 def summarise(rows: list[dict[str, Any]], cases: list[Case]) -> dict[str, Any]:
@@ -152,6 +179,7 @@ def main() -> int:
     parser.add_argument("--serve", action="store_true")
     parser.add_argument("--before", type=Path, help="the former seccomp.py")
     parser.add_argument("--share", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=500.0)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "honest")
     parser.add_argument("--json", type=Path)

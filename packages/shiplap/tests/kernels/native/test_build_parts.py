@@ -97,6 +97,8 @@ def test_why_an_op_whose_kernels_python_picks_has_no_binding(monkeypatch):
     form.calls += 1
     monkeypatch.setattr(binding.registry, "find_declared_op", lambda name: None)
     assert binding._advance_binding(spec, form) == ""
+    monkeypatch.setenv("SHIPLAP_NATIVE", "0")
+    assert binding._advance_binding(spec, form) == binding.BINDING_OFF
 
 
 def test_what_can_be_removed_of_a_folder_is_removed(tmp_path, monkeypatch):
