@@ -238,6 +238,9 @@ def _choose_forms(case: JudgeSession) -> list[InputForm]:
     forms = case.problem.forms(constants_in_sources(case.candidate.file), most=_max_other_shapes(case))
     if case.problem.hurried:
         case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
+    if case.problem.untried:
+        why = "to look for indices out of range in them takes too long"
+        case.unchecked.append(f"{case.problem.untried} other inputs: {why}")
     return forms if _reference_is_comparable(case, forms) else []
 
 

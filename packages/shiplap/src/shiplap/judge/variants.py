@@ -70,6 +70,13 @@ class InputForm:
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
 
     @property
+    def changes_integers(self) -> bool:
+        """Whether tensors of integers, which may be indices, get other values than the reference's input function
+        gives them.
+        """
+        return self.kind == "whole" or self.alike >= 0 or self.mark is not None
+
+    @property
     def whole(self) -> bool:
         """Whether this form is used only if every result of the reference is finite. This holds for values that the
         reference may not be meant for.

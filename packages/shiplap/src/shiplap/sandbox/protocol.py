@@ -30,6 +30,7 @@ from shiplap.sandbox.device_memory import HANDLE_BYTES
 MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a reply
 MAX_REQUEST_BYTES = 1 << 26  # bytes
 MESSAGE_HEAD = struct.Struct("=I")
+WORD = 8  # bytes that a comparison of bits takes at once
 NO_ADDRESS = ctypes.c_void_p(-1).value  # the answer of mmap if it fails
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -584,4 +585,8 @@ def bits_are_equal(a: Tensor, b: Tensor) -> bool:
         return True
     if a.device.type == b.device.type == "cpu":  # torch compares bytes one by one, memcmp is faster
         return bool(_libc.memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.itemsize) == 0)
-    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
+    flat = [t.reshape(-1).view(torch.uint8) for t in (a, b)]
+    # A comparison on a GPU writes a byte for each word, so that wide words are up to eight times as fast.
+    if all(t.numel() % WORD == 0 and t.data_ptr() % WORD == 0 and t.storage_offset() % WORD == 0 for t in flat):
+        flat = [t.view(torch.int64) for t in flat]
+    return bool(torch.equal(*flat))
