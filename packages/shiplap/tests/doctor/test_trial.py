@@ -97,6 +97,25 @@ def test_where_nothing_helps_the_cause_is_said(tmp_path: Path) -> None:
     assert "your code" in text
 
 
+@pytest.mark.parametrize(("calls", "removed"), [(3, True), (2, False)])
+def test_versions_are_tried_only_where_one_is_used_again(tmp_path: Path, calls: int, removed: bool) -> None:
+    """A version for each of two calls would be compiled in each call."""
+    source = "import torch\n@torch.compile\ndef f(x, how=None):\n    return x if how is None else x + 1\n"
+    (tmp_path / "program.py").write_text(source)
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+    recompile = Recompile(place, cause="optional", subject="how", values=(), guard="how is None", fix="")
+
+    class TwoKinds(Laboratory):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            cured = "compile_each" in texts.get("program.py", "")
+            return run(*(() if cured else (recompile,)), counts={"calls": calls})
+
+    laboratory = TwoKinds(Program(("python",), (place.file,), tmp_path), tmp_path, None)
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.removed == removed
+    assert found.refused == ({} if removed else {"versions": "no version was used a second time"})
+
+
 def test_remedies_change_lines_of_the_program_alone() -> None:
     assert {r.id for r in list_remedies(ITEM)} >= {"torch_hint", "keep_tensor"}
     assert all(not r.own for r in list_remedies(replace(ITEM, owner="library")))

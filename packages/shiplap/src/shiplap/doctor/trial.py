@@ -143,6 +143,7 @@ def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
 
 
 STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for another reason: "
+NEVER_AGAIN = "no version was used a second time"
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
@@ -287,6 +288,10 @@ def _try_entry(
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
     for remedy, changed in _candidates(laboratory.program, entry, texts):
+        # Where no kind of call came twice, a version for each would compile in each call.
+        if remedy.repeated and isinstance(entry, Recompile) and entry.times + 1 >= now.counts.get("calls", 0):
+            refused[remedy.id] = NEVER_AGAIN
+            continue
         after = laboratory.run(changed, "compare")
         reason = reason_of_refusal(entry, now, after)
         # A remedy may make recompiles rarer without removing them.
@@ -363,6 +368,7 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
         text=entry.words,
         texts=texts,
         callers=tuple((str(file.relative_to(program.root)), line) for file, line in callers),
+        cause=entry.cause,
     )
 
 
