@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites
-from shiplap.doctor.edits_of_values import names_before
+from shiplap.doctor.edits_of_values import enclosing_function, names_before
 from shiplap.doctor.scratch import Edit
 
 # Helpers that the edits insert into the program. A compiled module stays a module, since the program may read its
@@ -201,38 +201,69 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
         yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 
 
-def call_later(case: Case) -> Iterator[Edits]:
-    """Yield the edits that make a call whose result is unused behind the compiled part around it.
+def in_outermost_function(editor: Editor) -> Editor:
+    """Return an editor that proposes the edits of ``editor`` for lines of the outermost compiled function alone.
 
-    It is the call at fault, or each call that adds to the list or set which has varied. The called object must belong
-    to the module level, since a function there makes the call.
+    Torch moves calls behind the graph, but loses those in functions that the outermost one calls (torch 2.13).
+    An editor is a function that proposes edits for a break or recompile.
     """
-    if case.own is not None and (node := case.own.statement(case.line)) is not None and case.cause != "length":
-        calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-        yield from _moved_calls(case.own, calls)
+
+    def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edits of ``editor`` of the enclosing function if the line is in the outermost compiled function."""
+        node = case.own.statement(case.line) if case.own is not None else None
+        if case.own is not None and node is not None and _is_outermost(case, case.own, node):
+            yield from editor(case)
+
+    return edit
+
+
+def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
+    """Return whether ``node`` is known to be in the outermost compiled function. That is a function with the decorator
+    ``torch.compile``, or the function of the break if a line outside of functions calls it.
+    """
+    function = enclosing_function(source, node)
+    if function is None:
+        return False
+    if any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list):
+        return True
+    if not case.callers or not function.lineno <= case.line <= (function.end_lineno or 0):
+        return False
+    file, line = case.callers[0]
+    caller = case.source(file).statement(line)
+    return caller is not None and enclosing_function(case.source(file), caller) is None
+
+
+def call_later(case: Case) -> Iterator[Edits]:
+    """Yield the edits that make calls whose results are unused behind the compiled part around them.
+
+    They are the calls in the statement at fault, or those that add to the list or set which has varied. What is called
+    must belong to the module level, since a function there makes the call, and the line to the outermost function.
+    """
+    if case.cause != "length":
+        node = case.own.statement(case.line) if case.own is not None else None
+        if case.own is not None and node is not None:
+            yield from _moved_calls(case, case.own, [n for n in ast.walk(node) if isinstance(n, ast.Call)])
         return
     added = re.compile(rf"{re.escape(case.subject)}\.(append|appendleft|add|insert|update|extend)")
     for source in case.sources():
         calls = [n for n in ast.walk(source.tree) if isinstance(n, ast.Call)]
-        yield from _moved_calls(source, [n for n in calls if added.fullmatch(ast.unparse(n.func))])
+        yield from _moved_calls(case, source, [n for n in calls if added.fullmatch(ast.unparse(n.func))])
 
 
-def _moved_calls(source: Source, calls: list[ast.Call]) -> Iterator[Edits]:
-    """Yield the edits that let torch move those of ``calls`` whose results are unused behind the graph, if there are
-    any.
-    """
-    parents = source.parents()
-    bound = {
-        n.id for s in source.tree.body for n in ast.walk(s) if isinstance(s, ast.Assign) and isinstance(n, ast.Name)
-    }
+def _moved_calls(case: Case, source: Source, calls: list[ast.Call]) -> Iterator[Edits]:
+    """Yield the edits that let torch move ``calls`` behind the graph, unless one of them has to stay."""
+    parents, bound, edits = source.parents(), source.assigned_names(), list[Edit]()
     helpers: dict[str, str] = {}
-    edits = []
     for call in calls:
-        parent, called = parents.get(call), ast.unparse(call.func)
+        called = ast.unparse(call.func)
         root = called.partition(".")[0]
-        unused = isinstance(parent, ast.Expr) or (isinstance(parent, ast.Lambda) and parent.body is call)
-        if not unused or not (source.imports(root) or root in bound) or root in names_before(source, call):
-            continue
+        if not isinstance(parents.get(call), ast.Expr):
+            if case.cause != "length":
+                continue  # an argument of the call that moves
+            return
+        known = (source.imports(root) or root in bound) and root not in names_before(source, call)
+        if not known or not _is_outermost(case, source, call):
+            return
         name = re.sub(r"\W+", "_", called) + "_later"
         helpers[name] = (
             f"\n\ndef {name}(*args, **kwargs):\n    {called}(*args, **kwargs)\n\n\n"

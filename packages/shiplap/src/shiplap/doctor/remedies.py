@@ -27,6 +27,7 @@ class Remedy:
         own: whether the line has to be in the program's own files. Settings help wherever the line is.
         caveat: its effects that a comparison of results does not show.
         repeated: whether it is tried only where calls of one kind came more than once in the run.
+        prints: whether the program has to print as many lines as before.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Remedy:
     own: bool = True
     caveat: str = ""
     repeated: bool = False
+    prints: bool = False
 
     def fits(self, entry: Break | Recompile) -> bool:
         """Return whether the remedy can be tried on ``entry``, a break or recompile.
@@ -63,6 +65,7 @@ def _setting(
 
 
 _CONFIG = "torch._dynamo.config"
+_REORDERED = f"{_CONFIG}.reorderable_logging_functions"
 _FROZEN = "the value is read once and stays the same in compiled code"
 _SILENT = "the call does not run in compiled code"
 
@@ -95,10 +98,12 @@ REMEDIES: tuple[Remedy, ...] = (
         own=False,
         call=r"^print$",
         caveat="it prints after the compiled part around it",
+        prints=True,
     ),
-    _setting(
+    Remedy(
         "reorder_warnings",
-        f"{_CONFIG}.reorderable_logging_functions.add(warnings.warn)",
+        f"set {_REORDERED}.add(warnings.warn)",
+        edits_of_calls.in_outermost_function(edits.add_setting(f"{_REORDERED}.add(warnings.warn)", "warnings")),
         ("print",),
         call=r"warn",
         caveat="it warns after the compiled part around it",
@@ -107,7 +112,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "call_later",
         "make the call behind the compiled part",
         edits_of_calls.call_later,
-        ("print", "system", "foreign", "object", "length", "other"),
+        ("print", "system", "foreign", "object", "length", "disabled", "other"),
         own=False,
         caveat="the call is made after the compiled part around it, with what its arguments hold then",
     ),
