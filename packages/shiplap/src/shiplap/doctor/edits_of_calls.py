@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites
+from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites, reindent
 from shiplap.doctor.edits_of_values import enclosing_function, names_before
 from shiplap.doctor.scratch import Edit
 
@@ -234,42 +234,47 @@ def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool
 
 
 def call_later(case: Case) -> Iterator[Edits]:
-    """Yield the edits that make calls whose results are unused behind the compiled part around them.
+    """Yield the edits that run statements which only make a call behind the compiled part around them.
 
-    They are the calls in the statement at fault, or those that add to the list or set which has varied. What is called
-    must belong to the module level, since a function there makes the call, and the line to the outermost function.
+    They are the statement at fault, or those that add to the list or set which has varied. A function of the module
+    runs the statement, with the tensors and numbers that it uses. The statement must be in the outermost function.
     """
     if case.cause != "length":
         node = case.own.statement(case.line) if case.own is not None else None
         if case.own is not None and node is not None:
-            yield from _moved_calls(case, case.own, [n for n in ast.walk(node) if isinstance(n, ast.Call)])
+            yield from _moved_statements(case, case.own, [node])
         return
     added = re.compile(rf"{re.escape(case.subject)}\.(append|appendleft|add|insert|update|extend)")
     for source in case.sources():
         calls = [n for n in ast.walk(source.tree) if isinstance(n, ast.Call)]
-        yield from _moved_calls(case, source, [n for n in calls if added.fullmatch(ast.unparse(n.func))])
+        parents = source.parents()
+        yield from _moved_statements(case, source, [parents[n] for n in calls if added.fullmatch(ast.unparse(n.func))])
 
 
-def _moved_calls(case: Case, source: Source, calls: list[ast.Call]) -> Iterator[Edits]:
-    """Yield the edits that let torch move ``calls`` behind the graph, unless one of them has to stay."""
-    parents, bound, edits = source.parents(), source.assigned_names(), list[Edit]()
-    helpers: dict[str, str] = {}
-    for call in calls:
-        called = ast.unparse(call.func)
-        root = called.partition(".")[0]
-        if not isinstance(parents.get(call), ast.Expr):
-            if case.cause != "length":
-                continue  # an argument of the call that moves
+def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> Iterator[Edits]:
+    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay."""
+    helpers, edits = dict[str, str](), list[Edit]()
+    for node in nodes:
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
             return
-        known = (source.imports(root) or root in bound) and root not in names_before(source, call)
-        if not known or not _is_outermost(case, source, call):
+        if not _is_outermost(case, source, node):
             return
-        name = re.sub(r"\W+", "_", called) + "_later"
+        local = names_before(source, node)
+        used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
+        # The function gets tensors and numbers alone, and what it calls is looked up in the module.
+        if "self" in used or ast.unparse(node.value.func).partition(".")[0] in used:
+            return
+        if re.search(r"\"\"\"|'''|\\\n", source.code(node)):  # the lines of a text are part of it
+            return
+        name = re.sub(r"\W+", "_", ast.unparse(node.value.func)) + "_later"
+        while name in helpers or f"def {name}(" in source.text:
+            name += "_"
+        body = reindent(" " * node.col_offset + source.code(node), "    ")
         helpers[name] = (
-            f"\n\ndef {name}(*args, **kwargs):\n    {called}(*args, **kwargs)\n\n\n"
+            f"\n\ndef {name}({', '.join(used)}):\n{body}\n\n\n"
             f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
         )
-        edits.append(source.replace(call.func, name))
+        edits.append(source.replace(node, f"{name}({', '.join(used)})"))
     if edits:
         missing = "" if source.imports("torch") else "import torch\n"
         yield source.after_imports(missing + "".join(helpers.values())), *edits

@@ -112,9 +112,10 @@ REMEDIES: tuple[Remedy, ...] = (
         "call_later",
         "make the call behind the compiled part",
         edits_of_calls.call_later,
-        ("print", "system", "foreign", "object", "length", "disabled", "other"),
+        ("print", "system", "foreign", "object", "length", "disabled", "other", "item"),
         own=False,
         caveat="the call is made after the compiled part around it, with what its arguments hold then",
+        prints=True,
     ),
     Remedy(
         "drop_marker",
