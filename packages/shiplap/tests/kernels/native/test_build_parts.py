@@ -1,6 +1,7 @@
 """The parts of a native build: what is generated anew, what is waited for, and what is named."""
 
 import fcntl
+import io
 import os
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -99,6 +100,36 @@ def test_why_an_op_whose_kernels_python_picks_has_no_binding(monkeypatch):
     assert binding._advance_binding(spec, form) == ""
     monkeypatch.setenv("SHIPLAP_NATIVE", "0")
     assert binding._advance_binding(spec, form) == binding.BINDING_OFF
+
+
+def test_the_call_from_which_a_binding_is_asked_for(monkeypatch, tmp_path):
+    spec, form = SimpleNamespace(name="demo::f"), SimpleNamespace(calls=binding.HOT_CALLS - 1, place=None)
+    plan, started = SimpleNamespace(place=tmp_path / "root" / "digest", source={}), []
+    monkeypatch.setattr(binding.registry, "find_declared_op", lambda name: object())
+    for name, value in {"form_is_native": True, "_attach_installed": False, "make_plan": plan}.items():
+        monkeypatch.setattr(binding, name, lambda *given, value=value: value)
+    monkeypatch.setattr(binding, "is_library_present", lambda *given: False)
+    monkeypatch.setattr(binding, "compile_command", lambda op: ("c++",))
+    monkeypatch.setattr(binding, "build_detached", lambda *given: started.append(given))
+    monkeypatch.setattr(binding, "_running_builds", {})
+    monkeypatch.delenv("SHIPLAP_BACKGROUND_BUILD", raising=False)
+    assert binding._advance_binding(spec, form) == ""
+    assert form.place == plan.place
+    form.calls += 1
+    assert binding._advance_binding(spec, form) == binding.UNBUILT
+    monkeypatch.setenv("SHIPLAP_BACKGROUND_BUILD", "1")
+    assert binding._advance_binding(spec, form) == ""
+    assert started == [(tmp_path / "root", "digest", {}, ("c++",))]
+    assert binding._advance_binding(spec, form) == ""  # it runs
+    assert len(started) == 1
+
+
+def test_a_library_has_a_seal_up_to_a_length(monkeypatch):
+    monkeypatch.setattr(build, "MOST_LIBRARY_BYTES", 5)
+    seals = {build.seal_text(*given) for given in (("a", io.BytesIO(b"12345")), ("b", io.BytesIO(b"12345")))}
+    assert len(seals) == 2  # of the name, too
+    with pytest.raises(OSError, match="longer than 5 bytes"):
+        build.seal_text("a", io.BytesIO(b"123456"))
 
 
 def test_what_can_be_removed_of_a_folder_is_removed(tmp_path, monkeypatch):
