@@ -355,3 +355,16 @@ def test_lists_of_numbers_beyond_small_sizes():
     values = boundary_sizes.odd_scalar_values(window.spec.arg("kernel"), find_code_constants(window))
     assert (9, 10) in values
     assert (-9, -8) in values
+
+
+def test_values_lie_at_the_last_positions_of_dims(ns):
+    """A value may be a position in a row, and the gradient there takes another path."""
+
+    @sl.op(f"{ns}::taken")
+    def taken(row: Float32[Tensor, "w"], at: Float32[Tensor, "k"]) -> Float32[Tensor, "k"]:
+        return row[at.long()]
+
+    (case,) = Samples(taken, 3).thresholds()
+    (kind,) = {case.recipe.values}
+    assert kind.split()[:3] == ["around", "4", "2"]  # of five elements and of three
+    assert any((case.args[1].abs() == last).any() for last in (4, 2))
