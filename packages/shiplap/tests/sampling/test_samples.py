@@ -303,7 +303,7 @@ def test_a_builder_is_asked_for_usual_scalars_and_the_call_has_the_huge_one():
 
 
 def test_a_builder_that_is_slow_is_asked_for_less(monkeypatch):
-    monkeypatch.setattr("shiplap.sampling.samples.SLOW", 0.02)
+    monkeypatch.setattr("shiplap.sampling.sample_times.AFFORDED_S", 0.08)
     asked = []
 
     @sl.op("samples::slow_builder")
