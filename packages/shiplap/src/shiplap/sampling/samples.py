@@ -335,14 +335,12 @@ class Samples:
         return find_code_constants(self.op)
 
     def thresholds(self) -> Iterator[SampleCase]:
-        """Yield samples of every dtype whose values lie at and near the op's scalars and the numbers in its code, where
-        the code may branch. Yield nothing if the op has a builder of samples.
+        """Yield samples of every dtype whose values lie at and near the op's scalars, the numbers in its code, and the
+        last positions in its dims, where the code may branch. Yield nothing if the op has a builder of samples.
         """
-        if (
-            kind := threshold_value_kind(self.code_constants, dict(self.base.scalars).values())
-            if self.op.sampler is None
-            else ""
-        ):
+        last = [float(n - 1) for _, n in self.base.sizes if type(n) is int]  # a value may be a position in a row
+        numbers = dict(self.base.scalars).values()
+        if kind := "" if self.op.sampler else threshold_value_kind(self.code_constants, numbers, last):
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[SampleCase]:
