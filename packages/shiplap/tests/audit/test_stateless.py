@@ -178,6 +178,7 @@ extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle 
             ["_ZN3own17CUB_300001_SM_9001nE"],
         ),
         ("int nvtxGlobals_v3[9];", "+ (nvtxGlobals_v3[0] = n)", []),  # CUB includes the profiler's header
+        ("static int precalc_xorwow_matrix[9];", "+ (precalc_xorwow_matrix[0] = n)", []),  # cuRAND's header has it
         (
             "namespace cuda { namespace std { inline int& at() { static int n; return n; } } }",
             "+ (cuda::std::at() += n)",

@@ -63,8 +63,14 @@ VENDOR_NAMESPACES = {
     r"hipcub::HIPCUB_\d+\w*": "hipCUB",
     r"rocprim::ROCPRIM_\d+\w*": "rocPRIM",
 }
-# The C variables of the profiler's header, of which CUB includes a copy.
-VENDOR_C_VARIABLE = re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr")
+# Variables without a namespace of the vendor's headers: of the profiler, of which CUB includes a copy, and the tables
+# of the generators of random numbers, of which each library that includes the header gets a copy, used or not.
+VENDOR_C_VARIABLES = {
+    "NVTX": re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr"),
+    "cuRAND": re.compile(
+        r"(_ZL\d+)?(precalc_xorwow_(offset_)?matrix(_host)?|mrg32k3aM[12]((Sub)?Seq)?(Host)?|__cr_lgamma_table)"
+    ),
+}
 # The start of the name of a variable of C++ in a namespace, or of the function whose static it is.
 NESTED_NAME = re.compile(r"_Z+N[rVKRO]*")
 # A name that C++ reserves for the compiler: of the variable itself, or of the function whose static it is.
@@ -242,10 +248,10 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 def _vendor_header_of_symbol(name: str) -> str:
     """Return the name of the vendor's header library that defines a variable called ``name``, such as ``"CUB"``. Return
-    an empty string if none does. The namespaces in the mangled name decide.
+    an empty string if none does. For a name with namespaces these decide.
     """
-    if VENDOR_C_VARIABLE.fullmatch(name):
-        return "NVTX"
+    if header := next((owner for owner, names in VENDOR_C_VARIABLES.items() if names.fullmatch(name)), ""):
+        return header
     path = "::".join(_namespaces_of_symbol(name))
     return next((owner for pattern, owner in VENDOR_NAMESPACES.items() if re.match(rf"{pattern}(::|$)", path)), "")
 
