@@ -259,6 +259,10 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
     for number in (n for n in case.problem.always if n not in alike and n not in case.problem.flags):
         why = f"tensor argument {number} has the same integers in each draw: let get_inputs give others in some draws"
         case.note_always_alike(f"integers of {number}", why)
+    other = {f.text[0] for f in forms if f.text is not None}
+    for number in (n for n in case.problem.texts if n not in other):
+        why = f"argument {number} is the same text in each draw: let get_inputs give others in some draws"
+        case.note_always_alike(f"text of {number}", why)
     # Smaller shapes that stand for large ones come first: as a rule, one look at results is enough.
     stands = [f for f in forms if f.reduced and f.usual][:1]
     unfit = case.problem.why_unfit([*stands, *(f for f in forms if f.timed)] or forms[:1])
@@ -355,7 +359,7 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
     varied = {
         "size": form.shapes != first.shapes or recipe.sizes != usual.sizes,
         "value": not form.usual or recipe.values != usual.values,
-        "scalar": form.plain >= 0 or recipe.scalars != usual.scalars,
+        "scalar": bool(form.plain) or recipe.scalars != usual.scalars,
         "layout": bool(layouts - {"offset"}),
         "alignment": "offset" in layouts,
         "absence": form.given is not None or recipe.absent != usual.absent,

@@ -7,7 +7,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,11 @@ from shiplap.sampling.compare import (
 )
 from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.machine_lack import is_lack
-from shiplap.sandbox.protocol import bits_are_equal, structure_of, tree_leaves
+from shiplap.sandbox.protocol import structure_of, tree_leaves
 from shiplap.sandbox.rng_state import rng_positions, seed_torch
-from shiplap.sandbox.source_scan import marks_in_source
+from shiplap.sandbox.source_scan import marks_in_source, texts_in_source
 from shiplap.sandbox.strided_memory import elements_overlap
 
 # Held from a seed to the last number drawn from it: judgements of a suite share the generators of this process.
@@ -87,6 +89,7 @@ class JudgeProblem:
     always: list[int] = field(default_factory=list)  # integer tensors with the same values in each draw
     flags: list[int] = field(default_factory=list)  # those of them that hold flags
     absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
+    texts: list[int] = field(default_factory=list)  # arguments that are the same text in each draw
     runs_products: bool = True  # whether a call of the reference may run matrix products
     compares_nesting: bool = False  # whether a result has to lie in the same containers
     own_errors: OwnErrors = field(default_factory=OwnErrors)  # of the reference in its own precision
@@ -259,6 +262,34 @@ class JudgeProblem:
         after = module.state_dict()
         return {k: v for k, v in after.items() if k in before and bitwise_difference([v], [before[k]])}
 
+    def depends_on_mode(self, args: Args) -> bool:
+        """Return whether the reference is a module with other results on ``args`` in evaluation than now. The calls are
+        made on copies of it.
+        """
+        if not isinstance(self.call, torch.nn.Module) or not any(m.training for m in self.call.modules()):
+            return False
+        outs = []
+        for module in (copy.deepcopy(self.call), copy.deepcopy(self.call).eval()):
+            with torch.no_grad():
+                try:
+                    outs.append(_result_tensors(module(*tree_map(lambda t: t.detach().clone(), args))))
+                except Exception:
+                    return False
+        return bool(bitwise_difference(outs[0], outs[1]))
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Return a context manager in which the modules of the reference are set to evaluation."""
+        both = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
+        modes = [(module, module.training) for whole in both for module in whole.modules()]
+        try:
+            for whole in both:
+                whole.eval()
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
     def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
         """Raise ``CandidateError`` if ``got`` differs from ``expected`` beyond rounding errors. ``expected`` maps names
         of the reference's parameters and buffers to their values after a call, and ``got`` has those of the candidate
@@ -413,9 +444,9 @@ class FunctionProblem(JudgeProblem):
         self.takes = time.perf_counter() - began
         again = self._make_arguments()
         self._look_for_constants(tensors_among(made), tensors_among(again))
-        self.absent = [
-            i for i, pair in enumerate(zip(made, again, strict=False)) if not any(v is not None for v in pair)
-        ]
+        pairs = list(zip(made, again, strict=False))
+        self.absent = [i for i, pair in enumerate(pairs) if not any(v is not None for v in pair)]
+        self.texts = [i for i, (a, b) in enumerate(pairs) if isinstance(a, str) and a == b]
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
@@ -477,6 +508,7 @@ class FunctionProblem(JudgeProblem):
             self.absent,
             tuple(tuple(o.shape) for o in results),
             self.takes > SLOW_CALL_S,
+            texts_in_source(self.file),
         )
         most = most if self.vary_shapes else 0
         forms = make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)
