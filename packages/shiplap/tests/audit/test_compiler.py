@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
@@ -106,6 +107,7 @@ def test_compile_fires_on_recompilation():
     assert finding.verdict == "fail"
 
 
+@pytest.mark.long
 def test_compile_is_silent():
     finding = look(scale, "compile")
     assert finding.verdict == "ok"

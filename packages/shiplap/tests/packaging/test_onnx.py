@@ -77,6 +77,7 @@ class Plain(nn.Module):
         return *shifted(x, by), *kept(by.float())
 
 
+@pytest.mark.long
 def test_shifts_and_results_that_are_inputs_have_forms(tmp_path: Path) -> None:
     args = torch.tensor([-9, 7, 1 << 20, -1], dtype=torch.int32), torch.tensor([1, 2, 3, 0])
     export_onnx(torch.export.export(Plain(), args), tmp_path / "net.onnx")
@@ -90,6 +91,7 @@ class Chosen(nn.Module):
         return x[positive(x)] * 2
 
 
+@pytest.mark.long
 def test_a_program_may_be_exported_again_after_onnx(tmp_path: Path) -> None:
     program = torch.export.export(Chosen(), (torch.randn(9),), dynamic_shapes=({0: Dim.DYNAMIC},))
     for _ in range(2):
@@ -230,6 +232,7 @@ def conditions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp() / "conditions0" / "net.onnx"
 
 
+@pytest.mark.long
 def test_references_may_branch_on_their_data_and_on_sizes(conditions: Path) -> None:
     session = onnxruntime.InferenceSession(str(conditions))
     for rows, scale in ((5, 0.01), (5, 9.0), (1, 1.0), (0, 1.0), (400, 1.0)):
@@ -293,6 +296,7 @@ def capped(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 1
 
 
+@pytest.mark.long
 def test_a_check_may_follow_a_branch(tmp_path: Path) -> None:
     class Calls(nn.Module):
         def forward(self, x: Tensor) -> Any:
@@ -364,6 +368,7 @@ def test_all_ops_without_a_form_are_named_at_once(tmp_path: Path) -> None:
     assert caught.value.where == "onnx_ops::first_rows, onnx_ops::eigen"
 
 
+@pytest.mark.long
 def test_checks_are_left_out_by_a_word(tmp_path: Path) -> None:
     class Calls(nn.Module):
         def forward(self, x: Tensor) -> Any:

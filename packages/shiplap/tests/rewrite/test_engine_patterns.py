@@ -162,6 +162,7 @@ def two_results_fused(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return made, scale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", sampled(["pre-grad", "post-grad"], long=["pre-grad"]))
 def test_several_results_of_one_call_are_matched(level: Any) -> None:
     def scaled(x: Tensor, w: Tensor) -> Tensor:
