@@ -104,6 +104,7 @@ def test_all_sizes_are_one_graph(build, tables, mode):
     assert counts.recompiles <= 1
 
 
+@pytest.mark.long
 def test_a_submanifold_network_has_no_size_that_only_the_data_knows():
     seen = []
 

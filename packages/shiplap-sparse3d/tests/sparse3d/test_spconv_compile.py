@@ -249,6 +249,7 @@ def test_an_error_of_a_graph_is_the_error_it_is():
         torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
 
 
+@pytest.mark.long
 def test_idioms_of_models_in_the_wild():
     """Asking a tensor what it has, scaling indices in place, merging levels by assignment, pooling onto the ground."""
     conv, down = spconv.SubMConv3d(4, 4, 3, indice_key="a"), spconv.SparseConv3d(4, 4, 3, 2, 1, indice_key="d")

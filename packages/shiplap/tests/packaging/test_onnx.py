@@ -128,6 +128,7 @@ def run_session(session: onnxruntime.InferenceSession, *args: Tensor) -> list[Te
     return [torch.from_numpy(result) for result in session.run(None, named)]
 
 
+@pytest.mark.long
 def test_a_model_runs_equal_at_every_size(exported: tuple[Net, Path]) -> None:
     net, session = exported[0], onnxruntime.InferenceSession(str(exported[1]))
     for rows, picked in ((5, 2), (1, 1), (3000, 17), (4, 0)):
@@ -272,6 +273,7 @@ class Spread(nn.Module):
         return tuple([made[i] for i in self.results])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("results", sampled([(0, 1), (0,), (1,)], long=["(0, 1)", "(0,)"]))
 def test_comparisons_with_no_row_and_one_row_and_checks_of_an_unused_result_are_kept(
     results: tuple[int, ...], tmp_path: Path
