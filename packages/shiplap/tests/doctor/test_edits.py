@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shiplap.doctor import edits, edits_of_calls, edits_of_functions, edits_of_values
+from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
 from shiplap.doctor.edits import Case, Editor
 from shiplap.doctor.scratch import apply_edits
 
@@ -361,6 +362,48 @@ def test_a_call_in_an_inner_function_is_not_moved(tmp_path: Path) -> None:
     warn = edits_of_calls.in_outermost_function(edits.add_setting("warn = 1"))
     assert proposals(tmp_path, inner, edits_of_calls.call_later, "torch.save", "", "g", "object") == []
     assert (proposals(tmp_path, inner, warn), len(proposals(tmp_path, LATER, warn))) == ([], 1)
+
+
+def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
+    """Equal draws stay apart and in their order, and compiling draws no number."""
+    source = """
+        import random
+        import torch
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def f(x):
+            if random.random() < 0.5:  # HERE
+                x = -x
+            return x
+    """
+    plain, picked = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    assert "if random_random_op(RANDOM_DRAWS) < 0.5:  # HERE" in plain
+    twice = picked.replace("return x\n", "return x * random_random_op(RANDOM_DRAWS)\n")
+    assert twice != picked
+    exec(twice, ran := {})
+    random.seed(0)
+    got = [float(ran["f"](torch.ones(()))) for _ in range(4)]
+    random.seed(0)
+    wanted = [(-1 if random.random() < 0.5 else 1) * random.random() for _ in range(4)]
+    assert got == pytest.approx(wanted)
+    assert int(ran["RANDOM_DRAWS"]) == 8
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "y = x if self.training and random.random() < 0.5 else -x",
+        "y = [random.random() for _ in x]",
+        "y = random.uniform(0, x)",
+        "y = np.random.rand(3)",
+        "y = np.random.normal(0, 1, 3)",
+        "y = np.random.uniform(size=3)",
+        "y = random.random() + random.random()",
+        "y = random.choice('ab')",
+    ],
+)
+def test_draws_that_may_not_happen_once_or_are_no_number_stay(tmp_path: Path, drawn: str) -> None:
+    source = f"import torch\ndef f(self, x):\n    {drawn}  # HERE\n    return y\n"
+    assert proposals(tmp_path, source, edits_of_draws.draw_as_op) == []
 
 
 def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:

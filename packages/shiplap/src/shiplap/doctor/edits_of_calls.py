@@ -270,8 +270,9 @@ def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> I
         while name in helpers or f"def {name}(" in source.text:
             name += "_"
         body = reindent(" " * node.col_offset + source.code(node), "    ")
+        # The function runs outside of the graph, where torch would compile it by itself.
         helpers[name] = (
-            f"\n\ndef {name}({', '.join(used)}):\n{body}\n\n\n"
+            f"\n\n@torch.compiler.disable\ndef {name}({', '.join(used)}):\n{body}\n\n\n"
             f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
         )
         edits.append(source.replace(node, f"{name}({', '.join(used)})"))

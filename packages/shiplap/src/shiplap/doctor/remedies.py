@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shiplap.doctor import edits, edits_of_calls, edits_of_functions, edits_of_values
+from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
 
@@ -162,6 +162,13 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_values.assert_on_device,
         ("branch", "item", "exception"),
         caveat="a failed check raises RuntimeError, on a GPU at the next synchronisation",
+    ),
+    Remedy(
+        "draw_op",
+        "draw the random number in an op",
+        edits_of_draws.draw_as_op,
+        ("system", "item", "branch", "numpy", "foreign", "object", "other"),
+        caveat="the number is a tensor, and where a branch depends on it, both sides are computed",
     ),
     Remedy(
         "declare",
