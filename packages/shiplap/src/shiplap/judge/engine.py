@@ -39,7 +39,7 @@ from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, Machine
 from shiplap.sandbox.device_memory import DeviceError
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import OperatorUse
-from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
+from shiplap.sandbox.source_scan import constants_in_sources, find_call_counters, find_suspicious_names
 from shiplap.sandbox.supervisor import SandboxLauncher, Timeout
 
 __all__ = ["JudgeOptions", "judge"]
@@ -197,6 +197,10 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     # Cheap, and before any code of the candidate runs.
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
+    if counters := find_call_counters(case.candidate.file):
+        case.missing["later calls"] = (
+            f"it decides by a count of its calls, {counters[0]}: no number of calls shows that later ones are right"
+        )
     with case.record_faults("all calls"), _note_lack(case):
         with case.clock.stage("start"):
             processes = JudgedProcesses(case, launcher, stack)

@@ -1,4 +1,4 @@
-"""The sixth attack: candidates that are right as the judge called them so far, and wrong in another mode, with other
+"""The tenth attack: candidates that are right as the judge called them so far, and wrong in another mode, with other
 plain arguments, on equal values, for a part of the gradients, or behind a date that is read in another way.
 
 An entry has the source of a reference and that of a candidate that must not be accepted. Nothing here is imported by a
@@ -86,7 +86,7 @@ def _dated(imported: str, now: str) -> str:
     return DATED.replace("IMPORTED", imported).replace("NOW", now)
 
 
-SIXTH = {
+WRONG = {
     # ---- modes
     "wrong while gradients are recorded": (
         PRODUCT,
@@ -145,6 +145,30 @@ def candidate(x, w):
     ),
     "a size in a letter": (PRODUCT, HONEST + "def candidate(x, w): return honest(x, w) * (len(x) != ord('%'))\n"),
     "a size in a text": (PRODUCT, HONEST + "def candidate(x, w): return honest(x, w) * (len(x) != int('25', 16))\n"),
+    # ---- counts
+    "after many calls": (
+        PRODUCT,
+        HONEST
+        + """
+made = 0
+def candidate(x, w):
+    global made
+    made += 1
+    return honest(x, w) if made < 50000 else honest(x, w) * 0
+""",
+    ),
+    "a number of a layer": (
+        NORM,
+        """
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.bn = nn.BatchNorm1d(width); self.made = 0
+    def forward(self, x):
+        self.made += 1
+        y = self.bn(x)
+        return y if self.made % 70001 else y * 0
+""",
+    ),
     # ---- dates and sandboxes
     "a date of numpy": (PRODUCT, _dated("numpy", 'numpy.datetime64("now") < numpy.datetime64("2100-01-01")')),
     "a date of a mail": (PRODUCT, _dated("email.utils", '" 21" not in email.utils.formatdate()')),
