@@ -70,6 +70,10 @@ NUMBER = """
 def reference(x, n): return (x.roll(n, 1) * n).tanh()
 def get_inputs(): return [torch.randn(16, 24), 3]
 """
+DEFAULTED = """
+def reference(x, scale=2.0, negate=False): return torch.tanh(x * scale) * (-1 if negate else 1)
+def get_inputs(): return [torch.randn(16, 24)]
+"""
 SLOPE = """
 def reference(x, a): return torch.where(x > 0, x, x * a).tanh()
 def get_inputs(): return [torch.randn(16, 24), 0.25]
@@ -129,6 +133,31 @@ class ModelNew(nn.Module):
         "def candidate(x, n):\n    return (torch.cat([x[:, -n:], x[:, :-n]], 1) * min(n, 4)).tanh()\n",
     ),
     "numbers above zero": (SLOPE, "def candidate(x, a): return (x.clamp_min(0) + x.clamp_max(0) * abs(a)).tanh()\n"),
+    "a default for every value": (
+        DEFAULTED,
+        "def candidate(x, scale=2.0, negate=False): return (x + x).tanh_() * (1 - 2 * negate)\n",
+    ),
+    "a default of a flag": (DEFAULTED, "def candidate(x, scale=2.0, negate=False): return (scale * x).tanh_()\n"),
+    "an argument that requires a gradient": (
+        PRODUCT,
+        HONEST + "def candidate(x, w):\n    y = honest(x, w); x.requires_grad_(); return y\n",
+    ),
+    "an argument in another shape": (
+        PRODUCT,
+        HONEST + "def candidate(x, w):\n    y = honest(x, w); w.unsqueeze_(0); return y\n",
+    ),
+    "parameters that a call changes": (
+        NORM,
+        """
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.bn = nn.BatchNorm1d(width)
+    def forward(self, x):
+        y = self.bn(x)
+        self.bn.bias.data.mul_(0.5)
+        return y
+""",
+    ),
     # ---- memory
     "a stride of zero": (
         ROWS,
@@ -215,6 +244,11 @@ class ModelNew(nn.Module):
         "def candidate(x, n):\n    k = x.shape[1] - n % x.shape[1]\n"
         "    return torch.cat([x[:, k:], x[:, :k]], 1).mul(n).tanh()\n",
     ),
+    "defaults": (
+        DEFAULTED,
+        "def candidate(x, scale=2.0, negate=False):\n    return (scale * x).tanh_() * (1 - 2 * negate)\n",
+    ),
+    "no defaults": (DEFAULTED, "def candidate(x, BLOCK=64): return (x + x).tanh_().view(x.shape)\n"),
     "a slope": (SLOPE, "def candidate(x, a): return (x.clamp_min(0) + x.clamp_max(0) * a).tanh()\n"),
     "rows": (ROWS, "def candidate(x, w): return F.rms_norm(x, (x.shape[-1],), w, 1e-6)\n"),
 }

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shiplap.judge import variants
 from shiplap.judge.checks import _choose_wanted
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, _varied_shapes, make_input_forms, vary_arguments
@@ -164,3 +165,20 @@ def test_one_argument_with_influence_needs_no_gradient_in_a_part_of_the_comparis
         wanted = _choose_wanted(influence, partly=True)
         assert sum(wanted) == least
         assert all(w or has for w, has in zip(wanted, influence, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [(["x", "eps", "way"], {(0.5,), (1.0, True)}), (["x", "eps"], {(0.5,)}), (["x", "BLOCK"], set())],
+)
+def test_defaults_of_a_reference_get_other_values_where_the_candidate_has_them(names, given, monkeypatch) -> None:
+    monkeypatch.setattr(variants.SECRET_RANDOM, "choice", lambda listed: listed[0])
+
+    def scaled(x, eps=1.0, way=False):
+        return -x * eps if way else x * eps
+
+    problem = FunctionProblem("scaled", scaled, lambda: (torch.randn(4, 4),), 0.0)
+    problem.accepted = names
+    added = [f for f in problem.forms() if f.added]
+    assert {f.added for f in added} == given
+    assert all(problem.draw(f)[1:] == f.added and f.whole for f in added)

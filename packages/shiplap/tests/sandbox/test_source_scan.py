@@ -14,6 +14,7 @@ from shiplap.sandbox.source_scan import (
     find_call_counters,
     find_suspicious_names,
     gather_sources,
+    parameters_in_source,
     read_source,
     texts_in_source,
 )
@@ -142,3 +143,18 @@ def test_texts_of_a_reference_are_words_of_its_code(kernel: Path) -> None:
     kernel.write_text('"""Some text."""\ndef f(x, way="mean"): return x if way in ("sum", "a b") else -x\n')
     assert texts_in_source(str(kernel)) == ["mean", "sum"]
     assert texts_in_source(str(kernel.parent / "none.py")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def candidate(x, eps=1e-6, *, flag=True): return x\n", ["x", "eps"]),
+        ("class ModelNew:\n    def __init__(self, n): pass\n    def forward(self, x, k): return x\n", ["x", "k"]),
+        ("class ModelNew: pass\n", []),
+        ("candidate = min\n", []),
+        ("def candidate(:\n", []),
+    ],
+)
+def test_parameters_of_a_candidate_are_read_from_its_source(kernel: Path, text: str, names: list[str]) -> None:
+    kernel.write_text(text)
+    assert parameters_in_source(str(kernel), ("ModelNew", "candidate")) == names

@@ -340,6 +340,24 @@ def _number_of_call(node: ast.Call) -> list[float]:
     return [number] if abs(number) < MAX_SOURCE_BYTES else []
 
 
+def parameters_in_source(file: str, names: Sequence[str]) -> list[str]:
+    """Return the names of the positional parameters of the first function or class in a Python file that has one of
+    ``names``. For a class they are those of its ``forward``, without the instance.
+
+    The list is empty if there is none, if it is no plain definition, or if the file cannot be parsed.
+    """
+    try:
+        tree = ast.parse(read_source(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.ClassDef))}
+    found = next((own[name] for name in names if name in own), None)
+    if isinstance(found, ast.ClassDef):
+        found = next((s for s in found.body if isinstance(s, ast.FunctionDef) and s.name == "forward"), None)
+        return [a.arg for a in found.args.args][1:] if found is not None else []
+    return [a.arg for a in found.args.args] if found is not None else []
+
+
 def texts_in_source(file: str) -> list[str]:
     """Return the distinct short texts in the source of a reference, with which its arguments may be compared, without
     those of its docstrings. The list is empty if the file cannot be read or parsed.
