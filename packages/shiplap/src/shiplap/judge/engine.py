@@ -340,9 +340,10 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
     """Return a context manager for the checks of one ``form`` (shapes, layout and kind of values). It records two kinds
     of ``CandidateError`` in ``case`` without counting them against the candidate.
 
-    An exception that the candidate raises for a special memory layout is recorded as unchecked, since no caller gets a
-    wrong result from it, and likewise one for an argument that ``get_inputs`` leaves out. If the form has a tensor where the reference's own inputs have None, an exception or a wrong
-    result is recorded as a missing check. The reference may not be meant for such a tensor.
+    An exception that the candidate raises for a special memory layout, or for an argument that ``get_inputs`` leaves
+    out, is recorded as unchecked, since no caller gets a wrong result from it. If the form has a tensor where the
+    reference's own inputs have None, an exception or a wrong result is recorded as a missing check. The reference may
+    not be meant for such a tensor.
     """
     try:
         yield
