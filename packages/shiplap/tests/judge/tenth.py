@@ -237,18 +237,20 @@ class ModelNew(nn.Module):
     "greater": (COMPARED, "def candidate(x, y): return torch.where(x <= y, y + y, x)\n"),
     "flags": (
         FLAGS,
-        "def candidate(x, first, second):\n    x = x * (1 - 2 * first)\n    return x.exp() if second else x.tanh()\n",
+        "def candidate(x, first, second):\n    x = x * (1 - 2 * first)\n"
+        "    return torch.expm1(x).add_(1) if second else torch.sigmoid(2 * x).mul_(2).sub_(1)\n",
     ),
     "numbers": (
         NUMBER,
-        "def candidate(x, n):\n    k = x.shape[1] - n % x.shape[1]\n"
-        "    return torch.cat([x[:, k:], x[:, :k]], 1).mul(n).tanh()\n",
+        "def candidate(x, n):\n    at = (torch.arange(x.shape[1]) - n) % x.shape[1]\n"
+        "    return torch.sigmoid(x.index_select(1, at) * (2 * n)).mul_(2).sub_(1)\n",
     ),
     "defaults": (
         DEFAULTED,
-        "def candidate(x, scale=2.0, negate=False):\n    return (scale * x).tanh_() * (1 - 2 * negate)\n",
+        "def candidate(x, scale=2.0, negate=False):\n"
+        "    return torch.sigmoid(x * (2 * scale)).mul_(2).sub_(1) * (1 - 2 * negate)\n",
     ),
-    "no defaults": (DEFAULTED, "def candidate(x, BLOCK=64): return (x + x).tanh_().view(x.shape)\n"),
+    "no defaults": (DEFAULTED, "def candidate(x, BLOCK=64): return torch.sigmoid(x * 4).mul_(2).sub_(1)\n"),
     "a slope": (SLOPE, "def candidate(x, a): return (x.clamp_min(0) + x.clamp_max(0) * a).tanh()\n"),
     "rows": (ROWS, "def candidate(x, w): return F.rms_norm(x, (x.shape[-1],), w, 1e-6)\n"),
 }
