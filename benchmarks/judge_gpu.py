@@ -319,7 +319,7 @@ def _judge(case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespa
         result = sl.judge(ref, it, **options)
         if honest and not re.search(asked.alone, name):
             peers, references = _by_do_bench(ref, it), _by_do_bench(ref, ref, "reference")
-            clean = _by_do_bench(ref, it, clean=True)
+            clean = _by_do_bench(ref, it, clean=True) if asked.clean else clean
     line = _line(name, result, honest, peers, references, clean)
     print(json.dumps(line), flush=True)
     return bool(line["right"])
@@ -348,6 +348,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="kernels in whose name this regular expression is found")
     parser.add_argument("--skip", default="^$", help="kernels that are left out, as a regular expression")
     parser.add_argument("--alone", default="^$", help="kernels that do_bench does not time, as a regular expression")
+    parser.add_argument("--clean", action="store_true", help="do_bench also with caches that were emptied by reads")
     parser.add_argument("--until", type=float, default=math.inf, help="seconds after which no other kernel begins")
     parser.add_argument("--jobs", type=int, default=1, help="candidates that compile at once")
     return parser.parse_args()

@@ -28,6 +28,7 @@ from shiplap.sampling.rounding import compare_with_rounding, describe_kind_diffe
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess
+from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 from shiplap.sandbox.protocol import OperatorUse
@@ -286,7 +287,24 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
             witness.call(args, problem.expect_effects(form, args))
             case.calls += 1
             problem.compare_kept(kept, witness.read_module_state(kept))
+            _compare_unchanged(case, witness, {k: v for k, v in state.items() if k not in kept})
             return
+
+
+def _compare_unchanged(case: JudgeSession, witness: TargetProcess, unchanged: dict[str, Tensor]) -> None:
+    """Raise ``CandidateError`` if a call of the candidate has changed one of the parameters and buffers ``unchanged``,
+    which the reference leaves as they are. The values are those that both had before the call.
+    """
+    try:
+        now = witness.read_module_state(unchanged)
+    except CandidateError as e:
+        if e.check != "results":
+            raise
+        case.unchecked.append(f"parameters that a call changes: {e.evidence}"[:200])
+        return
+    for (name, before), after in zip(unchanged.items(), now, strict=True):
+        if not bits_are_equal(after, before):
+            raise CandidateError("state", f"a call changes {name}, which the reference leaves as it is")
 
 
 def _compare_evaluation(case: JudgeSession, witness: TargetProcess, form: InputForm, args: Args) -> None:

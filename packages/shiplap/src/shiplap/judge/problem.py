@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import secrets
 import threading
@@ -90,6 +91,7 @@ class JudgeProblem:
     flags: list[int] = field(default_factory=list)  # those of them that hold flags
     absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
     texts: list[int] = field(default_factory=list)  # arguments that are the same text in each draw
+    accepted: list[str] = field(default_factory=list)  # names of the arguments of the candidate
     runs_products: bool = True  # whether a call of the reference may run matrix products
     compares_nesting: bool = False  # whether a result has to lie in the same containers
     own_errors: OwnErrors = field(default_factory=OwnErrors)  # of the reference in its own precision
@@ -509,11 +511,30 @@ class FunctionProblem(JudgeProblem):
             tuple(tuple(o.shape) for o in results),
             self.takes > SLOW_CALL_S,
             texts_in_source(self.file),
+            self._defaults_behind(),
         )
         most = most if self.vary_shapes else 0
         forms = make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)
         self.untried = trials.left_out
         return forms
+
+    def _defaults_behind(self) -> list[Any]:
+        """Return the defaults of the positional arguments of the reference that its input function leaves out, as far
+        as the candidate has arguments of the same names at the same places, and as they can be passed.
+        """
+        call = self.call.forward if isinstance(self.call, torch.nn.Module) else self.call
+        try:
+            parameters = list(inspect.signature(call).parameters.values())
+        except (TypeError, ValueError):  # a function in C
+            return []
+        defaults: list[Any] = []
+        for at, parameter in enumerate(parameters[len(self.first) :], len(self.first)):
+            named = at < len(self.accepted) and self.accepted[at] == parameter.name
+            plain = parameter.default is None or type(parameter.default) in (bool, int, float, str)
+            if not (named and plain and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
+                break
+            defaults.append(parameter.default)
+        return defaults
 
     def draw(self, form: InputForm) -> Args:
         """Return the arguments of one call with inputs of ``form`` (shapes and kind of values), varied with a new,

@@ -57,6 +57,7 @@ class InputForm:
     plain: tuple[int, ...] = ()  # the arguments, numbers or flags, that get other values
     far: bool = False  # whether numbers among them become much larger or change their sign
     text: tuple[int, Any] | None = None  # an argument, a text or a list of numbers, and the value that it gets
+    added: tuple[Any, ...] = ()  # arguments behind those of the reference's input function, which leaves them out
     layout: str = ""  # of the tensor arguments, or "mixed" for one that is drawn for each of them
     alike: int = -1  # the tensor of integers that has the same ones in each draw, and gets others of their range
     mark: int | None = None  # an integer of the reference's own code, at some places of integer tensors
@@ -68,7 +69,7 @@ class InputForm:
         """Whether the inputs are contiguous tensors with ordinary values, and no argument is varied alone. Ordinary
         values are those that ``get_inputs`` returns, or normally distributed ones.
         """
-        varied = self.signed or self.layout or self.plain or self.text or self.alike >= 0
+        varied = self.signed or self.layout or self.plain or self.text or self.added or self.alike >= 0
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
 
     @property
@@ -83,7 +84,12 @@ class InputForm:
         """Whether this form is used only if every result of the reference is finite. This holds for values that the
         reference may not be meant for.
         """
-        odd = bool(self.plain or self.text) or self.alike >= 0 or self.mark is not None or self.given is not None
+        odd = (
+            bool(self.plain or self.text or self.added)
+            or self.alike >= 0
+            or self.mark is not None
+            or self.given is not None
+        )
         return self.kind in FINITE_KINDS or bool(self.signed) or odd
 
 
@@ -100,6 +106,7 @@ class InputFacts:
         results: the shapes of the results.
         slow: whether a call of the reference takes so long that few calls of large shapes fit into a judgement.
         texts: texts in the source of the reference, which arguments may have as values.
+        defaults: the defaults of the arguments that come behind those of the input function.
     """
 
     constant: bool = False
@@ -110,6 +117,7 @@ class InputFacts:
     results: Shapes = ()
     slow: bool = False
     texts: Sequence[str] = ()
+    defaults: Sequence[Any] = ()
 
 
 def make_input_forms(
@@ -261,6 +269,10 @@ def _plain_argument_forms(
         others = [t for t in facts.texts if t != value] if isinstance(value, str) else _other_lists(value)
         for other in SECRET_RANDOM.sample(others, min(MAX_SCALAR_FORMS, len(others))):
             yield form("drawn", f"another value of argument {at}", text=(at, other))
+    for at, value in enumerate(facts.defaults):
+        if type(value) in (bool, int, float):
+            added = (*facts.defaults[:at], _other_scalar(value, far=False))
+            yield form("drawn", f"a value of argument {len(first) + at}", added=added)
 
 
 def _other_lists(value: Any) -> list[Any]:
@@ -417,6 +429,7 @@ def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[A
         varied[at] = _other_scalar(varied[at], far=form.far)
     if form.text is not None:
         varied[form.text[0]] = form.text[1]
+    varied += form.added
     if form.given is not None:
         at, shape = form.given
         varied[at] = torch.randn(shape, generator=rng, device=rng.device).to(device, _floating_dtype(listed))

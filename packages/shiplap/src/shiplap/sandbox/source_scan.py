@@ -164,6 +164,51 @@ def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tu
             yield getattr(node, "lineno", 0), f"{home}.{name} reads the date, on which no result may depend"
 
 
+def find_call_counters(file: str) -> list[str]:
+    """Return a string ``line N: NAME`` for each decision in a Python file and the modules beside it that depends on a
+    count which code of the file increases, such as the number of calls so far.
+
+    Global names, names of an enclosing function and attributes count. No number of calls shows that a candidate with
+    such a decision is right in all later ones. The list is empty for files that cannot be parsed.
+    """
+    found: list[str] = []
+    for source in (s for s in gather_sources(file) if s.suffix == ".py"):
+        try:
+            tree = ast.parse(read_source(source))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        counted = {name for node in ast.walk(tree) for name in _counts_of(node)}
+        tests = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.BinOp)) and _decides(node)]
+        used = {(test.lineno, name) for test in tests for name in map(_place_name, ast.walk(test)) if name in counted}
+        found += [f"line {line}: {name}" for line, name in sorted(used)]
+    return found
+
+
+def _counts_of(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a syntax node increases by a constant and that outlive a call: attributes, and in a function
+    those that it declares as global or nonlocal.
+    """
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return
+    inner = list(ast.walk(node))
+    outer = {name for each in inner if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names}
+    for each in inner:
+        if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add) and isinstance(each.value, ast.Constant):
+            name = _place_name(each.target)
+            if isinstance(each.target, ast.Attribute) or name in outer:
+                yield name
+
+
+def _decides(node: ast.Compare | ast.BinOp) -> bool:
+    """Return whether an expression is a comparison or the remainder of a division, by which code decides."""
+    return isinstance(node, ast.Compare) or isinstance(node.op, ast.Mod)
+
+
+def _place_name(node: ast.AST) -> str:
+    """Return the name of a variable, or an attribute with a dot before it. Return an empty string for another node."""
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def _is_present_date(node: ast.Call) -> bool:
     """Return whether a call makes the present date as one of numpy, as ``np.datetime64("now")`` does."""
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -293,6 +338,24 @@ def _number_of_call(node: ast.Call) -> list[float]:
     except (ValueError, TypeError, SyntaxError, OverflowError):
         return []
     return [number] if abs(number) < MAX_SOURCE_BYTES else []
+
+
+def parameters_in_source(file: str, names: Sequence[str]) -> list[str]:
+    """Return the names of the positional parameters of the first function or class in a Python file that has one of
+    ``names``. For a class they are those of its ``forward``, without the instance.
+
+    The list is empty if there is none, if it is no plain definition, or if the file cannot be parsed.
+    """
+    try:
+        tree = ast.parse(read_source(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.ClassDef))}
+    found = next((own[name] for name in names if name in own), None)
+    if isinstance(found, ast.ClassDef):
+        found = next((s for s in found.body if isinstance(s, ast.FunctionDef) and s.name == "forward"), None)
+        return [a.arg for a in found.args.args][1:] if found is not None else []
+    return [a.arg for a in found.args.args] if found is not None else []
 
 
 def texts_in_source(file: str) -> list[str]:

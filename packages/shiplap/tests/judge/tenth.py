@@ -1,4 +1,4 @@
-"""The sixth attack: candidates that are right as the judge called them so far, and wrong in another mode, with other
+"""The tenth attack: candidates that are right as the judge called them so far, and wrong in another mode, with other
 plain arguments, on equal values, for a part of the gradients, or behind a date that is read in another way.
 
 An entry has the source of a reference and that of a candidate that must not be accepted. Nothing here is imported by a
@@ -70,6 +70,10 @@ NUMBER = """
 def reference(x, n): return (x.roll(n, 1) * n).tanh()
 def get_inputs(): return [torch.randn(16, 24), 3]
 """
+DEFAULTED = """
+def reference(x, scale=2.0, negate=False): return torch.tanh(x * scale) * (-1 if negate else 1)
+def get_inputs(): return [torch.randn(16, 24)]
+"""
 SLOPE = """
 def reference(x, a): return torch.where(x > 0, x, x * a).tanh()
 def get_inputs(): return [torch.randn(16, 24), 0.25]
@@ -86,7 +90,7 @@ def _dated(imported: str, now: str) -> str:
     return DATED.replace("IMPORTED", imported).replace("NOW", now)
 
 
-SIXTH = {
+WRONG = {
     # ---- modes
     "wrong while gradients are recorded": (
         PRODUCT,
@@ -129,6 +133,31 @@ class ModelNew(nn.Module):
         "def candidate(x, n):\n    return (torch.cat([x[:, -n:], x[:, :-n]], 1) * min(n, 4)).tanh()\n",
     ),
     "numbers above zero": (SLOPE, "def candidate(x, a): return (x.clamp_min(0) + x.clamp_max(0) * abs(a)).tanh()\n"),
+    "a default for every value": (
+        DEFAULTED,
+        "def candidate(x, scale=2.0, negate=False): return (x + x).tanh_() * (1 - 2 * negate)\n",
+    ),
+    "a default of a flag": (DEFAULTED, "def candidate(x, scale=2.0, negate=False): return (scale * x).tanh_()\n"),
+    "an argument that requires a gradient": (
+        PRODUCT,
+        HONEST + "def candidate(x, w):\n    y = honest(x, w); x.requires_grad_(); return y\n",
+    ),
+    "an argument in another shape": (
+        PRODUCT,
+        HONEST + "def candidate(x, w):\n    y = honest(x, w); w.unsqueeze_(0); return y\n",
+    ),
+    "parameters that a call changes": (
+        NORM,
+        """
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.bn = nn.BatchNorm1d(width)
+    def forward(self, x):
+        y = self.bn(x)
+        self.bn.bias.data.mul_(0.5)
+        return y
+""",
+    ),
     # ---- memory
     "a stride of zero": (
         ROWS,
@@ -145,6 +174,30 @@ def candidate(x, w):
     ),
     "a size in a letter": (PRODUCT, HONEST + "def candidate(x, w): return honest(x, w) * (len(x) != ord('%'))\n"),
     "a size in a text": (PRODUCT, HONEST + "def candidate(x, w): return honest(x, w) * (len(x) != int('25', 16))\n"),
+    # ---- counts
+    "after many calls": (
+        PRODUCT,
+        HONEST
+        + """
+made = 0
+def candidate(x, w):
+    global made
+    made += 1
+    return honest(x, w) if made < 50000 else honest(x, w) * 0
+""",
+    ),
+    "a number of a layer": (
+        NORM,
+        """
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.bn = nn.BatchNorm1d(width); self.made = 0
+    def forward(self, x):
+        self.made += 1
+        y = self.bn(x)
+        return y if self.made % 70001 else y * 0
+""",
+    ),
     # ---- dates and sandboxes
     "a date of numpy": (PRODUCT, _dated("numpy", 'numpy.datetime64("now") < numpy.datetime64("2100-01-01")')),
     "a date of a mail": (PRODUCT, _dated("email.utils", '" 21" not in email.utils.formatdate()')),
@@ -184,13 +237,20 @@ class ModelNew(nn.Module):
     "greater": (COMPARED, "def candidate(x, y): return torch.where(x <= y, y + y, x)\n"),
     "flags": (
         FLAGS,
-        "def candidate(x, first, second):\n    x = x * (1 - 2 * first)\n    return x.exp() if second else x.tanh()\n",
+        "def candidate(x, first, second):\n    x = x * (1 - 2 * first)\n"
+        "    return torch.expm1(x).add_(1) if second else torch.sigmoid(2 * x).mul_(2).sub_(1)\n",
     ),
     "numbers": (
         NUMBER,
-        "def candidate(x, n):\n    k = x.shape[1] - n % x.shape[1]\n"
-        "    return torch.cat([x[:, k:], x[:, :k]], 1).mul(n).tanh()\n",
+        "def candidate(x, n):\n    at = (torch.arange(x.shape[1]) - n) % x.shape[1]\n"
+        "    return torch.sigmoid(x.index_select(1, at) * (2 * n)).mul_(2).sub_(1)\n",
     ),
+    "defaults": (
+        DEFAULTED,
+        "def candidate(x, scale=2.0, negate=False):\n"
+        "    return torch.sigmoid(x * (2 * scale)).mul_(2).sub_(1) * (1 - 2 * negate)\n",
+    ),
+    "no defaults": (DEFAULTED, "def candidate(x, BLOCK=64): return torch.sigmoid(x * 4).mul_(2).sub_(1)\n"),
     "a slope": (SLOPE, "def candidate(x, a): return (x.clamp_min(0) + x.clamp_max(0) * a).tanh()\n"),
     "rows": (ROWS, "def candidate(x, w): return F.rms_norm(x, (x.shape[-1],), w, 1e-6)\n"),
 }

@@ -4,7 +4,7 @@ import pytest
 
 import shiplap as sl
 from shiplap_testing.effort import sampled
-from tests.judge.sixth import HEAD, SIXTH, SOUND
+from tests.judge.tenth import HEAD, SOUND, WRONG
 
 QUICK = ("a date of numpy", "a size in two parts")
 
@@ -23,9 +23,9 @@ def judged(launcher, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", sampled(SIXTH, long=[n for n in SIXTH if n not in QUICK]))
+@pytest.mark.parametrize("name", sampled(WRONG, long=[n for n in WRONG if n not in QUICK]))
 def test_a_candidate_that_is_wrong_elsewhere_is_not_accepted(judged, name):
-    assert judged(SIXTH[name]).verdict != "accepted"
+    assert judged(WRONG[name]).verdict != "accepted"
 
 
 @pytest.mark.parametrize("name", sampled(SOUND, 1))
