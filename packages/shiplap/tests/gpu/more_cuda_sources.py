@@ -643,11 +643,11 @@ __global__ void turn(const float* x, float* out, int64_t n, int64_t c) {
 int reversed_rows(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
   const int64_t n = x->shape[0], c = x->shape[1], size = n * c * sizeof(float);
   if (size == 0) return SL_OK;
-  void* copy = nullptr;
-  if (cudaMallocAsync(&copy, size, stream_of(ctx)) != cudaSuccess) return launched(ctx);
-  cudaMemcpyAsync(copy, x->data, size, cudaMemcpyDeviceToDevice, stream_of(ctx));
-  turn<<<blocks(n * c, 256), 256, 0, stream_of(ctx)>>>(static_cast<float*>(copy), data<float>(out), n, c);
-  cudaFreeAsync(copy, stream_of(ctx));
+  void* turned = nullptr;
+  if (cudaMallocAsync(&turned, size, stream_of(ctx)) != cudaSuccess) return launched(ctx);
+  turn<<<blocks(n * c, 256), 256, 0, stream_of(ctx)>>>(data<float>(x), static_cast<float*>(turned), n, c);
+  cudaMemcpyAsync(out->data, turned, size, cudaMemcpyDeviceToDevice, stream_of(ctx));
+  cudaFreeAsync(turned, stream_of(ctx));
   return launched(ctx);
 }
 """,
