@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import BFloat16, Float, Float32, Int8, Int32, Int64
+from jaxtyping import BFloat16, Float16, Float32, Int8, Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
@@ -275,10 +275,13 @@ int edges(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
 )
 
 
+# No float64: the kernels compute in float32.
+Rows = Float16[Tensor, "n c"] | BFloat16[Tensor, "n c"] | Float32[Tensor, "n c"]
+Columns = Float16[Tensor, "c"] | BFloat16[Tensor, "c"] | Float32[Tensor, "c"]
+
+
 @sl.op("more_cuda::scaled_rows_grad")
-def scaled_rows_grad(
-    grad: Float[Tensor, "n c"], x: Float[Tensor, "n c"], weight: Float[Tensor, "c"], rates: Float32[Tensor, "n"]
-) -> tuple[Float[Tensor, "n c"], Float[Tensor, "c"]]:
+def scaled_rows_grad(grad: Rows, x: Rows, weight: Columns, rates: Float32[Tensor, "n"]) -> tuple[Rows, Columns]:
     """The gradients of ``scaled_rows`` with respect to x and weight."""
     g, v = (grad * weight).float(), x.float()
     rate = rates[:, None]
@@ -287,9 +290,7 @@ def scaled_rows_grad(
 
 
 @sl.op("more_cuda::scaled_rows", nondifferentiable=("rates",), outputs=("out", "rates"))
-def scaled_rows(
-    x: Float[Tensor, "n c"], weight: Float[Tensor, "c"], eps: float = 1e-5
-) -> tuple[Float[Tensor, "n c"], Float32[Tensor, "n"]]:
+def scaled_rows(x: Rows, weight: Columns, eps: float = 1e-5) -> tuple[Rows, Float32[Tensor, "n"]]:
     """RMS norm of rows, and the factor of each row. One template serves three dtypes."""
     rates = torch.rsqrt(x.float().square().mean(1) + eps) if x.shape[1] else x.new_zeros(x.shape[0]).float()
     return (x.float() * rates[:, None]).to(x.dtype) * weight, rates
