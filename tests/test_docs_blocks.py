@@ -134,6 +134,20 @@ def test_shown_files_fit_into_the_columns_of_a_page() -> None:
     assert [each for each in lines if len(each[1]) > 88] == []
 
 
+def test_links_stay_among_the_pages() -> None:
+    """A strict build refuses other links. The lines of records are written anew when the pages are built."""
+    docs = REPOSITORY / "docs"
+    links = [
+        (page.relative_to(docs).as_posix(), target)
+        for page in docs.rglob("*.md")
+        for line in page.read_text("utf-8").splitlines()
+        if not line.startswith("*Measured ")
+        for target in re.findall(r"\]\((\.\.?/[^)#]+)", line)
+        if not (page.parent / target).resolve().is_relative_to(docs)
+    ]
+    assert links == []
+
+
 def section_of(text: str, section: str) -> list[str]:
     """The lines between the marks of ``section``, or all lines."""
     if section:
