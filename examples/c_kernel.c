@@ -11,7 +11,10 @@ int smooth(const sl_context* ctx, const DLTensor* x, DLTensor* out, double decay
   const int64_t n = x->shape[0], t = x->shape[1];
   for (int64_t row = 0; row < n; row++) {
     double level = 0;
-    for (int64_t i = row * t; i < (row + 1) * t; i++) to[i] = (float)(level = decay * level + from[i]);
+    for (int64_t i = row * t; i < (row + 1) * t; i++) {
+      level = decay * level + from[i];
+      to[i] = (float)level;
+    }
   }
   return SL_OK;
 }

@@ -37,6 +37,12 @@ BLOCK = re.compile(
 )
 PYTHON, CONSOLE = ("python", "py"), ("console", "bash", "sh", "shell")
 SNIPPET = re.compile(r'^ *--8<-- "([^":]+)(?::\w+)?"$')
+SHOWN = re.compile(r'^ *--8<-- "([^":]+)(?::(\w+))?"$', re.MULTILINE)
+SOURCES = ("c", "cpp", "yaml", "toml")  # beside Python
+WIDE = {  # shown as they are: a template that ships, and code that Inductor wrote
+    "packages/shiplap-dense/src/shiplap_dense/mm.triton.jinja",
+    "docs/assets/relu_mm.txt",
+}
 PROJECTS = {  # built and used as a whole
     "examples/wheel/": "packages/shiplap/tests/packaging/test_wheel.py",
     "examples/runtime-tinyc/discrete/": "packages/shiplap-backend/tests/backend/test_discrete.py",
@@ -113,6 +119,27 @@ def test_code_fits_into_the_columns_of_a_page() -> None:
     ]
     assert len(lines) > 600
     assert [each for each in lines if len(each[1]) > 88] == []
+
+
+def test_shown_files_fit_into_the_columns_of_a_page() -> None:
+    """Code of other languages, and the shown parts of files: on the pages of users, not on those of contributors."""
+    lines = []
+    for block in (b for b in BLOCKS if not b.page.startswith("docs/design/")):
+        shown = block.code.splitlines() if block.language in SOURCES else []
+        for file, section in SHOWN.findall(block.code):
+            if file not in WIDE:
+                shown += section_of((REPOSITORY / file).read_text("utf-8"), section)
+        lines += [(block.where, line) for line in shown if not SNIPPET.match(line)]
+    assert len(lines) > 1500
+    assert [each for each in lines if len(each[1]) > 88] == []
+
+
+def section_of(text: str, section: str) -> list[str]:
+    """The lines between the marks of ``section``, or all lines."""
+    if section:
+        text = text.partition(f"[start:{section}]")[2].partition(f"[end:{section}]")[0]
+        assert text, section
+    return text.splitlines()
 
 
 @pytest.mark.parametrize("block", [b for b in CODE if b.snippets], ids=name)

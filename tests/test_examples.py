@@ -175,7 +175,10 @@ def test_coming_from() -> None:
 
 
 BLOCKED = """
+import os
 import sys
+
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Shiplap's plugin would be imported
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):

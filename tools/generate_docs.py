@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections import Counter
 from importlib.util import find_spec
 from itertools import groupby
@@ -196,6 +197,34 @@ def _cell(text: str) -> str:
     return text
 
 
+COLUMNS = 88  # of a page's code, without a scroll bar
+
+
+def fold(text: str) -> str:
+    """The help of a verb with its examples folded, so that no line is wider than a page."""
+    lines: list[str] = []
+    column = 0  # where the remarks of the examples above stand
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        gap = re.match(r"\s*\S.*?\s{2,}(?=\S)", line)
+        if indent > 12:
+            column = indent
+        elif gap and not (gap.end() < column and line[column - 1 : column] == " " and line[column:].strip()):
+            column = gap.end()
+        if len(line) <= COLUMNS:
+            lines.append(line)
+        elif column and line[column - 1 : column] == " " and not re.search(r"--[\w-]+ $", line[:column]):
+            start, at = line[:column].rstrip(), column
+            lines += textwrap.wrap(line[column:], COLUMNS, initial_indent=start.ljust(at), subsequent_indent=" " * at)
+        else:  # a command goes on behind a backslash, and a sentence in the next line
+            command = line.lstrip().startswith("shiplap ")
+            more = " " * (indent + 4 if command else indent)
+            words = re.sub(r" (-[\w-]+) ", " \\1\0", line) if command else line  # with its value
+            parts = textwrap.wrap(words, COLUMNS - 2, subsequent_indent=more, break_on_hyphens=False)
+            lines.append((" \\\n" if command else "\n").join(parts).replace("\0", " "))
+    return "\n".join(lines)
+
+
 def cli_page() -> str:
     """The help of every verb, as a user sees it."""
     from typer.testing import CliRunner
@@ -205,9 +234,9 @@ def cli_page() -> str:
     def shown(*arguments: str) -> str:
         environment = {"COLUMNS": "92", "NO_COLOR": "1", "TERM": "dumb"}
         result = CliRunner().invoke(
-            app, [*arguments, "--help"], env=environment, prog_name="shiplap", terminal_width=88
+            app, [*arguments, "--help"], env=environment, prog_name="shiplap", terminal_width=COLUMNS
         )
-        return f"```text\n{result.stdout.strip()}\n```"
+        return f"```text\n{fold(result.stdout.strip())}\n```"
 
     verbs = [[command.name or ""] for command in app.registered_commands]
     for group in app.registered_groups:  # a verb with verbs of its own

@@ -23,7 +23,7 @@ CLONE = """\
 $ python3 -m venv env && . env/bin/activate
 # the core: pure Python, no compiler needed
 $ pip install ./packages/shiplap-headers ./packages/shiplap
-# products that fuse, sparse 3D convolution, `shiplap demo`, sparse and 8-bit linear layers
+# products that fuse, sparse 3D convolution, `shiplap demo`, sparse 8-bit linear layers
 $ pip install ./packages/shiplap-dense scikit-build-core cmake ninja
 $ pip install --no-build-isolation "./packages/shiplap-sparse3d[demo]"
 $ pip install --no-build-isolation ./packages/shiplap-slidesparse

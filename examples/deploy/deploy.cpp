@@ -1,4 +1,5 @@
-// A program without Python: loads a model with its ops, which package_model has made, and runs it.
+// A program without Python: loads a model with its ops, which package_model has made,
+// and runs it.
 //   deploy model.pt2
 #include <ATen/ATen.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>

@@ -1,4 +1,5 @@
-// What ops.yaml may call. The generator reads these declarations: `inline` or `extern` first.
+// What ops.yaml may call. The generator reads these declarations: `inline` or `extern`
+// first.
 #pragma once
 
 #include <tinyc.h>
@@ -31,7 +32,9 @@ inline Node MatMul(Node a, Node b) {
     tinyc_matmul(in[0], in[1], out, rows, inner, columns);
   });
 }
-inline Node Sum(Node a, std::vector<int64_t> axes) { return reduce<float>(a, axes, tinyc_sum); }
+inline Node Sum(Node a, std::vector<int64_t> axes) {
+  return reduce<float>(a, axes, tinyc_sum);
+}
 inline Node Softmax(Node a, int64_t dim) { return along<float>(a, dim, tinyc_softmax); }
 
 }  // namespace shiplap::backend::functions

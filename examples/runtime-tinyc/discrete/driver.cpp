@@ -1,5 +1,6 @@
-// Two devices whose memory the host cannot touch. Each is one piece of memory that is mapped twice: at
-// the addresses that torch sees nothing may be read or written, and the kernels use the other ones.
+// Two devices whose memory the host cannot touch. Each is one piece of memory that is
+// mapped twice: at the addresses that torch sees nothing may be read or written, and
+// the kernels use the other ones.
 #include <shiplap_backend/threads.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -48,7 +49,8 @@ class Memory {
     auto bytes = used_.extract(at).mapped();
     madvise(open_ + at, bytes, MADV_REMOVE);
     auto next = free_.emplace(at, bytes).first;
-    if (auto after = std::next(next); after != free_.end() && after->first == at + bytes) {
+    const auto after = std::next(next);
+    if (after != free_.end() && after->first == at + bytes) {
       next->second += after->second;
       free_.erase(after);
     }
@@ -59,7 +61,8 @@ class Memory {
     }
   }
 
-  // What the kernels use in the place of `address`; nullptr if it is not of this memory.
+  // What the kernels use in the place of `address`; nullptr if it is not of this
+  // memory.
   char* opened(const void* address) const {
     auto at = static_cast<const char*>(address);
     return at >= closed_ && at < closed_ + kBytes ? open_ + (at - closed_) : nullptr;
@@ -75,7 +78,9 @@ class Tinyc final : public ThreadDriver {
  public:
   int devices() override { return 2; }
   size_t total(int) override { return kBytes; }
-  void* allocate(int device, size_t bytes) override { return memory_[device].allocate(bytes); }
+  void* allocate(int device, size_t bytes) override {
+    return memory_[device].allocate(bytes);
+  }
   void release(int device, void* data) override { memory_[device].release(data); }
 
   void copy_now(void* to, const void* from, size_t bytes) override {

@@ -23,7 +23,8 @@ def add_bias(x: Float[Tensor, "n c"], bias: Float[Tensor, "c"]) -> Float[Tensor,
 
 @add_bias.kernel("cpu")
 def _(x, bias, *, out):
-    kept = _plans.setdefault(x.shape, bias)  # the descriptor of a shape has the first caller's bias
+    # the descriptor of a shape has the first caller's bias
+    kept = _plans.setdefault(x.shape, bias)
     torch.add(x, kept, out=out)
 
 

@@ -19,7 +19,8 @@ def _broadcasts(x, y):
     return x * 2 + y.sum()
 
 
-register("audit_arguments::lenient", "(Tensor x, Tensor y) -> Tensor", _broadcasts, _broadcasts)
+SCHEMA = "(Tensor x, Tensor y) -> Tensor"
+register("audit_arguments::lenient", SCHEMA, _broadcasts, _broadcasts)
 
 
 @sl.adopt("audit_arguments::lenient")

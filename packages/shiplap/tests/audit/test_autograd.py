@@ -176,7 +176,8 @@ def _same_dtype(x, w):
     return x @ w
 
 
-register("audit_autograd::no_rule", "(Tensor x, Tensor w) -> Tensor", _same_dtype, _same_dtype)
+TWO = "(Tensor x, Tensor w) -> Tensor"
+register("audit_autograd::no_rule", TWO, _same_dtype, _same_dtype)
 
 
 @sl.adopt("audit_autograd::no_rule")

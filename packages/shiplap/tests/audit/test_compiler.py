@@ -26,10 +26,16 @@ def unique(x: Int32[Tensor, "n"]) -> Int32[Tensor, "m"]:
 
 # --8<-- [start:fake]
 def _keeps_strides(x):
-    return x * 2  # a transposed input gives a transposed result; the fake says contiguous
+    # a transposed input gives a transposed result; the fake says contiguous
+    return x * 2
 
 
-register("audit_compiler::stride_bug", "(Tensor x) -> Tensor", _keeps_strides, lambda x: x.new_empty(x.shape))
+register(
+    "audit_compiler::stride_bug",
+    "(Tensor x) -> Tensor",
+    _keeps_strides,
+    lambda x: x.new_empty(x.shape),
+)
 
 
 @sl.adopt("audit_compiler::stride_bug")
@@ -42,7 +48,10 @@ def stride_bug(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
 
 # --8<-- [start:compile]
 register(
-    "audit_compiler::pins", "(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty([int(s) for s in x.shape])
+    "audit_compiler::pins",
+    "(Tensor x) -> Tensor",
+    lambda x: x * 2,
+    lambda x: x.new_empty([int(s) for s in x.shape]),
 )
 
 
@@ -63,7 +72,11 @@ def wrong_dtype(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 # --8<-- [start:opcheck]
-register("audit_compiler::no_fake", "(Tensor x) -> Tensor", lambda x: torch.from_numpy(x.detach().numpy() * 2))
+register(
+    "audit_compiler::no_fake",
+    "(Tensor x) -> Tensor",
+    lambda x: torch.from_numpy(x.detach().numpy() * 2),
+)
 
 
 @sl.adopt("audit_compiler::no_fake")

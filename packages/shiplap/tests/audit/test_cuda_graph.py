@@ -26,7 +26,8 @@ def grows(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 @grows.kernel("cuda")
 def _(x, *, out):
     if x.device not in _workspace or _workspace[x.device].numel() < len(x):
-        _workspace[x.device] = torch.empty(len(x), device=x.device)  # an older graph still writes to the last one
+        # an older graph still writes to the last one
+        _workspace[x.device] = torch.empty(len(x), device=x.device)
     torch.mul(_workspace[x.device][: len(x)].copy_(x), 2, out=out)
 
 

@@ -215,8 +215,11 @@ def offsets_of_32_bits(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
 
 @offsets_of_32_bits.kernel("cpu", strided=True)
 def _(x):
-    rows = [int(torch.tensor(i * x.stride(0)).to(torch.int32)) % (x.stride(0) * len(x)) for i in range(len(x))]
-    return torch.stack([x.as_strided(x.shape[1:], x.stride()[1:], x.storage_offset() + r) for r in rows]) * 2
+    step, start, rows = x.stride(0), x.storage_offset(), []
+    for i in range(len(x)):
+        at = int(torch.tensor(i * step).to(torch.int32)) % (step * len(x))
+        rows.append(x.as_strided(x.shape[1:], x.stride()[1:], start + at))
+    return torch.stack(rows) * 2
 
 
 # --8<-- [end:large]

@@ -422,7 +422,8 @@ def test_an_option_that_names_no_argument_is_named(ns, option):
     def plain(x: Float[Tensor, "n"], dim: int) -> Float[Tensor, "n"]:
         return x
 
-    with fails("SL107", f"{option}= names no argument", got="dims", expected="one of x, dim"):
+    fix = f"write {option}=('dim',)"
+    with fails("SL107", f"{option}= names no argument", got="dims", expected="one of x, dim", fix=fix):
         sl.op(f"{ns}::plain", **{option: ("dims",)})(plain)
 
 

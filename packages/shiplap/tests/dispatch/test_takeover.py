@@ -76,7 +76,7 @@ def test_a_custom_op_gives_its_kernels_and_its_gradient(ns: str) -> None:
     assert str(taken.adoption).splitlines() == [
         f"from {ns}::plain:",
         "  taken  kernel on cpu, cuda",
-        "  taken  gradient, which runs the source again under autograd; a gradient of the gradient is refused",
+        "  taken  gradient, by running the source again; a gradient of the gradient is refused",
         "  taken  fake: derived from the declaration, in place of the source's",
     ]
 
@@ -96,6 +96,7 @@ def test_a_library_without_a_gradient_says_so(ns: str) -> None:
     assert torch.equal(taken(ones, [ones, ones], 2.0), torch.full((2, 3), 6.0))
     left = str(taken.adoption)
     assert "left   its autocast rule" in left
+    assert "left   argument exact: it is not declared, so it keeps its default" in left
     assert "left   gradient: the source has none, declare one with @op.backward" in left
     with fails("SL304"):
         taken(ones.clone().requires_grad_(), [ones]).sum().backward()
@@ -223,6 +224,45 @@ def test_a_write_is_taken_with_the_write_that_is_declared(ns: str) -> None:
         @sl.adopt(f"{ns}::add_", into=f"{ns}::silent")
         def silent(x: M, by: float) -> M:
             return x + by
+
+
+def test_an_optional_argument_that_is_not_declared_is_none(ns: str) -> None:
+    library = torch.library.Library(ns, "DEF")
+    library.define("sums(Tensor x, Tensor? mask, Tensor(a!)? out, int dim) -> Tensor")
+
+    def sums(x, mask, out, dim):
+        assert mask is None
+        assert out is None
+        return x.sum(dim)
+
+    library.impl("sums", sums, "CompositeImplicitAutograd")
+
+    @sl.adopt(f"{ns}::sums", into=f"{ns}::taken", requires="dim == 0")
+    def taken(x: M, dim: int = 0) -> Float[Tensor, "c"]:
+        return x.sum(dim)
+
+    assert "left   argument out: it is not declared, so it is always None" in str(taken.adoption)
+    same_as_reference(taken, torch.randn(3, 4))
+    with fails("SL142", expected="as many arguments as the declaration has: x"):  # dim has no default
+
+        @sl.adopt(f"{ns}::sums", into=f"{ns}::rows")
+        def rows(x: M) -> Float[Tensor, "c"]:
+            return x.sum(0)
+
+
+def test_a_function_that_autograd_differentiates_gives_its_gradient(ns: str) -> None:
+    @sl.adopt(lambda x, scale: x.sin() * scale, into=f"{ns}::wave", devices="cpu", differentiable=True)
+    def wave(x: M, scale: float) -> M:
+        return torch.sin(x) * scale
+
+    assert "taken  gradient" in str(wave.adoption)
+    same_as_reference(wave, torch.randn(3, 4), 0.5)
+    for source in (Clip, f"{ns}::wave"):
+        with fails("SL142", fix="leave differentiable= out"):
+
+            @sl.adopt(source, into=f"{ns}::other", differentiable=True)
+            def other(x: M, bound: float) -> M:
+                return x
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,10 @@ int vendor_matmul(const sl_context* ctx, const DLTensor* a, const DLTensor* b, D
   cublasLtMatmulPreferenceCreate(&preference);
   const size_t size = ctx->workspace_size;
   cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &size, sizeof size);
+  const uint32_t aligned = 16;  // as align= below says; without it, cuBLASLt expects 256
+  for (auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    cublasLtMatmulPreferenceSetAttribute(preference, which, &aligned, sizeof aligned);
   cublasLtMatmulHeuristicResult_t found;
   int count = 0;
   s = cublasLtMatmulAlgoGetHeuristic(handle, what, left, right, to, to, preference, 1, &found, &count);
@@ -178,6 +182,7 @@ int vendor_matmul(const sl_context* ctx, const DLTensor* a, const DLTensor* b, D
 """,
     workspace="4194304",
     libraries=["cublasLt"],
+    align=16,
 )
 
 
@@ -231,10 +236,12 @@ int seeded_bits(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t
 @sl.op("more_cuda::edges", requires=("h > 0", "w > 0"))
 def edges(x: Float32[Tensor, "h w"]) -> Float32[Tensor, "h w"]:
     """The size of the gradient of an image, by two stencils from constant memory. The rim is repeated."""
-    rows = torch.tensor([[-1.0, -2.0, -1.0], [0, 0, 0], [1, 2, 1]], dtype=x.dtype, device=x.device)
-    padded = torch.nn.functional.pad(x[None, None], (1, 1, 1, 1), mode="replicate")
-    both = torch.nn.functional.conv2d(padded, torch.stack([rows, rows.t()])[:, None])
-    return torch.linalg.vector_norm(both[0], dim=0)
+    (h, w), taps = x.shape, ((-1, -2, -1), (0, 0, 0), (1, 2, 1))
+    padded = torch.nn.functional.pad(x[None], (1, 1, 1, 1), mode="replicate")[0]
+    windows = [[padded[i : i + h, j : j + w] for j in range(3)] for i in range(3)]
+    down = sum(taps[i][j] * windows[i][j] for i in range(3) for j in range(3))
+    right = sum(taps[j][i] * windows[i][j] for i in range(3) for j in range(3))
+    return (down * down + right * right).sqrt()
 
 
 bind(
@@ -257,7 +264,7 @@ __global__ void sobel(const float* x, float* out, int64_t h, int64_t w) {
     down += ROWS[t] * value;
     right += ROWS[t % 3 * 3 + t / 3] * value;
   }
-  out[(i0 + threadIdx.y) * w + j0 + threadIdx.x] = hypotf(down, right);
+  out[(i0 + threadIdx.y) * w + j0 + threadIdx.x] = isnan(down) || isnan(right) ? NAN : hypotf(down, right);
 }
 int edges(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
   const int64_t h = x->shape[0], w = x->shape[1];
@@ -359,7 +366,7 @@ template <typename T> __global__ void rows(const T* grad, const T* x, const T* w
   const float inner = (parts[0] + parts[1] + parts[2] + parts[3]) / (c ? c : 1), rate = rates[blockIdx.x];
   for (int64_t j = threadIdx.x; j < c; j += 128) {
     const float g = wide(narrow<T>(wide(grad[at + j]) * wide(weight[j])));
-    dx[at + j] = narrow<T>(rate * g - wide(x[at + j]) * rate * rate * rate * inner);
+    dx[at + j] = narrow<T>(rate * g - wide(x[at + j]) * (rate * rate * rate) * inner);
   }
 }
 // Sums over rows in a fixed order: 64 parts in the workspace, then one sum of them.
@@ -444,13 +451,22 @@ def adam_step(
     p.sub_(rate * m / (v.clamp_min(0).sqrt() + eps))
 
 
+@adam_step.samples
+def _(rng: torch.Generator, sizes: Any, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    p, m, v, grad = torch.randn(4, sizes["n"], generator=rng).to(device)
+    decay, eps = sizes.get("b2", 0.99), sizes.get("eps", 1e-4)  # the root has to stay away from zero
+    scalars = sizes.get("rate", 1e-2), sizes.get("b1", 0.9), decay if 0 <= decay <= 1 else 0.99, max(eps, 1e-4)
+    return p.clone(), m.clone(), v.abs(), grad.clone(), *scalars
+
+
 bind(
     adam_step,
     r"""
-__global__ void step(float* p, float* m, float* v, const float* grad, int64_t n, float rate, float b1, float b2, float eps) {
+__global__ void step(float* p, float* m, float* v, const float* grad, int64_t n, float rate, float b1, float rest1, float b2,
+                     float rest2, float eps) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i >= n) return;
-  const float g = grad[i], first = m[i] * b1 + (1 - b1) * g, second = v[i] * b2 + (1 - b2) * g * g;
+  const float g = grad[i], first = m[i] * b1 + rest1 * g, second = v[i] * b2 + rest2 * g * g;
   m[i] = first;
   v[i] = second;
   p[i] -= rate * first / (sqrtf(second < 0 ? 0 : second) + eps);
@@ -458,7 +474,9 @@ __global__ void step(float* p, float* m, float* v, const float* grad, int64_t n,
 int adam_step(const sl_context* ctx, DLTensor* p, DLTensor* m, DLTensor* v, const DLTensor* grad, double rate, double b1,
               double b2, double eps) {
   const int64_t n = p->shape[0];
-  if (n) step<<<blocks(n, 128), 128, 0, stream_of(ctx)>>>(data<float>(p), data<float>(m), data<float>(v), data<float>(grad), n, rate, b1, b2, eps);
+  if (n)
+    step<<<blocks(n, 128), 128, 0, stream_of(ctx)>>>(data<float>(p), data<float>(m), data<float>(v), data<float>(grad), n,
+                                                     rate, b1, 1 - b1, b2, 1 - b2, eps);
   return launched(ctx);
 }
 """,
@@ -625,11 +643,11 @@ __global__ void turn(const float* x, float* out, int64_t n, int64_t c) {
 int reversed_rows(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
   const int64_t n = x->shape[0], c = x->shape[1], size = n * c * sizeof(float);
   if (size == 0) return SL_OK;
-  void* copy = nullptr;
-  if (cudaMallocAsync(&copy, size, stream_of(ctx)) != cudaSuccess) return launched(ctx);
-  cudaMemcpyAsync(copy, x->data, size, cudaMemcpyDeviceToDevice, stream_of(ctx));
-  turn<<<blocks(n * c, 256), 256, 0, stream_of(ctx)>>>(static_cast<float*>(copy), data<float>(out), n, c);
-  cudaFreeAsync(copy, stream_of(ctx));
+  void* turned = nullptr;
+  if (cudaMallocAsync(&turned, size, stream_of(ctx)) != cudaSuccess) return launched(ctx);
+  turn<<<blocks(n * c, 256), 256, 0, stream_of(ctx)>>>(data<float>(x), static_cast<float*>(turned), n, c);
+  cudaMemcpyAsync(out->data, turned, size, cudaMemcpyDeviceToDevice, stream_of(ctx));
+  cudaFreeAsync(turned, stream_of(ctx));
   return launched(ctx);
 }
 """,

@@ -93,7 +93,9 @@ sys.meta_path.insert(0, Blocked())
 TESTS = (
     BLOCKED
     + """
+import os
 import pytest
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Shiplap's plugin would be imported
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--import-mode=importlib", *sys.argv[1:]]))
 """
 )

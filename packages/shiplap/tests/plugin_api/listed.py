@@ -28,12 +28,25 @@ def library(x: Tensor, *, out: Tensor, ALGORITHM: int) -> None:
 
 
 class Algorithms(ConfigSource):
-    """As many algorithms as there are elements: the third is wrong, and the fifth takes no odd size."""
+    """As many algorithms as there are elements.
 
-    def configs(self, op: sl.Op, device: torch.device, sizes: Mapping[str, Any]) -> list[dict[str, int]]:
+    The third is wrong, and the fifth takes no odd size.
+    """
+
+    def configs(
+        self,
+        op: sl.Op,
+        device: torch.device,
+        sizes: Mapping[str, Any],
+    ) -> list[dict[str, int]]:
         return [{"ALGORITHM": a} for a in range(min(sizes["n"], 6))]
 
-    def refusal(self, op: sl.Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
+    def refusal(
+        self,
+        op: sl.Op,
+        config: Mapping[str, Value],
+        args: tuple[Any, ...],
+    ) -> str:
         return "an odd size" if config["ALGORITHM"] == 5 and len(args[0]) % 2 else ""
 
 

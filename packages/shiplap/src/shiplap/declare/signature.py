@@ -261,10 +261,10 @@ def _read_signature_arguments(
     parameters = inspect.signature(fn).parameters
     for option, given in (("mutates", mutates), ("contiguous", contiguous), ("specialize", specialize)):
         for unknown in given - parameters.keys():
-            what, fix = f"{option}= names no argument", f"name an argument of the signature in {option}="
-            raise error(
-                "SL107", where=name, what=what, got=unknown, expected=f"one of {', '.join(parameters)}", fix=fix
-            )
+            near = next(iter(difflib.get_close_matches(unknown, parameters, 1)), "")
+            fix = f"write {option}=({near!r},)" if near else f"name an argument of the signature in {option}="
+            what, expected = f"{option}= names no argument", f"one of {', '.join(parameters)}"
+            raise error("SL107", where=name, what=what, got=unknown, expected=expected, fix=fix)
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
         # The parameter's name is checked first: all errors below quote it.

@@ -71,7 +71,12 @@ def adopt(source: str, *, into: None = None, **declaration: Unpack[DeclarationKe
 
 @overload
 def adopt(
-    source: Source, *, into: str, devices: Iterable[str] = (), **declaration: Unpack[DeclarationKeywords]
+    source: Source,
+    *,
+    into: str,
+    devices: Iterable[str] = (),
+    differentiable: bool | None = None,
+    **declaration: Unpack[DeclarationKeywords],
 ) -> TakeoverDecorator: ...
 
 
@@ -80,6 +85,7 @@ def adopt(
     *,
     into: str | None = None,
     devices: Iterable[str] = (),
+    differentiable: bool | None = None,
     **declaration: Unpack[DeclarationKeywords],
 ) -> AdoptDecorator | TakeoverDecorator:
     """Declare what an existing implementation should do, so that ``sl.audit(op)`` can audit it.
@@ -97,6 +103,8 @@ def adopt(
         into: the name of the new op, ``"namespace::name"``.
         devices: the device types on which the new op calls the source. By default they are those for which torch has a
             kernel, and ``"cpu"`` and ``"cuda"`` for a function.
+        differentiable: for a function, whether autograd can differentiate it. Its gradient is then taken over, too. By
+            default it is not. For other sources it follows from the source.
         declaration: the keyword arguments of :func:`op`.
 
     Raises:
@@ -105,15 +113,16 @@ def adopt(
     """
     if into is not None:
         types = (devices,) if isinstance(devices, str) else tuple(devices)
-        return TakeoverDecorator(source, into, types, **declaration)
+        return TakeoverDecorator(source, into, types, differentiable, **declaration)
     if not isinstance(source, str):
         if inspect.isfunction(source) and not declaration:  # the decorator without parentheses
             check_op_name(source)
         got, fix = callable_name(source), 'pass into="namespace::name" too'
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
-    if devices:
-        fix = "pass into= as well, or leave devices= out"
-        raise error("SL142", where=source, got="devices= without into=", expected="into= with devices=", fix=fix)
+    if devices or differentiable is not None:
+        word = "devices=" if devices else "differentiable="
+        fix = f"pass into= as well, or leave {word} out"
+        raise error("SL142", where=source, got=f"{word} without into=", expected=f"into= with {word}", fix=fix)
     return AdoptDecorator(source, **declaration)
 
 
@@ -123,17 +132,26 @@ class TakeoverDecorator:
     """
 
     def __init__(
-        self, source: Source, into: str, devices: tuple[str, ...], **declaration: Unpack[DeclarationKeywords]
+        self,
+        source: Source,
+        into: str,
+        devices: tuple[str, ...],
+        differentiable: bool | None,
+        **declaration: Unpack[DeclarationKeywords],
     ) -> None:
-        """Set the source and the device types, and prepare the declaration of the new op ``into``."""
-        self.source, self.devices, self.declare = source, devices, op(into, **declaration)
+        """Set the source, its device types and whether autograd differentiates it. Prepare the declaration of the new
+        op ``into``.
+        """
+        self.source, self.devices, self.differentiable = source, devices, differentiable
+        self.declare = op(into, **declaration)
         self.spec_of = partial(read_spec, into, **declaration)
 
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
         """Return the new op declared by the reference ``fn``, with the kernels and the gradient of the source. Raise
         ``SL142`` before anything is declared if the source does not fit.
         """
-        parts = read_source(self.spec_of(fn), self.source, self.devices)  # first: a source that does not fit is no op
+        # first: a source that does not fit is no op
+        parts = read_source(self.spec_of(fn), self.source, self.devices, self.differentiable)
         made = self.declare(fn)
         made.adoption = take_over(made, parts)
         return made

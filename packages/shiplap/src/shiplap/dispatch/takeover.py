@@ -90,19 +90,25 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
     elif parts.differentiable:
         saves = [a.name for a in spec.tensors]
         op.backward(_source_gradient(spec, parts.call), saves=saves, strided=True, once_differentiable=True)
-        taken.append("gradient, which runs the source again under autograd; a gradient of the gradient is refused")
+        taken.append("gradient, by running the source again; a gradient of the gradient is refused")
     else:
         left.append("gradient: the source has none, declare one with @op.backward")
     taken.append("fake: derived from the declaration, in place of the source's")
     return Adoption(parts.name, tuple(taken), tuple(dict.fromkeys(left)))
 
 
-def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> SourceParts:
+def read_source(
+    spec: OpSpec, source: Source, devices: tuple[str, ...], differentiable: bool | None = None
+) -> SourceParts:
     """Return the name, function, device types and differentiability of ``source`` as ``SourceParts``. Raise ``SL142``
     if it does not fit the declaration, or ``SL501`` if torch has no such op.
 
     ``devices`` are the device types on which it is called. If empty, they are those for which it has kernels.
+    ``differentiable`` states whether autograd can differentiate a function. It is None for any other source.
     """
+    if differentiable is not None and (isinstance(source, (str, type)) or not callable(source)):
+        got, fix = f"differentiable={differentiable}", "leave differentiable= out"
+        raise _unfit_source_error(spec, got, "a function as the source, with differentiable=", fix)
     if isinstance(source, str):
         return _read_registered(spec, source, devices)
     if isinstance(source, type) and issubclass(source, torch.autograd.Function):
@@ -114,7 +120,7 @@ def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> Sourc
         raise _unfit_source_error(spec, f"a {type(source).__name__}", ANY_SOURCE, "pass one of these")
     name = callable_name(source)
     _check_count(spec, name, source, 0)
-    return SourceParts(name, source, devices or DEVICES, False)
+    return SourceParts(name, source, devices or DEVICES, bool(differentiable))
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
@@ -141,9 +147,12 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
     names = [a.name for a in schema.arguments]
     # Arguments are matched by name if all names agree, else by position.
     places = dict(zip(names, own, strict=False)) if {*own} - {*names} else {n: n for n in own}
-    required = [a.name for a in schema.arguments if not a.has_default_value()]
+    required = [a.name for a in schema.arguments if not (a.has_default_value() or _is_optional(a))]
     if len(own) > len(names) or {*required} - places.keys():
         raise _unfit_source_error(spec, str(schema), f"as many arguments as the declaration has: {', '.join(own)}")
+    # An optional argument without a default that the declaration leaves out is passed as None, to which nothing writes.
+    absent = [a.name for a in schema.arguments if a.name not in places and not a.has_default_value()]
+    written -= {*absent}
     if {places.get(n, n) for n in written} != {*spec.mutated}:
         got, fix = (
             f"it writes to {', '.join(sorted(written)) or 'no argument'}",
@@ -156,12 +165,22 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         name in the op's schema.
         """
         values = dict(zip(own, args, strict=True))
-        return overload(**{name: values[mine] for name, mine in places.items()})
+        return overload(**dict.fromkeys(absent), **{name: values[mine] for name, mine in places.items()})
 
     left = [text for key, text in OTHER_RULES.items() if key in keys]
+    left += [
+        f"argument {name}: it is not declared, so it {'is always None' if name in absent else 'keeps its default'}"
+        for name in names
+        if name not in places
+    ]
     # A declared op that writes to its arguments can have no backward.
     differentiable = has_gradient(name) and not written
     return SourceParts(name, call, there, differentiable, tuple(dict.fromkeys(left)))
+
+
+def _is_optional(argument: torch.Argument) -> bool:
+    """Return whether the ``argument`` of a schema may be None."""
+    return isinstance(argument.type, torch.OptionalType)
 
 
 def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context: int) -> None:

@@ -1,5 +1,6 @@
-// A graph for a library whose functions compute when they are called, on memory that this process addresses.
-// A runtime with graph="eager" has this file in the place of a vendor.h of its own.
+// A graph for a library whose functions compute when they are called, on memory that
+// this process addresses. A runtime with graph="eager" has this file in the place of a
+// vendor.h of its own.
 #pragma once
 
 #include <c10/core/Scalar.h>
@@ -15,7 +16,8 @@ namespace shiplap::backend {
 
 using Sizes = std::vector<int64_t>;
 
-// Computes one value. The operands and the result are dense and row-major. The result begins as zeros.
+// Computes one value. The operands and the result are dense and row-major. The result
+// begins as zeros.
 using Compute = std::function<void(c10::ArrayRef<const void*> in, void* out)>;
 
 // A value that is still to be computed. An input has no `compute`.
@@ -24,7 +26,8 @@ struct Value {
   Sizes sizes;
   std::vector<std::shared_ptr<const Value>> operands;
   Compute compute;
-  std::shared_ptr<const Value> blocks = nullptr;  // the same in blocks of `block`, if it was made there
+  // the same in blocks of `block`, if it was made there
+  std::shared_ptr<const Value> blocks = nullptr;
   int64_t block = 0;
 };
 using Node = std::shared_ptr<const Value>;
@@ -38,7 +41,8 @@ class Graph {
 
   Signature signature;
   std::vector<Node> inputs, results;
-  std::vector<Node> sources;  // what the memory of each input holds: the input, or its blocks
+  // what the memory of each input holds: the input, or its blocks
+  std::vector<Node> sources;
 };
 
 Node convert(const Node& value, at::ScalarType dtype);
@@ -48,24 +52,30 @@ Node constant(at::IntArrayRef values);
 // What functions of a runtime are made of.
 
 int64_t count(const Sizes& sizes);             // elements
-Sizes broadcast(const std::vector<Node>& of);  // the sizes that the nodes have in common
+// the sizes that the nodes have in common
+Sizes broadcast(const std::vector<Node>& of);
 Node expand(const Node& value, const Sizes& sizes);
-Node permute(const Node& value, const Sizes& order);  // dim i of the result is dim order[i] of `value`
+// dim i of the result is dim order[i] of `value`
+Node permute(const Node& value, const Sizes& order);
 Node reshape(const Node& value, const Sizes& sizes);
-// The last dim in blocks of `block` elements: [ceil(n / block), other dims..., block], padded with zeros.
+// The last dim in blocks of `block` elements: [ceil(n / block), other dims..., block],
+// padded with zeros.
 Sizes sizes_in_blocks(const Sizes& sizes, int64_t block);
 Node to_blocks(const Node& value, int64_t block);
 Node from_blocks(const Node& blocks, const Sizes& sizes);
 
 // A value of any dtype: `compute(in, out)` gets pointers to void.
-Node node(at::ScalarType dtype, Sizes sizes, std::vector<Node> operands, Compute compute);
+Node node(at::ScalarType dtype, Sizes sizes, std::vector<Node> operands,
+          Compute compute);
 
-// A value of T made of values of T: `compute(in, out)`, where in[0] is a const T*, and out a T*.
+// A value of T made of values of T: `compute(in, out)`, where in[0] is a const T*, and
+// out a T*.
 template <class T, class F>
 Node node(Sizes sizes, std::vector<Node> operands, F compute) {
   constexpr auto dtype = c10::CppTypeToScalarType<T>::value;
   for (const auto& o : operands) {
-    TORCH_CHECK_NOT_IMPLEMENTED(o->dtype == dtype, "a function of ", dtype, " got ", o->dtype);
+    TORCH_CHECK_NOT_IMPLEMENTED(o->dtype == dtype, "a function of ", dtype, " got ",
+                                o->dtype);
   }
   auto typed = [compute](c10::ArrayRef<const void*> in, void* out) {
     std::vector<const T*> pointers;
@@ -75,12 +85,15 @@ Node node(Sizes sizes, std::vector<Node> operands, F compute) {
   return node(dtype, std::move(sizes), std::move(operands), typed);
 }
 
-// Elementwise: `compute(in, out, n)`. The operands are expanded to the sizes that they have in common.
+// Elementwise: `compute(in, out, n)`. The operands are expanded to the sizes that they
+// have in common.
 template <class T, class F>
 Node elementwise(std::vector<Node> operands, F compute) {
   auto sizes = broadcast(operands);
   for (auto& o : operands) o = expand(o, sizes);
-  auto all = [compute, n = count(sizes)](const auto& in, T* out) { compute(in, out, n); };
+  auto all = [compute, n = count(sizes)](const auto& in, T* out) {
+    compute(in, out, n);
+  };
   return node<T>(sizes, std::move(operands), all);
 }
 
@@ -92,7 +105,8 @@ struct Moved {
 };
 Moved behind(const Node& value, const Sizes& axes);
 
-// Over `axes`: `compute(in, out, rows, columns)` makes an element of each row. The dims stay, with the size 1.
+// Over `axes`: `compute(in, out, rows, columns)` makes an element of each row. The dims
+// stay, with the size 1.
 template <class T, class F>
 Node reduce(const Node& value, const Sizes& axes, F compute) {
   auto [moved, back, rows, columns] = behind(value, axes);
@@ -116,13 +130,15 @@ Node along(const Node& value, int64_t dim, F compute) {
   return permute(node<T>(moved->sizes, {moved}, each), back);
 }
 
-// The same for a library whose memory is in blocks of the last dim. What one such function makes, the next one gets as it is.
+// The same for a library whose memory is in blocks of the last dim. What one such
+// function makes, the next one gets as it is.
 
 // As node<T>: in[0] and `out` are in blocks. The padding of an operand is zeros.
 template <class T, class F>
 Node node(int64_t block, const Sizes& sizes, std::vector<Node> operands, F compute) {
   for (auto& o : operands) o = to_blocks(o, block);
-  return from_blocks(node<T>(sizes_in_blocks(sizes, block), std::move(operands), compute), sizes);
+  const Sizes blocks = sizes_in_blocks(sizes, block);
+  return from_blocks(node<T>(blocks, std::move(operands), compute), sizes);
 }
 
 // `n` counts the padding.
@@ -130,7 +146,8 @@ template <class T, class F>
 Node elementwise(int64_t block, std::vector<Node> operands, F compute) {
   auto sizes = broadcast(operands);
   for (auto& o : operands) o = expand(o, sizes);
-  auto all = [compute, n = count(sizes_in_blocks(sizes, block))](const auto& in, T* out) { compute(in, out, n); };
+  const int64_t n = count(sizes_in_blocks(sizes, block));
+  auto all = [compute, n](const auto& in, T* out) { compute(in, out, n); };
   return node<T>(block, sizes, std::move(operands), all);
 }
 
@@ -145,7 +162,8 @@ Node reduce(int64_t block, const Node& value, const Sizes& axes, F compute) {
   auto each = [compute, rows = rows, columns = columns](const auto& in, T* out) {
     compute(in[0], out, rows, columns);
   };
-  return reshape(node<T>(block, {rows, 1}, {reshape(moved, {rows, columns})}, each), kept);
+  const Node flat = reshape(moved, {rows, columns});
+  return reshape(node<T>(block, {rows, 1}, {flat}, each), kept);
 }
 
 // `in` and `out` are matrices of rows and columns in blocks.
@@ -155,7 +173,9 @@ Node along(int64_t block, const Node& value, int64_t dim, F compute) {
   auto each = [compute, rows = rows, columns = columns](const auto& in, T* out) {
     compute(in[0], out, rows, columns);
   };
-  return permute(reshape(node<T>(block, {rows, columns}, {reshape(moved, {rows, columns})}, each), moved->sizes), back);
+  const Node flat = reshape(moved, {rows, columns});
+  const Node done = node<T>(block, {rows, columns}, {flat}, each);
+  return permute(reshape(done, moved->sizes), back);
 }
 
 }  // namespace shiplap::backend

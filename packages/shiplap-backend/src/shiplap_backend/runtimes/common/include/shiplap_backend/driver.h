@@ -1,9 +1,11 @@
-// What a vendor provides for a device whose memory is its own: nothing of the device core reads or
-// writes an address that `allocate` returned; it hands them to `copy` and `run`.
+// What a vendor provides for a device whose memory is its own: nothing of the device
+// core reads or writes an address that `allocate` returned; it hands them to `copy` and
+// `run`.
 //
-// A runtime says `discrete=True` and defines `driver()`. Work is done in queues: what is put into
-// one queue is done in that order, and nothing else is ordered. A vendor whose library only has
-// functions that return when they are done takes the queues of threads.h.
+// A runtime says `discrete=True` and defines `driver()`. Work is done in queues: what
+// is put into one queue is done in that order, and nothing else is ordered. A vendor
+// whose library only has functions that return when they are done takes the queues of
+// threads.h.
 #pragma once
 
 #include <shiplap_backend/signature.h>
@@ -29,10 +31,12 @@ class Driver {
   // The core has waited for all that uses the memory.
   virtual void release(int device, void* data) = 0;
 
-  // A queue of the device; it is never closed. A lower `priority` goes first, where that is possible.
+  // A queue of the device; it is never closed. A lower `priority` goes first, where
+  // that is possible.
   virtual Queue open(int device, int priority) = 0;
-  // Each of the two addresses is on the host, on the queue's device or on another device. The call
-  // does not wait for the copy; the core keeps both sides until the queue has done it.
+  // Each of the two addresses is on the host, on the queue's device or on another
+  // device. The call does not wait for the copy; the core keeps both sides until the
+  // queue has done it.
   virtual void copy(Queue queue, void* to, const void* from, size_t bytes) = 0;
   // As Executable::run, in the queue. All addresses are on the queue's device.
   virtual void run(Queue queue, const char* op, std::shared_ptr<Executable> executable,
@@ -51,7 +55,8 @@ class Driver {
   // Between the moments at which the two were passed.
   virtual double milliseconds(Mark from, Mark to) = 0;
 
-  // What went wrong in a queue since the last call, with the operator's name; empty: nothing.
+  // What went wrong in a queue since the last call, with the operator's name; empty:
+  // nothing.
   virtual std::string failure() = 0;
 };
 
