@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 from torch._inductor.runtime import benchmarking
 
-__all__ = ["Alone", "Turns", "queued", "together"]
+__all__ = ["Alone", "Turns", "queued", "stopped", "together"]
 
 
 URGENT = -5  # niceness of a thread that keeps others waiting
@@ -98,6 +99,23 @@ class Alone:
         self.around(bench, "race_runs")
         self.around(bench.Verifier, "check", shared=True)
         self.around(measure.CudaClock, "ready", shared=True)
+
+
+@contextmanager
+def stopped(group: int) -> Iterator[None]:
+    """No process of the process group runs meanwhile; with 0 nothing is stopped.
+
+    Those that have the device locked must not be in the group.
+    """
+    if group:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if group:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGCONT)
 
 
 def queued(items: Sequence[Any], counter: Path) -> Iterator[Any]:

@@ -1,11 +1,11 @@
 """Group fusions on and off: many small linear layers, and layers of one input in blocks like Llama's.
 
-Contestants of a case: ``off`` (torch.compile, the control), ``on`` (with the rewrite as it ships; where it declines it
-is the graph of ``off``, and the ratio is the noise), ``forced`` (merged although the model of costs declines),
-``inductor`` (torch's own ``batch_linear``, off by default) and ``eager``. Each is a model of its own. In a round each
-is timed once, in random order. What is shown is the least of all rounds, which other programs on the machine disturb
-least; ``medians`` are the medians of ratios taken inside a round. CPU: process time on one thread. CUDA: wall time of
-calls that are waited for together.
+Contestants of a case: ``off`` (torch.compile), ``again`` (the control: the same program, timed once more), ``on`` (with
+the rewrite as it ships; where it declines it is the graph of ``off``), ``forced`` (merged although the model of costs
+declines), ``inductor`` (torch's own ``batch_linear``, off by default) and ``eager``. Each but ``again`` is a model of
+its own. In a round each is timed once, in random order. What is shown is the least of all rounds, which other programs
+on the machine disturb least; ``medians`` are the medians of ratios taken inside a round. CPU: process time on one
+thread. CUDA: wall time of calls that are waited for together.
 
     python benchmarks/rewrite.py [--json benchmarks/results/rewrite.json] [--rounds 60] [--only NAME]
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import os
 import random
@@ -175,6 +176,7 @@ def measured(
             by_hand = case.fused().to(device, case.dtype, memory_format=case.layout).train(case.train)
             by_hand.load_state_dict(model.state_dict())
             calls["sdpa"] = contestant(case, by_hand, x)[0]
+        calls["again"] = calls["off"]  # how far its ratio is from 1 is the noise of the clock
         calls["eager"] = lambda: eager(x).sum().backward() if case.train else eager(x)
         seconds, expected = time.monotonic() - started, eager(x)
         errors = {n: apart(call(), expected) for n, call in calls.items() if n != "eager"}
@@ -213,9 +215,11 @@ def timed(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict
 
     count = max(1, round(3e-3 / max(1e-6, once(calls["off"], 20))))
     times: dict[str, list[float]] = {n: [] for n in calls}
+    gc.disable()  # a collection would fall to one contestant
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
             times[name].append(once(calls[name], count))
+    gc.enable()
     return times
 
 

@@ -7,15 +7,19 @@ kernels. Beside torch and Triton it needs jaxtyping, wadler-lindig, msgspec and 
     python benchmarks/rewrite_gpu.py [--json benchmarks/results/rewrite_gpu.json] [--rounds 60] [--only NAME]
 
 Run again with the same ``--json``, it goes on where it was stopped. ``--together`` compiles all cases at once, each in
-a process of its own, and then times one after the other; what compilers time, they time one at a time.
+a process of its own, and then times one after the other; what compilers time, they time one at a time. Those that
+are compiled with max-autotune come first.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from _together import Alone, Turns, together
+from _together import Alone, Turns, stopped, together
 from rewrite import SOURCES, Block, Case, arguments, block, keep, kept, measured, run, towers
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -41,6 +45,7 @@ OURS = (
     "packages/shiplap/src/shiplap/rewrite/shipped/conv_norm.py",
 )
 TUNED = "max-autotune-no-cudagraphs"
+TUNING_SHARE = 0.65  # of the seconds of --together
 BF16 = torch.bfloat16
 
 
@@ -191,11 +196,48 @@ def rehearsed(case: Case) -> Case:
     return dataclasses.replace(case, mode=None)
 
 
+def take_turn(wanted: Sequence[Case], args: argparse.Namespace) -> None:
+    """Compile one case, wait for its turn, time it and tell."""
+    turns = Turns(Path(args.turns[0]), args.turns[1])
+    # What Inductor and Shiplap time while others compile, they time alone.
+    alone = Alone(args.lock or str(turns.folder / "device"))
+    alone.searches()
+    alone.selections()
+    case = next(c for c in wanted if c.name == args.turns[2])
+    torch._inductor.config.compile_threads = 3 if case.mode == TUNED else 1
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        with turns.turn(), alone(), stopped(args.stop):
+            yield
+
+    turns.tell(measured(case, args.device, args.rounds, turn))
+
+
+def run_together(wanted: Sequence[Case], args: argparse.Namespace) -> None:
+    """Compile cases at once and time them, those with max-autotune first, in ``args.together`` seconds.
+
+    Calls of the others would disturb what is timed while the tuned ones are compiled.
+    """
+    end, cases = time.monotonic() + args.together, kept(args.json, OURS)
+    left = [c for c in wanted if args.only in c.name and all(f["case"] != c.name for f in cases)]
+    again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
+    again += ["--stop", str(args.stop), *(["--lock", args.lock] if args.lock else []), *["--tiny"] * args.tiny]
+    tuned = [c.name for c in left if c.mode == TUNED]
+    for names, share in ((tuned, TUNING_SHARE), ([c.name for c in left if c.name not in tuned], 1.0)):
+        for told in together(names, [*again, "--turns"], max(0.0, end - time.monotonic()) * share):
+            cases.append(told)
+            print(json.dumps(told), flush=True)
+            keep(args.json, OURS, args.device, args.rounds, cases)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small sizes: whether every case runs, not how fast")
     parser.add_argument("--together", type=float, metavar="SECONDS", help="compile all at once, in so many seconds")
+    parser.add_argument("--lock", help="file: who runs on the device has it locked")
+    parser.add_argument("--stop", type=int, default=0, help="process group that is stopped while a case is timed")
     parser.add_argument(
         "--turns", nargs=3, metavar=("FOLDER", "NAME", "CASE"), help="one of those that --together starts"
     )
@@ -206,22 +248,9 @@ def main() -> None:
     if args.tiny:
         wanted = [rehearsed(c) for c in wanted]
     if args.turns:
-        turns = Turns(Path(args.turns[0]), args.turns[1])
-        # What Inductor and Shiplap time while others compile, they time alone.
-        alone = Alone(str(turns.folder / "device"))
-        alone.searches()
-        alone.selections()
-        case = next(c for c in wanted if c.name == args.turns[2])
-        torch._inductor.config.compile_threads = 3 if case.mode == TUNED else 1
-        turns.tell(measured(case, args.device, args.rounds, turns.turn))
+        take_turn(wanted, args)
     elif args.together:
-        cases = kept(args.json, OURS)
-        names = [c.name for c in wanted if args.only in c.name and all(f["case"] != c.name for f in cases)]
-        again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
-        for told in together(names, [*again, *["--tiny"] * args.tiny, "--turns"], args.together):
-            cases.append(told)
-            print(json.dumps(told), flush=True)
-            keep(args.json, OURS, args.device, args.rounds, cases)
+        run_together(wanted, args)
     else:
         run(wanted, OURS, args.device, args.rounds, args.json, args.only)
 

@@ -27,13 +27,12 @@ import copy
 import json
 import os
 import resource
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,7 +44,7 @@ import torch
 import transformers as t
 from _queued import launched, queued, waited
 from _queued import told as medians
-from _together import Alone, Turns, together
+from _together import Alone, Turns, stopped, together
 from rewrite import apart, keep, kept, of_its_own
 from torch import Tensor, nn
 from torch._inductor import utils as inductor_utils
@@ -305,24 +304,12 @@ def told_of(models: list[dict[str, Any]]) -> str:
     )
 
 
-@contextmanager
-def stopped(group: int) -> Iterator[None]:
-    """No process of the group runs meanwhile. Those that have the device locked must not be in it."""
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGCONT)
-
-
 def turns_taken(
     told: dict[str, Any], calls: dict[str, Callable[[], Tensor]], args: argparse.Namespace, turns: Turns
 ) -> None:
     """Time ``calls`` when the turn comes, and tell."""
     compiled = {n: call for n, call in calls.items() if n != "eager"}
-    with turns.turn(), Alone(args.lock)(), stopped(args.stop) if args.stop else nullcontext(), torch.no_grad():
+    with turns.turn(), Alone(args.lock)(), stopped(args.stop), torch.no_grad():
         if args.device == "cuda":
             eager = queued({"eager": calls["eager"]}, 5)
             times = queued(compiled, args.rounds)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import random
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from shiplap.doctor import edits, edits_of_functions, edits_of_values
+from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
 from shiplap.doctor.edits import Case, Editor
 from shiplap.doctor.scratch import apply_edits
 
 
+class CountingBackend:
+    """A backend of ``torch.compile`` that counts the graphs with operations and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.frame_count = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, _: Any) -> Any:
+        self.frame_count += 1
+        return gm.forward
+
+
 def proposals(
-    folder: Path, source: str, editor: Editor, subject: str = "", text: str = "", function: str = "f"
+    folder: Path, source: str, editor: Editor, subject: str = "", text: str = "", function: str = "f", cause: str = ""
 ) -> list[str]:
     """The program after each alternative of an editor; the entry is at the line with the comment HERE."""
     source = textwrap.dedent(source).lstrip()
     (folder / "program.py").write_text(source)
     line = next((n for n, t in enumerate(source.splitlines(), 1) if "# HERE" in t), 1)
-    case = Case(folder, "program.py", "program.py", line, function, subject, text)
+    case = Case(folder, "program.py", "program.py", line, function, subject, text, cause=cause)
     changed = (apply_edits({}, folder, edit) for edit in editor(case))
     return [texts["program.py"] for texts in changed if texts]
 
@@ -54,7 +67,12 @@ def test_a_print_is_moved_and_its_shapes_become_texts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("subject", "source"),
-    [("x, dim 1", "L['x']:1"), ("self.layer_idx", "L['self'].layer_idx"), ("counts[0]", ""), ("len(x)", "")],
+    [
+        ("x, dim 1", "L['x']:1"),
+        ("self.layer_idx", "L['self'].layer_idx"),
+        ("counts[0]", "L['counts'][0]"),
+        ("len(x)", ""),
+    ],
 )
 def test_what_varied_is_named_as_a_source(tmp_path: Path, subject: str, source: str) -> None:
     changed = proposals(tmp_path, "import torch\n", edits.add_dynamic_source("dynamic_sources"), subject)
@@ -168,6 +186,224 @@ def test_an_early_return_outside_of_loops_is_picked_as_well(tmp_path: Path) -> N
 def test_other_early_returns_stay(tmp_path: Path, body: str) -> None:
     source = "import torch\ndef f(x):\n" + textwrap.indent(body, "    ") + "\n"
     assert proposals(tmp_path, source, edits_of_functions.where_for_exit) == []
+
+
+LOOP = """
+    import torch
+    def f(u, limit):
+        for scale in (1.0, 0.5, 0.25, 0.125):
+            v = u * scale
+            change = (v - u).abs().max()
+            u = u - v
+            if change < limit:  # HERE
+                break
+            u = u * 2
+        return u, v
+"""
+
+
+def test_a_loop_with_a_break_runs_all_rounds(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, LOOP, edits_of_functions.where_for_break)
+    exec(changed, ran := {})
+    exec(textwrap.dedent(LOOP), before := {})
+    for limit in (9.0, 0.3, 0.1, 0.0):
+        u = torch.full((2,), 0.7)
+        for got, wanted in zip(ran["f"](u, limit), before["f"](u, limit), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    assert "break" not in changed
+    graphs = CountingBackend()
+    torch.compile(ran["f"], backend=graphs, fullgraph=True)(torch.ones(2), torch.tensor(0.3))
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("break\n", "return u, v\n"),
+        ("u = u * 2", "u *= 2"),
+        ("u = u * 2", "kept.append(u)"),
+        ("u = u * 2", "u = u + torch.rand(2)"),
+        ("return u, v", "return u, scale"),
+        ("for scale in (1.0, 0.5, 0.25, 0.125)", "while True"),
+        ("u = u * 2", "if u.sum() > 9:\n                break"),
+    ],
+)
+def test_a_loop_whose_further_rounds_could_be_noticed_stays(tmp_path: Path, old: str, new: str) -> None:
+    assert old in LOOP
+    assert proposals(tmp_path, LOOP.replace(old, new), edits_of_functions.where_for_break) == []
+
+
+CALLS = """
+    import torch
+    class Net(torch.nn.Linear):
+        def forward(self, x, how=None):
+            return x if how is None else super().forward(x)
+    @torch.compile(backend=count)
+    def f(x, how=None):
+        return x + 1 if how is None else x * 2
+    model = Net(2, 2)
+    run = torch.compile(model, backend=count)
+"""
+
+
+@pytest.mark.parametrize("function", ["f", "forward"])
+def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: str) -> None:
+    """The compiled module stays one, and a kind that comes again is not compiled again."""
+    changed, *_ = proposals(tmp_path, CALLS, edits_of_calls.compile_versions, "how", "", function, "optional")
+    assert "lambda x, how=None: how is None, backend=count" in changed
+    graphs = CountingBackend()
+    exec(changed, ran := {"count": graphs})
+    called = ran["f"] if function == "f" else ran["run"]
+    x = torch.randn(3, 2)
+    expected = x * 2 if function == "f" else torch.nn.Linear.forward(ran["model"], x)
+    for _ in range(2):
+        torch.testing.assert_close(called(x, how="any"), expected)
+        torch.testing.assert_close(called(x), x + 1 if function == "f" else x)
+    assert graphs.frame_count == 2 if function == "f" else graphs.frame_count == 1  # a graph without operations
+    assert isinstance(ran["run"], torch.nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("subject", "cause", "keys"),
+    [
+        ("x", "dtype", ["x.dtype"]),
+        ("x, dim 1", "stride", ["x.stride()"]),
+        ("how", "value", ["how"]),
+        ("how", "length", ["len(how)", "tuple(how)"]),
+        ("the grad mode or another global setting", "grad", ["torch.is_grad_enabled()"]),
+        ("self.weight", "grad", ["tuple(p.requires_grad for p in model.parameters())"]),
+        ("self.drop.training", "mode", ["tuple(m.training for m in model.modules())"]),
+        ("self.scale", "attribute", []),
+        ("other", "value", []),
+    ],
+)
+def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: list[str]) -> None:
+    found = proposals(tmp_path, CALLS, edits_of_calls.compile_versions, subject, "", "forward", cause)
+    assert len(found) == len(keys)
+    for text, key in zip(found, keys, strict=True):
+        assert f"lambda x, how=None: {key}, backend=count)(model)" in text
+
+
+def test_a_compiled_function_gets_contiguous_tensors(tmp_path: Path) -> None:
+    source = CALLS.replace("return x if how is None", "assert x.is_contiguous()\n            return x if how is None")
+    decorated, called = proposals(tmp_path, source, edits_of_calls.wrap_contiguous, "x", "", "f", "stride")
+    assert "@contiguous_arguments\n@torch.compile(backend=count)\ndef f" in decorated
+    exec(called, ran := {"count": "eager"})
+    x = torch.randn(2, 2).t()
+    torch.testing.assert_close(ran["run"](x, how=1), torch.nn.Linear.forward(ran["model"], x))
+    assert isinstance(ran["run"], torch.nn.Module)
+
+
+def test_the_first_call_runs_uncompiled(tmp_path: Path) -> None:
+    source = """
+        import torch
+        CACHE = {}
+        @torch.compile(backend=count)
+        def f(x):
+            if "mask" not in CACHE:
+                CACHE["mask"] = torch.ones(2)
+            return x + CACHE["mask"]
+    """
+    (changed,) = proposals(tmp_path, source, edits_of_calls.wrap_first_call, "CACHE", "", "f", "length")
+    graphs = CountingBackend()
+    exec(changed, ran := {"count": graphs})
+    for _ in range(3):
+        torch.testing.assert_close(ran["f"](torch.zeros(2)), torch.ones(2))
+    assert graphs.frame_count == 1
+
+
+def test_functions_of_math_become_those_of_torch(tmp_path: Path) -> None:
+    source = "import math\nimport torch\ndef f(x):\n    return x / math.sqrt(x.var()) + math.pi * math.erf(1)  # HERE\n"
+    (changed,) = proposals(tmp_path, source, edits_of_values.keep_tensor)
+    assert "x / torch.sqrt(x.var()) + math.pi * math.erf(1)" in changed
+
+
+LATER = """
+    import torch
+    kept, other = [], []
+    @torch.compile(backend=count, fullgraph=True)
+    def f(x, local):
+        local.append(x)
+        kept.append(x.detach())
+        torch.save(x, "x.pt")  # HERE
+        y = other.append(x)
+        return x + 1
+    def g(x):
+        torch.save(x, "x.pt")
+"""
+
+
+def test_a_call_that_adds_to_a_list_is_made_behind_the_compiled_part(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, LATER, edits_of_calls.call_later, "kept", "", "f", "length")
+    assert proposals(tmp_path, LATER, edits_of_calls.call_later, "local", "", "f", "length") == []
+    assert proposals(tmp_path, LATER, edits_of_calls.call_later, "other", "", "f", "length") == []
+    with torch._dynamo.config.patch(reorderable_logging_functions=set()):
+        graphs = CountingBackend()
+        rest = ("other.append(x)", 'torch.save(x, "x.pt")')
+        exec(changed.replace(rest[0], "1").replace(rest[1], "pass"), ran := {"count": graphs})
+        xs = [torch.randn(3) for _ in range(3)]
+        for x in xs:
+            ran["f"](x, [])
+    assert graphs.frame_count == 1
+    assert all(torch.equal(kept, x) for kept, x in zip(ran["kept"], xs, strict=True))
+
+
+def test_a_file_is_written_behind_the_compiled_part(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, LATER, edits_of_calls.call_later, "torch.save", "", "f", "object")
+    assert "    torch_save_later(x)  # HERE" in changed
+    assert 'def torch_save_later(x):\n    torch.save(x, "x.pt")\n' in changed
+    assert "reorderable_logging_functions.add(torch_save_later)" in changed
+
+
+def test_a_call_in_an_inner_function_is_not_moved(tmp_path: Path) -> None:
+    """Torch 2.13 makes no call that it would have to move out of a function which the compiled one calls."""
+    inner = LATER.replace("  # HERE", "").replace('(x, "x.pt")\n"""', '(x, "x.pt")  # HERE')
+    inner = inner.rstrip() + "  # HERE\n"
+    warn = edits_of_calls.in_outermost_function(edits.add_setting("warn = 1"))
+    assert proposals(tmp_path, inner, edits_of_calls.call_later, "torch.save", "", "g", "object") == []
+    assert (proposals(tmp_path, inner, warn), len(proposals(tmp_path, LATER, warn))) == ([], 1)
+
+
+def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
+    """Equal draws stay apart and in their order, and compiling draws no number."""
+    source = """
+        import random
+        import torch
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def f(x):
+            if random.random() < 0.5:  # HERE
+                x = -x
+            return x
+    """
+    plain, picked = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    assert "if random_random_op(RANDOM_DRAWS) < 0.5:  # HERE" in plain
+    twice = picked.replace("return x\n", "return x * random_random_op(RANDOM_DRAWS)\n")
+    assert twice != picked
+    exec(twice, ran := {})
+    random.seed(0)
+    got = [float(ran["f"](torch.ones(()))) for _ in range(4)]
+    random.seed(0)
+    wanted = [(-1 if random.random() < 0.5 else 1) * random.random() for _ in range(4)]
+    assert got == pytest.approx(wanted)
+    assert int(ran["RANDOM_DRAWS"]) == 8
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "y = x if self.training and random.random() < 0.5 else -x",
+        "y = [random.random() for _ in x]",
+        "y = random.uniform(0, x)",
+        "y = np.random.rand(3)",
+        "y = np.random.normal(0, 1, 3)",
+        "y = np.random.uniform(size=3)",
+        "y = random.random() + random.random()",
+        "y = random.choice('ab')",
+    ],
+)
+def test_draws_that_may_not_happen_once_or_are_no_number_stay(tmp_path: Path, drawn: str) -> None:
+    source = f"import torch\ndef f(self, x):\n    {drawn}  # HERE\n    return y\n"
+    assert proposals(tmp_path, source, edits_of_draws.draw_as_op) == []
 
 
 def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:

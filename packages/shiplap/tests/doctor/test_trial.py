@@ -97,6 +97,43 @@ def test_where_nothing_helps_the_cause_is_said(tmp_path: Path) -> None:
     assert "your code" in text
 
 
+@pytest.mark.parametrize(("calls", "removed"), [(3, True), (2, False)])
+def test_versions_are_tried_only_where_one_is_used_again(tmp_path: Path, calls: int, removed: bool) -> None:
+    """A version for each of two calls would be compiled in each call."""
+    source = "import torch\n@torch.compile\ndef f(x, how=None):\n    return x if how is None else x + 1\n"
+    (tmp_path / "program.py").write_text(source)
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+    recompile = Recompile(place, cause="optional", subject="how", values=(), guard="how is None", fix="")
+
+    class TwoKinds(Laboratory):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            cured = "compile_each" in texts.get("program.py", "")
+            return run(*(() if cured else (recompile,)), counts={"calls": calls})
+
+    laboratory = TwoKinds(Program(("python",), (place.file,), tmp_path), tmp_path, None)
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.removed == removed
+    assert found.refused == ({} if removed else {"versions": "no version was used a second time"})
+
+
+@pytest.mark.parametrize(("lines", "remedy"), [(2, "reorder_print"), (1, "eager_effect")])
+def test_a_print_that_is_lost_is_no_remedy(tmp_path: Path, lines: int, remedy: str) -> None:
+    """Torch 2.13 loses prints that it would have to move out of a function which the compiled one calls."""
+    (tmp_path / "program.py").write_text("import torch\n\ndef f(x):\n    print(x)\n    return x\n")
+    place = replace(PLACE, file=str(tmp_path / "program.py"), line=4, code="print(x)")
+    item = replace(ITEM, place=place, user=place, chain=(place,), cause="print", call="print", hints=())
+
+    class Printing(Laboratory):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            text = texts.get("program.py", "")
+            cured = "reorderable_logging_functions.add(print)" in text or "is_compiling" in text
+            return run(*(() if cured else (item,)), printed=lines if "reorderable" in text else 2)
+
+    laboratory = Printing(Program(("python",), (place.file,), tmp_path), tmp_path, None)
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.remedy == remedy
+
+
 def test_remedies_change_lines_of_the_program_alone() -> None:
     assert {r.id for r in list_remedies(ITEM)} >= {"torch_hint", "keep_tensor"}
     assert all(not r.own for r in list_remedies(replace(ITEM, owner="library")))

@@ -227,6 +227,7 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("disabled", r"graph_break\(\)|skip_frame\(\)|step_unsupported|compiler\.disable|Forced graph break", ""),
     ("foreign", r"marked as skipped", r"likely a C extension or builtin|Builtin"),
     ("disabled", r"marked as skipped", ""),
+    ("item", r"BUILD_STRING type error", ""),
     ("context", r"[Cc]ontext ?[Mm]anager|contextlib|escaped from compiled region|GenericContextWrapping", ""),
     ("generator", r"generator|next\(\) call|[Ii]terat|itertools|tp_iter|SEND with bad type", ""),
     ("foreign", r"C/C\+\+|not implemented in python|C extensions|C method descriptor", ""),

@@ -34,6 +34,7 @@ class Case:
         texts: the contents of the files that earlier remedies have changed, by file.
         callers: for each call that leads to the break, from the innermost on, its file relative to ``root`` and its
             line. Calls in files outside ``root`` are left out.
+        cause: the id of its cause, or of the kind of the value that varied.
     """
 
     root: Path
@@ -45,6 +46,7 @@ class Case:
     text: str
     texts: dict[str, str] = field(default_factory=dict)
     callers: tuple[tuple[str, int], ...] = ()
+    cause: str = ""
 
     def source(self, file: str) -> Source:
         """Return a Python file of the program as a ``Source``, with the changes that remedies of earlier graph breaks
@@ -186,6 +188,12 @@ class Source:
         bound = (a.asname or a.name.partition(".")[0] for n in imports for a in n.names)
         return name in bound
 
+    def assigned_names(self) -> set[str]:
+        """Return the names to which statements of the module level assign."""
+        assigned = [s for s in self.tree.body if isinstance(s, ast.Assign | ast.AnnAssign | ast.AugAssign)]
+        named = (n for s in assigned for n in ast.walk(s) if isinstance(n, ast.Name))
+        return {n.id for n in named if isinstance(n.ctx, ast.Store)}
+
     def with_import(self, edit: Edit, name: str) -> Edits:
         """Return a tuple with ``edit``. If the file does not import the module ``name`` yet, an edit that adds the
         import precedes it.
@@ -279,11 +287,12 @@ def add_dynamic_source(setting: str) -> Editor:
         nothing if the value is no variable or attribute.
         """
         subject, _, dim = case.subject.partition(", dim ")
-        # torch spells the source of a local variable as L['name'].
-        root, dot, rest = subject.partition(".")
-        if root.isidentifier() and re.fullmatch(r"[\w.\[\]']*", rest):
-            source = f"L['{root}']{dot}{rest}" + (f":{dim}" if dim else "")
-            yield from add_setting(f'torch.compiler.config.{setting} = "{source}"')(case)
+        # torch spells the source of a local variable as L['name'], and of a global one as G['name'].
+        if match := re.fullmatch(r"([A-Za-z_]\w*)((?:\.\w+|\[[\w']+\])*)", subject):
+            is_global = case.own is not None and match[1] in case.own.assigned_names()
+            for scope in ("L", "G") if is_global else ("L",):
+                source = f"{scope}['{match[1]}']{match[2]}" + (f":{dim}" if dim else "")
+                yield from add_setting(f'torch.compiler.config.{setting} = "{source}"')(case)
 
     return edit
 
@@ -292,25 +301,33 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
     """Yield the edits that pass ``dynamic=True`` to the decorator of the compiled function, if it has one. Then yield,
     as an alternative, the edits that pass it to all calls of ``torch.compile`` that are not decorators.
     """
-    decorated: list[Edit] = []
-    called: list[Edit] = []
-    for source in case.sources():
+    sites = list(find_compile_sites(case))
+    decorated = [_with_dynamic(source, node) for source, node, function in sites if function is not None]
+    called = [_with_dynamic(source, node) for source, node, function in sites if function is None]
+    for group in (decorated, called):
+        if group:
+            yield tuple(group)
+
+
+def find_compile_sites(case: Case) -> Iterator[tuple[Source, ast.expr, ast.FunctionDef | None]]:
+    """Yield (file, expression, function) of each use of ``torch.compile`` in the program that may have compiled the
+    function of the break or recompile.
+
+    A decorator is yielded with its function, and only if that is the function of the break or recompile. For a call of
+    ``torch.compile`` the function is None. Those in the file of the break or recompile come first.
+    """
+    for source in sorted(case.sources(), key=lambda s: s.file != case.file):
         parents = source.parents()
         for node in ast.walk(source.tree):
             call, parent = node if isinstance(node, ast.Call) else None, parents.get(node)
             if not isinstance(node, ast.expr) or not _is_compile(call.func if call else node, call):
                 continue
             # A bare torch.compile that is no decorator is passed on as a value, or is the function of a call.
-            if call is None and not isinstance(parent, ast.FunctionDef | ast.ClassDef):
-                continue
-            edit = _with_dynamic(source, node)
             if isinstance(parent, ast.FunctionDef) and node in parent.decorator_list:
-                decorated += [edit] if parent.name == case.function else []
-            elif edit.text:
-                called.append(edit)
-    for group in (decorated, called):
-        if group:
-            yield tuple(group)
+                if parent.name == case.function:
+                    yield source, node, parent
+            elif call is not None:
+                yield source, node, None
 
 
 # The keywords of torch.compile, by which its calls differ from other methods called compile.

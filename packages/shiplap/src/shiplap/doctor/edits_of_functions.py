@@ -1,4 +1,4 @@
-"""Edits of whole functions: early returns that depend on values."""
+"""Edits of functions and loops that end early, by a return or a break that depends on values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement
-from shiplap.doctor.edits_of_values import condition_of_tensors, enclosing_function
+from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
+from shiplap.doctor.edits_of_values import (
+    assigned_names,
+    condition_of_tensors,
+    enclosing_function,
+    names_before,
+    names_read_after,
+)
 from shiplap.doctor.scratch import Edit
 
 
@@ -49,9 +55,9 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     yield *source.with_import(first, "torch"), source.replace(node, f"\n{indent}".join(lines)), end
 
 
-def _writes_to_objects(function: ast.FunctionDef, line: int) -> bool:
-    """Return whether ``function`` may write to an object in a line from ``line`` on, or assigns within an expression.
-    Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
+def _writes_to_objects(function: ast.FunctionDef | ast.For, line: int = 0) -> bool:
+    """Return whether a function or loop may write to an object in a line from ``line`` on, or assigns within an
+    expression. Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
     """
     for n in ast.walk(function):
         if getattr(n, "lineno", 0) < line:
@@ -92,3 +98,54 @@ def _unused_name(source: Source, name: str) -> str:
     while name in used:
         name += "_"
     return name
+
+
+@of_statement
+def where_for_break(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that run all rounds of a ``for`` loop which ``node``, an ``if`` with a ``break``, ends early.
+
+    The variables that the loop leaves behind keep the values of the last round that the loop would have run. The loop
+    must not write to objects, call functions for their effects, or draw random numbers, since all of its rounds run.
+    """
+    loop = source.parents().get(node)
+    if not isinstance(node, ast.If) or not isinstance(loop, ast.For) or loop.orelse or node not in loop.body:
+        return
+    ends = ast.Return | ast.Break | ast.Continue | ast.Raise | ast.Yield | ast.YieldFrom | ast.Expr | ast.Await
+    if node.orelse or len(node.body) != 1 or not isinstance(node.body[0], ast.Break):
+        return
+    if any(isinstance(n, ends) and n is not node.body[0] for n in ast.walk(loop)) or _writes_to_objects(loop):
+        return
+    names, before = assigned_names(loop.body), names_before(source, loop)
+    after = names_read_after(source, loop)
+    targets = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    if targets & (after | set(names)) or re.search(r"rand|dropout|multinomial|bernoulli|normal_", source.code(loop)):
+        return
+    kept = [n for n in names if n in before or n in after]
+    done = _unused_name(source, "is_done")
+    at = loop.body.index(node)
+    first, rest, lines = loop.body[:at], loop.body[at + 1 :], list[str]()
+    lines += _kept_lines(source, first, kept, done)
+    test = condition_of_tensors(node.test)
+    lines.append(f"{done} = {test} if {done} is None else {done} | ({test})")
+    lines += _kept_lines(source, rest, kept, done)
+    indent = indent_of(source, loop)
+    inner = indent_of(source, loop.body[0])
+    start, end = source.span(loop.body[0])[0], source.span(loop.body[-1])[1]
+    body = Edit(source.file, start, end, reindent("\n".join(lines), inner).lstrip())
+    new = [f"{n} = None" for n in kept if n not in before]
+    at_loop = source.span(loop)[0]
+    above = Edit(source.file, at_loop, at_loop, "".join(f"{each}\n{indent}" for each in (*new, f"{done} = None")))
+    yield *source.with_import(above, "torch"), body
+
+
+def _kept_lines(source: Source, body: list[ast.stmt], kept: list[str], done: str) -> list[str]:
+    """Return the lines of the statements ``body``, after which the variables ``kept`` that they assign have their old
+    values where the tensor ``done`` is true.
+    """
+    names = [n for n in assigned_names(body) if n in kept]
+    old = {n: _unused_name(source, f"old_{n}") for n in names}
+    lines = [f"{old[n]} = {n}" for n in names]
+    if body:
+        lines += reindent(whole_lines(source, body), "").splitlines()
+    lines += [f"{n} = {n} if {done} is None else torch.where({done}, {old[n]}, {n})" for n in names]
+    return lines

@@ -16,11 +16,14 @@ from shiplap.doctor.scratch import Edit
 def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that removes ``.item()``, ``float()`` and ``bool()``, so that values stay tensors.
 
-    The calls are removed if their results are operands of arithmetic or arguments of functions of torch.
+    The calls are removed if their results are operands of arithmetic or arguments of functions of torch. Functions of
+    ``math`` are replaced by those of torch.
     """
     parents = source.parents()
     edits = []
     for call in ast.walk(node):
+        if isinstance(call, ast.Call) and len(call.args) == 1 and _MATH.fullmatch(ast.unparse(call.func)):
+            edits.append(source.replace(call.func, ast.unparse(call.func).replace("math", "torch", 1)))
         if isinstance(call, ast.Call) and (value := _tensor_of_number(call)) is not None:
             parent = parents.get(call)
             arithmetic = isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare)
@@ -29,7 +32,12 @@ def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
             if arithmetic or torch_call:
                 edits.append(source.replace(call, f"({source.code(value)})"))
     if edits:
-        yield tuple(edits)
+        imported = () if source.imports("torch") else (source.after_imports("import torch"),)
+        yield *imported, *edits
+
+
+# The functions of the module math that torch has under the same name, except those whose result is an int.
+_MATH = re.compile(r"math\.(sqrt|exp|expm1|log|log2|log10|log1p|sin|cos|tan|tanh|isnan|isinf)")
 
 
 def _tensor_of_number(call: ast.Call) -> ast.expr | None:
@@ -151,8 +159,8 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     # A branch becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
-    then, other = _assigned_names(node.body), _assigned_names(node.orelse)
-    before, read = _names_before(source, node), _names_read_after(source, node)
+    then, other = assigned_names(node.body), assigned_names(node.orelse)
+    before, read = names_before(source, node), names_read_after(source, node)
     names = sorted((set(then) | set(other)) & read)
     if not names or any(n not in before and (n not in then or n not in other) for n in names):
         return
@@ -174,7 +182,7 @@ def _tuple_text(items: list[str]) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _assigned_names(body: list[ast.stmt]) -> list[str]:
+def assigned_names(body: list[ast.stmt]) -> list[str]:
     """Return the names that the statements ``body`` assign, in order and without repetitions."""
     stored = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return list(dict.fromkeys(n.id for n in stored))
@@ -190,7 +198,7 @@ def enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
     return None
 
 
-def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
+def names_read_after(source: Source, node: ast.stmt) -> set[str]:
     """Return the names that may be read after the statement ``node`` in its function. If the statement is in a loop,
     all names that the loop reads are included, since its next round may read them.
     """
@@ -206,9 +214,9 @@ def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
     return {n.id for n in reads if n.lineno > first}
 
 
-def _names_before(source: Source, node: ast.stmt) -> set[str]:
-    """Return the local names that are assigned before the statement ``node`` of a function, including the function's
-    parameters. Return an empty set outside a function.
+def names_before(source: Source, node: ast.stmt | ast.expr) -> set[str]:
+    """Return the local names that are assigned before the statement or expression ``node`` of a function, including the
+    function's parameters. Return an empty set outside a function.
     """
     function = enclosing_function(source, node)
     if function is None:
@@ -231,7 +239,7 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     # The body becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
-    names = [n for n in _assigned_names(node.body) if n in _names_before(source, node)]
+    names = [n for n in assigned_names(node.body) if n in names_before(source, node)]
     arguments, carried = ", ".join(names), _tuple_text(names)
     lines = [
         f"def goes_on({arguments}):",
@@ -286,7 +294,7 @@ def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[E
     value = getattr(node, "value", None)
     if not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:
         return
-    before = _names_before(source, node)
+    before = names_before(source, node)
     used = dict.fromkeys(n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in before)
     # An op takes tensors and numbers, no object of the program.
     if not used or "self" in used or hasattr(builtins, next(iter(used))):

@@ -85,6 +85,11 @@ VARIATION_KINDS: dict[str, VariationKind] = {
     "lazy": VariationKind(
         "a value that is None at first and created later", "create it before the first call of the compiled function"
     ),
+    "optional": VariationKind(
+        "an argument that is None in some calls",
+        "nothing has to change: calls with None and calls without it need a version each; one version serves both if "
+        "the caller passes a tensor that changes nothing",
+    ),
     "carried": VariationKind(
         "a value that torch carries over a graph break", "it is carried over a graph break; remove that break first"
     ),
@@ -141,7 +146,8 @@ def parse_failed_guard(reason: str) -> GuardFailure:
     if "___check_type_id" in guard or "type(" in guard:
         return GuardFailure("type", name)
     if match := re.fullmatch(r"(.+) is None", guard):
-        return GuardFailure("lazy", plain_source(match[1]), ("None",))
+        argument = re.fullmatch(r"L\['\w+'\]|\w+", match[1])  # an attribute is filled, and an argument comes anew
+        return GuardFailure("optional" if argument else "lazy", plain_source(match[1]), ("None",))
     if "___check_obj_id" in guard or " is " in guard:
         return GuardFailure("identity", name)
     if "GLOBAL_STATE" in guard or "grad_mode" in guard or "requires_grad" in guard:
@@ -152,6 +158,8 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("small" if re.search(r"(^|[^\d\[])[012]( |$)", guard) else "size", subject)
     if guard.startswith("len("):
         return GuardFailure("length", plain_source(guard[4:].partition(")")[0]))
+    if match := re.search(r"___\w*contains\(.+, ([^,]+)\)$", guard):
+        return GuardFailure("length", plain_source(match[1]))
     if re.search(r"___\w*(contains|keys)", guard) or re.match(r"(not )?.+ (not )?in \S+$", guard):
         return GuardFailure("length", plain_source(re.findall(r"[\w.]+", guard)[-1]) if " in " in guard else name)
     if match := _EQUALITY_GUARD.match(guard):
@@ -249,6 +257,15 @@ def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
     return sorted(map(_make_recompile, groups.values()), key=lambda r: r.cost, reverse=True)
 
 
+def _owner_of(place: SourcePlace) -> str:
+    """Return whose code has to change, for a recompile whose value is read at the line ``place``. It is the name of a
+    library, or ``"yours"``.
+
+    A function of torch reads what the program passes to it, and so does Python.
+    """
+    return place.package if place.package not in ("", "torch", "python") else "yours"
+
+
 def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recompile:
     """Return the recompile that stands for ``rows``, all compilations of one function with the same cause and varied
     value.
@@ -274,7 +291,7 @@ def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recomp
         example="" if carried else example,
         reason=reason,
         reader=reader,
-        owner=(reader or place).package or "yours",
+        owner=_owner_of(reader or place),
         follows="a graph break in the same function" if carried else "",
         times=len(rows),
         seconds=sum(c.seconds for c, _, _ in rows),

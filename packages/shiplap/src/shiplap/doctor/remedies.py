@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shiplap.doctor import edits, edits_of_functions, edits_of_values
+from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
 
@@ -26,6 +26,8 @@ class Remedy:
         reason, call: regular expressions that torch's first line and the call at fault have to match.
         own: whether the line has to be in the program's own files. Settings help wherever the line is.
         caveat: its effects that a comparison of results does not show.
+        repeated: whether it is tried only where calls of one kind came more than once in the run.
+        prints: whether the program has to print as many lines as before.
     """
 
     id: str
@@ -36,6 +38,8 @@ class Remedy:
     call: str = ""
     own: bool = True
     caveat: str = ""
+    repeated: bool = False
+    prints: bool = False
 
     def fits(self, entry: Break | Recompile) -> bool:
         """Return whether the remedy can be tried on ``entry``, a break or recompile.
@@ -49,18 +53,19 @@ class Remedy:
         )
 
 
-def _setting(id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", **conditions: str) -> Remedy:
+def _setting(
+    id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", reason: str = "", call: str = ""
+) -> Remedy:
     """Return the remedy with the id ``id`` that inserts the compiler setting ``setting``, a statement, into the
-    program. ``causes`` and ``caveat`` are fields of the remedy. ``conditions`` are its fields ``reason`` and ``call``,
-    regular expressions that the break must match.
+    program. ``causes``, ``caveat``, ``reason`` and ``call`` are its fields.
     """
     modules = re.findall(r"\((logging|warnings)\.", setting)
-    return Remedy(
-        id, f"set {setting}", edits.add_setting(setting, *modules), causes, own=False, caveat=caveat, **conditions
-    )
+    editor = edits.add_setting(setting, *modules)
+    return Remedy(id, f"set {setting}", editor, causes, reason, call, own=False, caveat=caveat)
 
 
 _CONFIG = "torch._dynamo.config"
+_REORDERED = f"{_CONFIG}.reorderable_logging_functions"
 _FROZEN = "the value is read once and stays the same in compiled code"
 _SILENT = "the call does not run in compiled code"
 
@@ -93,13 +98,24 @@ REMEDIES: tuple[Remedy, ...] = (
         own=False,
         call=r"^print$",
         caveat="it prints after the compiled part around it",
+        prints=True,
     ),
-    _setting(
+    Remedy(
         "reorder_warnings",
-        f"{_CONFIG}.reorderable_logging_functions.add(warnings.warn)",
+        f"set {_REORDERED}.add(warnings.warn)",
+        edits_of_calls.in_outermost_function(edits.add_setting(f"{_REORDERED}.add(warnings.warn)", "warnings")),
         ("print",),
         call=r"warn",
         caveat="it warns after the compiled part around it",
+    ),
+    Remedy(
+        "call_later",
+        "make the call behind the compiled part",
+        edits_of_calls.call_later,
+        ("print", "system", "foreign", "object", "length", "disabled", "other", "item"),
+        own=False,
+        caveat="the call is made after the compiled part around it, with what its arguments hold then",
+        prints=True,
     ),
     Remedy(
         "drop_marker",
@@ -125,6 +141,13 @@ REMEDIES: tuple[Remedy, ...] = (
         ("branch", "item"),
         caveat="what follows the early return is computed in each call",
     ),
+    Remedy(
+        "where_break",
+        "run all rounds of the loop and keep the values of the last live one with torch.where",
+        edits_of_functions.where_for_break,
+        ("branch", "item"),
+        caveat="all rounds are computed in each call",
+    ),
     Remedy("cond", "use torch.cond", edits_of_values.cond_for_branch, ("branch", "item")),
     Remedy(
         "while_loop",
@@ -139,6 +162,13 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_values.assert_on_device,
         ("branch", "item", "exception"),
         caveat="a failed check raises RuntimeError, on a GPU at the next synchronisation",
+    ),
+    Remedy(
+        "draw_op",
+        "draw the random number in an op",
+        edits_of_draws.draw_as_op,
+        ("system", "item", "branch", "numpy", "foreign", "object", "other"),
+        caveat="the number is a tensor, and where a branch depends on it, both sides are computed",
     ),
     Remedy(
         "declare",
@@ -175,6 +205,31 @@ REMEDIES: tuple[Remedy, ...] = (
         edits.add_dynamic_source("unbacked_sources"),
         ("small", "size", "attribute", "counter"),
         own=False,
+    ),
+    Remedy(
+        "contiguous",
+        "pass contiguous tensors",
+        edits_of_calls.wrap_contiguous,
+        ("stride",),
+        own=False,
+        caveat="tensors that are not contiguous are copied in each call, so that writes to them are lost",
+    ),
+    Remedy(
+        "first_call",
+        "run the first call uncompiled, so that it creates what later calls find",
+        edits_of_calls.wrap_first_call,
+        ("lazy", "length", "attribute", "identity", "type"),
+        own=False,
+        caveat="the first call takes as long as without a compiler",
+    ),
+    Remedy(
+        "versions",
+        "compile a function of its own for each kind of call",
+        edits_of_calls.compile_versions,
+        ("optional", "lazy", "value", "dtype", "rank", "stride", "device", "type", "length", "grad", "mode"),
+        own=False,
+        caveat="as many versions are compiled as before; none counts against the limit of another",
+        repeated=True,
     ),
     Remedy(
         "eager_question",

@@ -34,7 +34,8 @@ class Run:
     """One run of a program whose compiled functions were observed, with its diagnosis. ``differences`` says how its
     results differ from the recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the
     numbers of compared outputs, gradients and calls. ``times`` has the seconds of each call by function. ``status`` is
-    the exit status, and ``seconds`` the duration of the run.
+    the exit status, and ``seconds`` the duration of the run. ``printed`` is the number of lines on standard output, if
+    the output is hidden.
     """
 
     diagnosis: Diagnosis
@@ -44,6 +45,7 @@ class Run:
     unstable: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)
+    printed: int = 0
 
     @property
     def entries(self) -> list[Break | Recompile]:
@@ -93,14 +95,17 @@ class Laboratory:
         command = [*self.program.python, probe.__file__, str(place / "spec.json"), *self.program.in_copy(copy)]
         environment = {**os.environ, "TORCH_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
-        streams: dict[str, Any] = {"stdout": self.stdout}
-        # The user has seen the output of the program in its first run.
-        if not show:
-            streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        try:
-            done = subprocess.run(command, env=environment, timeout=self.limit, **streams)
-        except subprocess.TimeoutExpired:
-            return None
+        with tempfile.TemporaryFile() as hidden:
+            streams: dict[str, Any] = {"stdout": self.stdout}
+            # The user has seen the output of the program in its first run.
+            if not show:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": hidden, "stderr": subprocess.DEVNULL}
+            try:
+                done = subprocess.run(command, env=environment, timeout=self.limit, **streams)
+            except subprocess.TimeoutExpired:
+                return None
+            hidden.seek(0)
+            printed = hidden.read().count(b"\n")
         seconds = time.monotonic() - started
         report: dict[str, Any] = {"differences": ["it left no results"]}
         if result.is_file():
@@ -116,6 +121,7 @@ class Laboratory:
             tuple(report.get("unstable", ())),
             report.get("counts", {}),
             report.get("times", {}),
+            printed,
         )
 
 
@@ -143,6 +149,7 @@ def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
 
 
 STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for another reason: "
+NEVER_AGAIN = "no version was used a second time"
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
@@ -287,8 +294,14 @@ def _try_entry(
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
     for remedy, changed in _candidates(laboratory.program, entry, texts):
+        # Where no kind of call came twice, a version for each would compile in each call.
+        if remedy.repeated and isinstance(entry, Recompile) and entry.times + 1 >= now.counts.get("calls", 0):
+            refused[remedy.id] = NEVER_AGAIN
+            continue
         after = laboratory.run(changed, "compare")
         reason = reason_of_refusal(entry, now, after)
+        if not reason and remedy.prints and after is not None and after.printed < now.printed:
+            reason = f"the program prints {after.printed} lines instead of {now.printed}"
         # A remedy may make recompiles rarer without removing them.
         partly = (
             (reason == STILL_THERE or reason.startswith(ANOTHER))
@@ -363,6 +376,7 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
         text=entry.words,
         texts=texts,
         callers=tuple((str(file.relative_to(program.root)), line) for file, line in callers),
+        cause=entry.cause,
     )
 
 

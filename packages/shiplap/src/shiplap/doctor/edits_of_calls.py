@@ -1,0 +1,281 @@
+"""Edits of the calls of compiled functions: how arguments are prepared, and how many versions serve the calls."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator, Sequence
+
+from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites, reindent
+from shiplap.doctor.edits_of_values import enclosing_function, names_before
+from shiplap.doctor.scratch import Edit
+
+# Helpers that the edits insert into the program. A compiled module stays a module, since the program may read its
+# attributes.
+_CONTIGUOUS = '''
+def contiguous_arguments(compiled):
+    """Return ``compiled``, whose calls get contiguous copies of tensors that are not contiguous."""
+    inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+
+    def call(*args, **kwargs):
+        made = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in (*args, *kwargs.values())]
+        return inner(*made[: len(args)], **dict(zip(kwargs, made[len(args) :])))
+
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = call
+        return compiled
+    return call
+'''
+
+_FIRST_CALL = '''
+def first_call_uncompiled(compiled):
+    """Return ``compiled``, whose first call runs uncompiled and creates what later calls find."""
+    inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+    called = []
+
+    def call(*args, **kwargs):
+        if called:
+            return inner(*args, **kwargs)
+        called.append(True)
+        with torch.compiler.set_stance("force_eager"):
+            return inner(*args, **kwargs)
+
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = call
+        return compiled
+    return call
+'''
+
+_VERSIONS = '''
+def compile_each(kind, **options):
+    """Return a decorator that compiles a function once for each value of ``kind(...)`` of its arguments."""
+
+    def decorate(fn):
+        versions = {}
+
+        def call(*args, **kwargs):
+            key = kind(*args, **kwargs)
+            if key not in versions:
+                versions[key] = torch.compile(fn, isolate_recompiles=True, **options)
+            return versions[key](*args, **kwargs)
+
+        if not isinstance(fn, torch.nn.Module):
+            return call
+        compiled = torch.compile(fn, **options)
+        compiled.forward = call
+        return compiled
+
+    return decorate
+'''
+
+
+def _wrap_compiled(name: str, helper: str) -> Editor:
+    """Return an editor that inserts the function ``helper``, called ``name``, and applies it to what is compiled.
+
+    An editor is a function that proposes edits for a break or recompile.
+    """
+
+    def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edits that apply the helper of the enclosing function to the function at fault. Yield, as an
+        alternative, those that apply it to the results of all calls of ``torch.compile``.
+        """
+        decorated: list[tuple[Source, Edit]] = []
+        called: list[tuple[Source, Edit]] = []
+        for source, node, function in find_compile_sites(case):
+            if function is not None:
+                at = source.offset(node.lineno, 0)
+                indent = source.text[at : source.span(node)[0] - 1]  # what precedes the sign of the decorator
+                decorated.append((source, Edit(source.file, at, at, f"{indent}@{name}\n")))
+            elif _is_call_of_torch(node):
+                called.append((source, source.replace(node, f"{name}({source.code(node)})")))
+        # Other files of the program may compile functions of their own.
+        near = [(source, edit) for source, edit in called if source.file == case.file]
+        for group in (decorated, near or called):
+            if group:
+                yield _with_helper(group, name, helper)
+
+    return edit
+
+
+wrap_contiguous = _wrap_compiled("contiguous_arguments", _CONTIGUOUS)
+wrap_first_call = _wrap_compiled("first_call_uncompiled", _FIRST_CALL)
+
+
+def _is_call_of_torch(node: ast.expr) -> bool:
+    """Return whether an expression is a call ``torch.compile(f, ...)``. A method ``compile`` of a module returns
+    nothing.
+    """
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.compile" and len(node.args) == 1
+
+
+def _with_helper(edits: list[tuple[Source, Edit]], name: str, helper: str) -> Edits:
+    """Return ``edits``, each with its file, and in front of them the edits that insert the function ``helper``, called
+    ``name``, into each of these files that does not have it yet.
+    """
+    sources = {source.file: source for source, _ in edits}
+    inserted = []
+    for source in sources.values():
+        missing = "" if source.imports("torch") else "import torch\n"
+        if f"def {name}(" not in source.text:
+            inserted.append(source.after_imports(f"{missing}\n{helper}\n"))
+    return *inserted, *(edit for _, edit in edits)
+
+
+# For each kind of variation the expressions that tell calls apart, in which {name} stands for the value that varied.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "lazy": ("{name} is None",),
+    "optional": ("{name} is None",),
+    "value": ("{name}",),
+    "dtype": ("{name}.dtype",),
+    "rank": ("{name}.dim()",),
+    "stride": ("{name}.stride()",),
+    "device": ("{name}.device", "type({name})"),
+    "type": ("type({name})",),
+    "length": ("len({name})", "tuple({name})"),
+    "grad": ("{name}.requires_grad",),
+}
+# The expressions for what is no value of an argument; {model} is the compiled module.
+_KEYS_OF_MODULE = {
+    "grad": "tuple(p.requires_grad for p in {model}.parameters())",
+    "mode": "tuple(m.training for m in {model}.modules())",
+}
+
+
+def compile_versions(case: Case) -> Iterator[Edits]:
+    """Yield edits that compile a function of its own for each kind of call. Calls are told apart by the value that
+    varied, which is an argument, a global setting, or a state of the compiled module.
+    """
+    for source, node, function in find_compile_sites(case):
+        called = _is_call_of_torch(node)
+        if function is None and not called:
+            continue
+        options = [source.code(k.value) if k.arg is None else f"{k.arg}={source.code(k.value)}" for k in _options(node)]
+        model = source.code(node.args[0]) if called and isinstance(node, ast.Call) else ""
+        parameters = _parameters(case, function)
+        for key in _keys_of(case, parameters, model):
+            text = f"compile_each({', '.join([f'lambda {parameters}: {key}', *options])})"
+            edit = source.replace(node, text if function is not None else f"{text}({model})")
+            yield _with_helper([(source, edit)], "compile_each", _VERSIONS)
+
+
+def _options(node: ast.expr) -> list[ast.keyword]:
+    """Return the keyword arguments of a use of ``torch.compile``, which is a call or a bare decorator."""
+    return node.keywords if isinstance(node, ast.Call) else []
+
+
+def _parameters(case: Case, function: ast.FunctionDef | None) -> str:
+    """Return the source code of the parameters of ``function``, without annotations. If it is None, the function of the
+    recompile is looked for in the program, and its ``self`` is left out. Without one, the code is ``*args, **kwargs``.
+    """
+    if function is None:
+        sources = sorted(case.sources(), key=lambda s: s.file != case.file)
+        named = [n for s in sources for n in ast.walk(s.tree) if isinstance(n, ast.FunctionDef)]
+        known = [n for n in named if n.name == case.function]
+        around = [n for n in known if n.lineno <= case.line <= (n.end_lineno or n.lineno)]
+        if not known:
+            return "*args, **kwargs"
+        function = copy.deepcopy((around or known)[0])
+        if function.args.args and function.args.args[0].arg == "self":
+            function.args.args.pop(0)
+    given = copy.deepcopy(function.args)
+    for each in ast.walk(given):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    return ast.unparse(given)
+
+
+def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
+    """Yield expressions that tell the calls of a compiled function with these ``parameters`` apart. ``model`` is the
+    source code of what was compiled, or an empty string for a decorated function.
+    """
+    subject = case.subject.partition(", dim ")[0]
+    root = re.match(r"\w*", subject)
+    if "global setting" in subject or "grad mode" in subject:
+        yield "torch.is_grad_enabled()"
+        return
+    known = root is not None and re.search(rf"(^|\W){root[0]}(\W|$)", parameters)
+    if known and re.fullmatch(r"[\w.\[\]']+", subject):
+        yield from (key.replace("{name}", subject) for key in _KEYS.get(case.cause, ()))
+    elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
+        yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
+
+
+def in_outermost_function(editor: Editor) -> Editor:
+    """Return an editor that proposes the edits of ``editor`` for lines of the outermost compiled function alone.
+
+    Torch moves calls behind the graph, but loses those in functions that the outermost one calls (torch 2.13).
+    An editor is a function that proposes edits for a break or recompile.
+    """
+
+    def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edits of ``editor`` of the enclosing function if the line is in the outermost compiled function."""
+        node = case.own.statement(case.line) if case.own is not None else None
+        if case.own is not None and node is not None and _is_outermost(case, case.own, node):
+            yield from editor(case)
+
+    return edit
+
+
+def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
+    """Return whether ``node`` is known to be in the outermost compiled function. That is a function with the decorator
+    ``torch.compile``, or the function of the break if a line outside of functions calls it.
+    """
+    function = enclosing_function(source, node)
+    if function is None:
+        return False
+    if any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list):
+        return True
+    if not case.callers or not function.lineno <= case.line <= (function.end_lineno or 0):
+        return False
+    file, line = case.callers[0]
+    caller = case.source(file).statement(line)
+    return caller is not None and enclosing_function(case.source(file), caller) is None
+
+
+def call_later(case: Case) -> Iterator[Edits]:
+    """Yield the edits that run statements which only make a call behind the compiled part around them.
+
+    They are the statement at fault, or those that add to the list or set which has varied. A function of the module
+    runs the statement, with the tensors and numbers that it uses. The statement must be in the outermost function.
+    """
+    if case.cause != "length":
+        node = case.own.statement(case.line) if case.own is not None else None
+        if case.own is not None and node is not None:
+            yield from _moved_statements(case, case.own, [node])
+        return
+    added = re.compile(rf"{re.escape(case.subject)}\.(append|appendleft|add|insert|update|extend)")
+    for source in case.sources():
+        calls = [n for n in ast.walk(source.tree) if isinstance(n, ast.Call)]
+        parents = source.parents()
+        yield from _moved_statements(case, source, [parents[n] for n in calls if added.fullmatch(ast.unparse(n.func))])
+
+
+def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> Iterator[Edits]:
+    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay."""
+    helpers, edits = dict[str, str](), list[Edit]()
+    for node in nodes:
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+            return
+        if not _is_outermost(case, source, node):
+            return
+        local = names_before(source, node)
+        used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
+        # The function gets tensors and numbers alone, and what it calls is looked up in the module.
+        if "self" in used or ast.unparse(node.value.func).partition(".")[0] in used:
+            return
+        if re.search(r"\"\"\"|'''|\\\n", source.code(node)):  # the lines of a text are part of it
+            return
+        name = re.sub(r"\W+", "_", ast.unparse(node.value.func)) + "_later"
+        while name in helpers or f"def {name}(" in source.text:
+            name += "_"
+        body = reindent(" " * node.col_offset + source.code(node), "    ")
+        # The function runs outside of the graph, where torch would compile it by itself.
+        helpers[name] = (
+            f"\n\n@torch.compiler.disable\ndef {name}({', '.join(used)}):\n{body}\n\n\n"
+            f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
+        )
+        edits.append(source.replace(node, f"{name}({', '.join(used)})"))
+    if edits:
+        missing = "" if source.imports("torch") else "import torch\n"
+        yield source.after_imports(missing + "".join(helpers.values())), *edits

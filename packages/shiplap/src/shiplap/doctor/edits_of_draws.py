@@ -1,0 +1,94 @@
+"""Edits of random numbers that Python or NumPy draws in a compiled function: an op draws them when the graph runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shiplap.doctor.edits import Case, Edits, Source, of_statement
+from shiplap.doctor.edits_of_values import where_for_branch
+from shiplap.doctor.scratch import Edit, apply_edits
+
+# Functions whose result is one number, by its dtype. NumPy's return arrays if they are given a size.
+_DRAWS = {
+    "float64": r"random\.(random|uniform|gauss|normalvariate|betavariate|expovariate|triangular)"
+    r"|(np|numpy)\.random\.(rand|random|random_sample|uniform|normal|randn|beta|exponential)",
+    "int64": r"random\.(randint|randrange|getrandbits)|(np|numpy)\.random\.randint",
+}
+_COUNTER = "RANDOM_DRAWS"
+
+
+@of_statement
+def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that draw a random number of Python or NumPy in an op, whose result is a tensor. If the statement
+    is a choice by that number, an alternative picks with ``torch.where``.
+
+    The op counts its calls in a tensor. This keeps the calls apart and in their order.
+    """
+    drawn = [n for n in _evaluated_once(node) if isinstance(n, ast.Call) and _dtype_of(n)]
+    drawn = [n for n in drawn if n.lineno <= case.line <= (n.end_lineno or n.lineno)]
+    if len(drawn) != 1:
+        return
+    (call,) = drawn
+    name = re.sub(r"\W+", "_", ast.unparse(call.func)) + "_op"
+    while f"def {name}(" in source.text:
+        name += "_"
+    lines = [] if source.imports("torch") else ["import torch"]
+    lines += [] if f"{_COUNTER} =" in source.text else ["", f"{_COUNTER} = torch.zeros((), dtype=torch.int64)"]
+    dtype = f"torch.{_dtype_of(call)}"
+    lines += [
+        "",
+        "",
+        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
+        f"def {name}(count: torch.Tensor) -> torch.Tensor:",
+        "    count += 1",
+        f"    return torch.tensor({source.code(call)}, dtype={dtype})",
+        "",
+        "",
+        f"@{name}.register_fake",
+        f"def _{name}(count):",
+        f"    return torch.empty((), dtype={dtype})",
+        "",
+    ]
+    edits = source.after_imports("\n".join(lines)), source.replace(call, f"{name}({_COUNTER})")
+    yield edits
+    changed = apply_edits({source.file: source.text}, case.root, edits)
+    if changed is not None:
+        text = changed[source.file]
+        moved = replace(case, texts={**case.texts, **changed}, line=case.line + len("\n".join(lines).splitlines()))
+        for more in where_for_branch(moved):
+            both = apply_edits(changed, case.root, more)
+            if both is not None and both[source.file] != text:
+                yield (Edit(source.file, 0, len(source.text), both[source.file]),)
+
+
+def _dtype_of(call: ast.Call) -> str:
+    """Return the dtype of the number that ``call`` draws, or an empty string for other calls and for calls with
+    arguments that are no constants.
+    """
+    given = [*call.args, *(k.value for k in call.keywords)]
+    if any(isinstance(n, ast.Name | ast.Call) for value in given for n in ast.walk(value)):
+        return ""
+    if any(k.arg in (None, "size") for k in call.keywords):
+        return ""
+    called = ast.unparse(call.func)
+    # rand and randn take sizes, and the third argument of NumPy's distributions is one.
+    sized = given and re.search(r"\.(rand|randn|random_sample)$", called)
+    if sized or (called.startswith("n") and len(given) > 2):
+        return ""
+    return next((dtype for dtype, names in _DRAWS.items() if re.fullmatch(names, called)), "")
+
+
+def _evaluated_once(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the expressions of the statement ``node`` that one execution evaluates exactly once. Bodies of the
+    statement are left out, and so is what a condition or a loop may leave out or repeat.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.Lambda | ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp):
+            continue
+        yield child
+        inner = ast.Expr(child.values[0]) if isinstance(child, ast.BoolOp) else child
+        inner = ast.Expr(child.test) if isinstance(child, ast.IfExp) else inner
+        yield from _evaluated_once(inner)
