@@ -283,6 +283,7 @@ class Workshop:
         self.given, self.mutants, self.ends = given, mutants, time.monotonic() + given.limit
         self.folder: Path = given.folder
         self.jobs: int = given.jobs
+        self.tried = [mutant for mutant in mutants if mutant.room in given.rooms]
         self.picks = list_picks(mutants)
         self.reached: dict[str, dict[str, Any]] = {}
         self.failed: list[str] = []
@@ -306,7 +307,7 @@ class Workshop:
         )
         self.reached = read_reached(self.folder)
         items_by_name = {item.nodeid: item for item in session.items}
-        spread(lambda number: self.write_row(self.mutants[number], items_by_name), len(self.mutants), self.jobs)
+        spread(lambda number: self.write_row(self.tried[number], items_by_name), len(self.tried), self.jobs)
         return True
 
     def write_row(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> None:
@@ -560,6 +561,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=3506)
     parser.add_argument("--each", type=int, default=60)
+    parser.add_argument("--rooms", nargs="+", default=ROOMS, help="whose mutants are tried")
     parser.add_argument("--limit", type=float, default=500.0)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="forks side by side")
