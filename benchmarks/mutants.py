@@ -345,7 +345,8 @@ class Workshop:
                 self.run_items(items, pass_on, tracer)
 
             rows, how = fork_child(work, min(120, self.ends - time.monotonic()), 100)
-            place.write_text(json.dumps({name: rest for name, *rest in rows}))
+            if time.monotonic() < self.ends:
+                place.write_text(json.dumps({name: rest for name, *rest in rows}))
             print(file, len(rows), "of", len(items), how, file=sys.__stderr__, flush=True)
 
     def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
