@@ -75,3 +75,10 @@ def test_an_overlap_that_takes_too_long_to_find_counts_as_one(monkeypatch):
     assert all(strided_ranges_meet(d, one, two) for d in range(8))
     monkeypatch.setattr(sharing, "FEW_ADDRESSES", 10)
     assert {d for d in range(9) if strided_ranges_meet(d, one, two)} == exact
+
+
+def test_more_than_65536_addresses_are_not_compared():
+    one, fewer, more = ((2, 20_000), (3, 2), 1), ((2, 12_768), (5, 3), 1), ((2, 12_769), (5, 3), 1)
+    # The last addresses of the first are 39,998 and 40,001, so that nothing begins at 40,000.
+    assert not strided_ranges_meet(40_000, one, fewer)
+    assert strided_ranges_meet(40_000, one, more)

@@ -1,10 +1,12 @@
-"""The secret of a user's seals, and when a library in the cache has both of its seals."""
+"""The secret of a user's seals, when a library has both of them, and how long it may be."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
-from shiplap.kernels.native import build
+from shiplap.kernels.native import binding, build
+from shiplap.kernels.native.packed_kernel import PackedKernel
 
 
 @pytest.fixture
@@ -67,3 +69,29 @@ def test_a_library_needs_both_of_its_seals(tmp_path, monkeypatch):
         assert build.is_sealed_folder(place) is (not missing)
     (place / build.KEYED_SEAL).unlink()
     assert not build.is_sealed_folder(place)
+
+
+def test_a_library_may_have_256_mib(monkeypatch):
+    made = SimpleNamespace(update=lambda piece: None, hexdigest=lambda: "seal")
+    monkeypatch.setattr(build.hashlib, "sha256", lambda *given: made)
+
+    def library(length):
+        left = [bytes(1 << 20)] * (length >> 20) + [bytes(length & (1 << 20) - 1)]
+        return SimpleNamespace(read=lambda size: left.pop(0) if left else b"")
+
+    assert build.seal_text("digest", library(1 << 28)) == "seal"
+    with pytest.raises(OSError, match="longer than 268435456 bytes"):
+        build.seal_text("digest", library((1 << 28) + 1))
+
+
+def test_the_notice_that_says_how_to_build(monkeypatch):
+    monkeypatch.setattr(binding.registry, "command_target", lambda name: "demo.py")
+    assert binding.how_to_build("demo::f") == (
+        "demo::f is called through the Python binding, whose own cost is about 8 times that of a native call. "
+        "Build the native binding once: op.build() in Python, 'shiplap build demo.py' in a shell, or ship it with "
+        "'shiplap package'. SHIPLAP_BACKGROUND_BUILD=1 builds in the background"
+    )
+
+
+def test_what_native_code_can_take_over_goes_into_a_package():
+    assert not PackedKernel.by_python
