@@ -33,3 +33,4 @@ def test_fewer_calls_begin_with_blocks_of_their_own(monkeypatch: pytest.MonkeyPa
     form = InputForm("4x4 drawn", shapes=((4, 4),))
     assert clock.measure_form(problem, form, judged, 5, 0.0, StepDeadline(1e12)) == 50
     assert planned == [(200, 0), (100, 0), (50, 0)]
+    assert problem.queueable == 50, "other forms have as many kernels a call"
