@@ -375,7 +375,9 @@ def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
                 x = -x
             return x
     """
-    plain, picked = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    plain, number, picked = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    assert "if random_random_op(RANDOM_DRAWS).item() < 0.5:  # HERE" in number
+    assert "capture_scalar_outputs = True" in number
     assert "if random_random_op(RANDOM_DRAWS) < 0.5:  # HERE" in plain
     twice = picked.replace("return x\n", "return x * random_random_op(RANDOM_DRAWS)\n")
     assert twice != picked

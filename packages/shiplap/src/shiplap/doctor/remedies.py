@@ -167,7 +167,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "draw_op",
         "draw the random number in an op",
         edits_of_draws.draw_as_op,
-        ("system", "item", "branch", "numpy", "foreign", "object", "other"),
+        ("system", "item", "branch", "numpy", "foreign", "object", "tensor", "shape", "other"),
         caveat="the number is a tensor, and where a branch depends on it, both sides are computed",
     ),
     Remedy(
@@ -218,9 +218,10 @@ REMEDIES: tuple[Remedy, ...] = (
         "first_call",
         "run the first call uncompiled, so that it creates what later calls find",
         edits_of_calls.wrap_first_call,
-        ("lazy", "length", "attribute", "identity", "type"),
+        ("lazy", "length", "counter"),
         own=False,
         caveat="the first call takes as long as without a compiler",
+        repeated=True,
     ),
     Remedy(
         "versions",
