@@ -139,7 +139,8 @@ bench-overhead: $(STAMP) ## measure what a call costs beside its work (ARGS=--js
 records: $(STAMP) ## list recorded measurements, which are stale and what measures them again
 	$(BIN)/python tools/records.py $(ARGS)
 
-# So many processes share the accelerator, each with its part of the memory; what measures has it alone, afterwards.
+# So many processes take the accelerators in turn, each with its part of the memory of one; what measures or needs two
+# has them alone, afterwards.
 GPU_WORKERS ?= 12
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator

@@ -253,6 +253,9 @@ ROWS = "torch.randn(4096, 4096), torch.rand(4096) + 0.5"
 ROWS_AND_BIAS = f"{ROWS}, torch.randn(4096)"
 ROWS_IN_16_BITS = "torch.randn(4096, 4096).bfloat16(), (torch.rand(4096) + 0.5).bfloat16()"
 RMS_IN_FLOAT = "(x.float() * torch.rsqrt((x.float() ** 2).mean(1, keepdim=True) + 1e-6)).to(x.dtype) * w"
+POLY = (
+    "(lambda n, a, b, c: a * n(x**3) + b * n(x * x) + c * n(x) + d)(lambda u: " + RMS[:-4].replace("x", "u") + ", *w)"
+)
 ADDED = "(lambda s: (s * torch.rsqrt((s * s).mean(1, keepdim=True) + 1e-6) * w, s))(x + r)"
 LIGER = {
     "liger rms norm": (
@@ -297,6 +300,12 @@ LIGER = {
         "torch.randn(4096, 4096), torch.rand(1) + 0.5, torch.rand(4096) + 0.5, torch.randn(4096)",
         "w * torch.tanh(a * x) + b",
         _liger("dyt", "LigerDyTFunction", "x, a, w, b"),
+    ),
+    "liger poly norm": (
+        "x, w, d",
+        "torch.randn(4096, 4096), torch.rand(3) + 0.5, torch.randn(())",
+        POLY,
+        _liger("poly_norm", "LigerPolyNormFunction", "x, w, d", "x, w, d, 1e-6"),
     ),
     "liger group norm": (
         "x, w, b",

@@ -1,9 +1,12 @@
 """``shiplap judge`` on a GPU: honest kernels at real sizes are accepted with true times, and cheats are refused.
 
 Usage: ``python benchmarks/judge_gpu.py [--seconds 60] [--jobs 4]``, some fifteen minutes on one GPU. One JSON line a
-kernel, with the time of each stage; exit status 1 if an honest kernel is refused, a cheat accepted, or a time differs
-by more than 5 % from do_bench's. ``--part 2/8`` judges every eighth kernel, beginning with the third, and ``--only``
-those of a name. Candidates of ``--jobs`` judgements compile side by side; what is timed runs alone.
+kernel, with the time of each stage; exit status 1 if an honest kernel is refused, a cheat accepted, or a time of 50 us
+or more differs by more than 5 % from do_bench's. Shorter calls are shown beside it: do_bench begins each with caches
+full of values that have to be written back, and its own events take some microseconds. The times of do_bench with
+caches that were filled by reads, and of a kernel of one element, show how much that is. ``--part 2/8`` judges every
+eighth kernel, beginning with the third, and ``--only`` those of a name. Candidates of ``--jobs`` judgements compile
+side by side; what is timed runs alone.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +42,7 @@ from triton.language.extra import libdevice
 F = torch.nn.functional
 """
 DEVICE = "cuda"
-LONG = 10e-6  # seconds of a kernel whose time is compared with do_bench's
+LONG = 50e-6  # seconds of a kernel whose time is compared with do_bench's
 REPEATS = 3  # measurements of do_bench
 
 FORGED = {  # cheats on the memory that is shared, the gate and the clock
@@ -234,20 +237,44 @@ def _reference(args: str, inputs: str, body: str) -> str:
     return f"import torch\nD = {DEVICE!r}\n{inner}"
 
 
-def _by_do_bench(reference: Path, candidate: Path, name: str = "candidate") -> list[float]:
+def _by_do_bench(reference: Path, candidate: Path, name: str = "candidate", *, clean: bool = False) -> list[float]:
     """Return the seconds of one call of an honest candidate, in this process: several medians, which differ by some
-    percent.
+    percent. If ``clean`` is true, the caches are emptied by reads, so that no call has to write back what it evicts.
     """
     from triton.testing import do_bench
 
     args = [a.cuda() for a in load_named(str(reference), ["get_inputs"])()]
     kernel = load_named(str(candidate), [name])
-    with torch.no_grad():
+    with torch.no_grad(), _caches_emptied_by_reads() if clean else nullcontext():
         return sorted(float(do_bench(lambda: kernel(*args), return_mode="median")) * 1e-3 for _ in range(REPEATS))
 
 
-def _line(name: str, result: JudgeResult, honest: bool, peers: list[float], references: list[float]) -> dict[str, Any]:
-    """Return the facts of one verdict, beside the seconds of candidate and reference by do_bench, if there are some."""
+@contextmanager
+def _caches_emptied_by_reads() -> Iterator[None]:
+    """Make do_bench empty the caches by reads instead of writes."""
+    from triton.runtime import driver
+
+    driver.active.clear_cache = torch.amax
+    try:
+        yield
+    finally:
+        del driver.active.clear_cache
+
+
+def _do_bench_of_nothing() -> float:
+    """Return the seconds that do_bench measures for a kernel of one element."""
+    from triton.testing import do_bench
+
+    one = torch.zeros(1, device=DEVICE)
+    return float(do_bench(lambda: one.add_(1), return_mode="median")) * 1e-3
+
+
+def _line(
+    name: str, result: JudgeResult, honest: bool, peers: list[float], references: list[float], clean: list[float]
+) -> dict[str, Any]:
+    """Return the facts of one verdict, beside the seconds of candidate and reference by do_bench, if there are some.
+    ``clean`` are those of the candidate with caches that were emptied by reads.
+    """
     timed, peer = result.timings[0].candidate if result.timings else 0.0, median(peers)
     off = abs(timed / peer - 1) if peer > LONG and timed else 0.0
     right = result.verdict != "refused" and off <= 0.05 if honest else result.verdict == "refused"
@@ -268,6 +295,10 @@ def _line(name: str, result: JudgeResult, honest: bool, peers: list[float], refe
         "batch": [(t.batch, t.queued) for t in result.timings],
         "resolution_us": [round(t.resolution * 1e6, 2) for t in result.timings],
         "reference_us": [round(t.reference * 1e6, 1) for t in result.timings],
+        "speedups": [(round(t.speedup, 3), round(t.min_speedup, 3)) for t in result.timings],
+        "us_of_forms": [round(t.candidate * 1e6, 2) for t in result.timings],
+        "inputs": [t.input for t in result.timings],
+        "clean_us": round(median(clean) * 1e6, 2),
         "us": round(timed * 1e6, 2),
         "do_bench_us": round(peer * 1e6, 2),
         "do_bench_us_from_to": [round(peers[0] * 1e6, 2), round(peers[-1] * 1e6, 2)],
@@ -282,13 +313,14 @@ def _judge(case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespa
     ref.write_text(reference)
     it.write_text(candidate)
     options: dict[str, Any] = {"device": DEVICE, "seconds": asked.seconds, "rounds": asked.rounds}
-    peers, references = [0.0], [0.0]
+    peers, references, clean = [0.0], [0.0], [0.0]
     with turns.judgement() as take_turn, _launcher() as launcher:
         options |= {"vary_shapes": not asked.fixed_shapes, "launcher": launcher, "compiled_first": take_turn}
         result = sl.judge(ref, it, **options)
         if honest and not re.search(asked.alone, name):
             peers, references = _by_do_bench(ref, it), _by_do_bench(ref, ref, "reference")
-    line = _line(name, result, honest, peers, references)
+            clean = _by_do_bench(ref, it, clean=True) if asked.clean else clean
+    line = _line(name, result, honest, peers, references, clean)
     print(json.dumps(line), flush=True)
     return bool(line["right"])
 
@@ -316,6 +348,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="kernels in whose name this regular expression is found")
     parser.add_argument("--skip", default="^$", help="kernels that are left out, as a regular expression")
     parser.add_argument("--alone", default="^$", help="kernels that do_bench does not time, as a regular expression")
+    parser.add_argument("--clean", action="store_true", help="do_bench also with caches that were emptied by reads")
     parser.add_argument("--until", type=float, default=math.inf, help="seconds after which no other kernel begins")
     parser.add_argument("--jobs", type=int, default=1, help="candidates that compile at once")
     return parser.parse_args()
@@ -327,6 +360,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device")
         return 2
+    if not asked.only.startswith("^cheat"):
+        print(json.dumps({"do_bench_us_of_one_element": round(_do_bench_of_nothing() * 1e6, 2)}), flush=True)
     began, turns = time.monotonic(), TimingTurns()
     part, parts = map(int, asked.part.split("/"))
     wanted = [c for c in cases() if re.search(asked.only, c[0]) and not re.search(asked.skip, c[0])][part::parts]

@@ -1,11 +1,14 @@
 """Honest candidates on the CPU: none is refused, and the filter of allowed calls costs no time.
 
-    python benchmarks/judge_honest.py [--before FILE] [--limit 500] [--json benchmarks/results/judge_honest.json]
+    python benchmarks/judge_honest.py [--before FILE] [--jobs 2] [--limit 500] [--json FILE]
+
+``--part 2/8`` judges every eighth candidate, beginning with the third, so that several runs share the work.
 
 The candidates are those of the judge's tests: kernels, ways to write them, twins of wrong ones, and uses of the system.
 Each is judged in the sandbox, without the measurement of its speed. One of ``--share`` candidates is also judged with
 the file ``--before`` in place of ``sandbox/seccomp.py``, right before or after, for the seconds of the former filter.
-The folder keeps the rows, and the next run goes on there.
+So many ``--jobs`` judge side by side; where they are more than half of the processors, times say little. The folder
+keeps the rows, and the next run goes on there.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 from _record import ROOT, record, write
@@ -30,6 +36,7 @@ SOURCES = ("packages/shiplap/src/shiplap/sandbox/*.py", "packages/shiplap/src/sh
 SECONDS, ROUNDS = 120, 5
 COMPILERS = ("load_inline", "torch.compile", "gcc")  # what takes longest is judged first
 Case = tuple[str, str, str, str]
+LOCK = threading.Lock()  # of the file of rows
 
 
 def list_cases() -> list[Case]:
@@ -50,8 +57,8 @@ def list_cases() -> list[Case]:
     return cases + [("system", name, plain, head + text) for name, text in SYSTEM.items()]
 
 
-def serve() -> None:
-    """Judge the candidates that standard input names, and print a row for each."""
+def serve(seconds: float) -> None:
+    """Judge the candidates that standard input names, each in at most ``seconds``, and print a row for each."""
     import shiplap as sl
     from shiplap.sandbox.supervisor import SandboxLauncher
 
@@ -65,7 +72,7 @@ def serve() -> None:
             (folder / "reference.py").write_text(reference)
             place = folder / "candidate" / "it.py"
             place.write_text(candidate)
-            began, options = time.monotonic(), {"seconds": SECONDS, "rounds": ROUNDS, "timed": False}
+            began, options = time.monotonic(), {"seconds": seconds, "rounds": ROUNDS, "timed": False}
             try:
                 done = sl.judge(folder / "reference.py", place, launcher=launcher, **options)  # type: ignore[arg-type]
                 why = [f"{r.check}: {r.evidence}" for r in done.reasons] or [f"{k}: {v}" for k, v in done.missing]
@@ -80,8 +87,8 @@ def serve() -> None:
 class Server:
     """A process that judges, of this package or of a copy with another filter."""
 
-    def __init__(self, before: Path | None) -> None:
-        """Start the process, with ``before`` in place of the filter."""
+    def __init__(self, before: Path | None, seconds: float) -> None:
+        """Start the process, with ``before`` in place of the filter. A judgement takes at most ``seconds``."""
         self.copy = tempfile.TemporaryDirectory(prefix="honest-")
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         if before is not None:
@@ -89,7 +96,7 @@ class Server:
             shutil.copytree(ROOT / "packages" / "shiplap" / "src" / "shiplap", package)
             shutil.copy(before, package / "sandbox" / "seccomp.py")
             env["PYTHONPATH"] = self.copy.name
-        command, pipe = [sys.executable, __file__, "--serve"], subprocess.PIPE
+        command, pipe = [sys.executable, __file__, "--serve", "--seconds", str(seconds)], subprocess.PIPE
         self.process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
 
     def judge(self, reference: str, candidate: str) -> dict[str, Any]:
@@ -112,27 +119,49 @@ class Server:
 def judge_cases(cases: list[Case], given: argparse.Namespace) -> list[dict[str, Any]]:
     """Judge the cases that the folder has no row of, until the limit, and return all rows."""
     kept = given.folder / "rows.jsonl"
-    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    done, ends = {(row["set"], row["name"]) for row in rows}, time.monotonic() + given.limit
+    done = {(row["set"], row["name"]) for row in read_rows(kept)}
+    left: Queue[tuple[int, Case]] = Queue()
+    for number, case in enumerate(cases):
+        if case[:2] not in done:
+            left.put((number, case))
+    ends = time.monotonic() + given.limit
+    work = partial(judge_queued, left, cases[-1], given, kept, ends)
+    threads = [threading.Thread(target=work) for _ in range(given.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return read_rows(kept)
+
+
+def read_rows(kept: Path) -> list[dict[str, Any]]:
+    """Return the rows of the file ``kept``."""
+    return [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+
+
+def judge_queued(left: Queue[tuple[int, Case]], last: Case, given: argparse.Namespace, kept: Path, ends: float) -> None:
+    """Judge what the queue holds until the time ``ends``, and append a row for each to the file ``kept``. Each process
+    that judges begins with the case ``last``, which counts for none.
+    """
     servers: dict[bool, Server] = {}
-    for number, (kind, name, *texts) in enumerate(cases):
-        if (kind, name) in done or time.monotonic() > ends:
-            continue
+    while time.monotonic() < ends:
+        try:
+            number, (kind, name, *texts) = left.get_nowait()
+        except Empty:
+            break
         row: dict[str, Any] = {"set": kind, "name": name}
         both = given.before and number % given.share == 0
         for former in ((False, True), (True, False))[number // given.share % 2] if both else (False,):
             if former not in servers:
-                servers[former] = Server(given.before if former else None)
-                servers[former].judge(*cases[-1][2:])  # what is imported later counts for none
+                servers[former] = Server(given.before if former else None, given.seconds)
+                servers[former].judge(*last[2:])  # what is imported later counts for none
             got = servers[former].judge(*texts)
             row.update({"before": got} if former else got)
-        rows.append(row)
-        with kept.open("a") as file:
+        with LOCK, kept.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(row["verdict"], kind, name, row["seconds"], row["why"][:100], flush=True)
     for server in servers.values():
         server.close()
-    return rows
 
 
 def summarise(rows: list[dict[str, Any]], cases: list[Case]) -> dict[str, Any]:
@@ -150,19 +179,24 @@ def summarise(rows: list[dict[str, Any]], cases: list[Case]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of one judgement")
+    parser.add_argument("--part", default="0/1", help="which of how many parts")
     parser.add_argument("--before", type=Path, help="the former seccomp.py")
     parser.add_argument("--share", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=500.0)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "honest")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.serve:
-        serve()
+        serve(given.seconds)
         return 0
     given.folder.mkdir(parents=True, exist_ok=True)
     cases = list_cases()
     random.Random(7).shuffle(cases)
     cases.sort(key=lambda case: not any(word in case[3] for word in COMPILERS))
+    part, parts = map(int, given.part.split("/"))
+    cases = cases[part::parts]
     rows = judge_cases(cases, given)
     measured = summarise(rows, cases)
     print(json.dumps({name: measured[name] for name in measured if name not in ("rows", "not_accepted")}))

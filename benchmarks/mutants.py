@@ -1,27 +1,25 @@
 """Mutants of four rooms of the core, and which tests kill them.
 
-    python benchmarks/mutants.py [--seed 3506] [--limit 500] [--text] [--json benchmarks/results/mutants.json]
+    python benchmarks/mutants.py [--seed 3506] [--jobs 2] [--limit 500] [--text] [--json FILE]
 
 A mutant is one changed expression, drawn at random from each room alike. The tests of the rooms are collected once.
 Each test file then runs in a fork that lists which tests reach the lines of a mutant. For each mutant a fork of the
 same process gets the changed code in place of the functions' own and runs the tests that reach it, the nearest and the
 shortest first, up to the first failure. What no test kills there, and what is not the code of a function, runs again in
-a copy of the repository whose file is changed, with tests that are collected there. A test kills only if it passes
-without the change. Rows are kept in the folder, so that the next run goes on where the limit ended the last one;
-``equivalents.json`` there names mutants that no test can kill, with the reason.
+a copy of the repository whose file is changed, with tests that are collected there, those that start processes too. A
+test kills only if it passes without the change, and if ``make test ARGS=--changed`` picks its file for a change of the
+mutant's. ``--jobs`` forks do this side by side. Rows are kept in the folder, so that the next run goes on where the
+limit ended the last one; ``equivalents.json`` there names mutants that no test can kill, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
 import gc
 import hashlib
 import importlib.util
 import json
 import os
-import random
 import resource
 import select
 import shutil
@@ -30,164 +28,34 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
 from _record import ROOT, record, write
+from _source_mutants import ROOMS, SOURCE, SourceMutant, draw_mutants
 
-ROOMS = ("declare", "plan", "dispatch", "kernels/native")
-SOURCE = "packages/shiplap/src/shiplap"
+from shiplap_testing.changed import Graph
+
 TESTS = "packages/shiplap/tests"
-NEAR = ("declare", "plan", "dispatch", "kernels", "codegen", "test_plan.py", "test_dtypes.py")
+AWAY = ("gpu", "judge", "sandbox")  # whose tests reach the four rooms through others, and take long
 MARKS = "not gpu and not long and not docs and not device"
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult},
-}
-# Calls whose arguments are texts for people, types, or settings that Python checks.
-NOT_CODE = ("error", "dataclass", "lru_cache", "cast", "TypeVar", "notice", "zip")
+STARTS = ("os.fork", "os.posix_spawn", "os.forkpty", "subprocess.Popen", "socket.connect")
+PROGRAM = "a program"  # among the files that a test reaches: it starts a process, of which lines are not listed
 PER_FILE, ONE_S = 3, 20.0
 
 
-@dataclass(frozen=True)
-class SourceMutant:
-    """One changed expression.
-
-    Attributes:
-        kind: which rule changed it, such as ``compare``.
-        line: where it begins, and ``last`` where it ends.
-        start: its first byte in the file, and ``end`` the one after its last.
-        inside: whether it is code of a function, which a fork can exchange.
-        sha: of the file's bytes.
-    """
-
-    room: str
-    number: int
-    file: str
-    line: int
-    last: int
-    kind: str
-    before: str
-    after: str
-    start: int
-    end: int
-    inside: bool
-    sha: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.room.replace('/', '.')}-{self.number}"
-
-    def change(self, data: bytes) -> bytes:
-        return data[: self.start] + self.after.encode() + data[self.end :]
-
-
-def find_sites(tree: ast.AST) -> Iterator[tuple[Any, str, bool]]:
-    """Yield each expression or statement that can be changed, its kind, and whether it is code of a function."""
-    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
-
-    def place_of(node: ast.AST) -> bool | None:
-        """Return whether ``node`` is code of a function, or None for texts and types."""
-        inside = False
-        while node in parents:
-            parent = parents[node]
-            if isinstance(parent, ast.Raise | ast.Assert | ast.arg | ast.JoinedStr):
-                return None
-            if isinstance(parent, ast.AnnAssign) and node is not parent.value:
-                return None
-            if isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in NOT_CODE:
-                return None
-            if isinstance(parent, ast.If) and getattr(parent.test, "id", "") == "TYPE_CHECKING":
-                return None
-            if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
-                if node is parent.returns:
-                    return None
-                inside |= node in parent.body
-            inside |= isinstance(parent, ast.Lambda) and node is parent.body
-            node = parent
-        return inside
-
-    for node in ast.walk(tree):
-        if (kind := kind_of(node)) and (inside := place_of(node)) is not None:
-            yield node, kind, inside
-
-
-def kind_of(node: ast.AST) -> str:
-    """Return which rule changes ``node``, or an empty text."""
-    if isinstance(node, ast.Compare):
-        return "compare" if len(node.ops) == 1 and type(node.ops[0]) in SWAPS else ""
-    if isinstance(node, ast.BinOp):
-        texts = [n for n in (node.left, node.right) if isinstance(n, ast.JoinedStr | ast.Constant)]
-        is_text = any(not isinstance(n, ast.Constant) or isinstance(n.value, str) for n in texts)
-        return "arithmetic" if type(node.op) in SWAPS and not is_text else ""
-    if isinstance(node, ast.Constant):
-        return {int: "number", bool: "flag"}.get(type(node.value), "")
-    if isinstance(node, ast.Return):
-        return "return" if node.value is not None and not isinstance(node.value, ast.Constant) else ""
-    if isinstance(node, ast.UnaryOp):
-        return "not" if isinstance(node.op, ast.Not) else ""
-    others = {ast.BoolOp: "and, or", ast.IfExp: "branches", ast.Break: "jump", ast.Continue: "jump"}
-    return others.get(type(node), "")
-
-
-def change_node(node: Any, kind: str) -> str:
-    """Return the text of the changed ``node``."""
-    made = copy.deepcopy(node)
-    if kind == "compare":
-        made.ops[0] = SWAPS[type(node.ops[0])]()
-    elif kind in ("arithmetic", "and, or"):
-        made.op = SWAPS[type(node.op)]()
-    elif kind == "not":
-        made = made.operand
-    elif kind in ("number", "flag"):
-        return repr(node.value + 1 if kind == "number" else not node.value)
-    elif kind == "branches":
-        made.body, made.orelse = made.orelse, made.body
-    elif kind == "jump":
-        return "continue" if isinstance(node, ast.Break) else "break"
-    else:
-        return "return None"
-    return f"({ast.unparse(made)})"
-
-
-def draw_mutants(seed: int, each: int) -> tuple[list[SourceMutant], dict[str, int]]:
-    """Return ``each`` mutants of each room, and the number of places from which they are drawn."""
-    rng, drawn, places = random.Random(seed), list[SourceMutant](), dict[str, int]()
-    for room in ROOMS:
-        pool = []
-        for path in sorted((ROOT / SOURCE / room).glob("*.py")):
-            data = path.read_bytes()
-            pool += [(path, data, *site) for site in find_sites(ast.parse(data))]
-        places[room] = len(pool)
-        rng.shuffle(pool)
-        made = (make_mutant(room, number, *site) for number, site in enumerate(pool))
-        drawn += islice((mutant for mutant in made if mutant), each)
-    return sorted(drawn, key=lambda m: (m.number, m.room)), places
-
-
-def make_mutant(
-    room: str, number: int, path: Path, data: bytes, node: Any, kind: str, inside: bool
-) -> SourceMutant | None:
-    """Return the mutant at ``node``, or None if the changed file means the same or is not Python."""
-    lines = [0]
-    for line in data.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
-    start, end = lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
-    sha, name = hashlib.sha256(data).hexdigest()[:16], str(path.relative_to(ROOT))
-    what = (kind, data[start:end].decode(), change_node(node, kind), start, end, inside, sha)
-    mutant = SourceMutant(room, number, name, node.lineno, node.end_lineno, *what)
-    with suppress(SyntaxError):
-        if ast.dump(ast.parse(mutant.change(data))) != ast.dump(ast.parse(data)):
-            return mutant
-    return None
+def list_tests() -> list[str]:
+    """Return the files and folders of tests that may kill a mutant."""
+    inside = sorted((ROOT / TESTS).iterdir())
+    found = [path for path in inside if path.name.startswith("test_") or (path / "__init__.py").exists()]
+    return [str(path.relative_to(ROOT)) for path in found if path.name not in AWAY]
 
 
 def exchange_code(mutant: SourceMutant) -> None:
@@ -224,12 +92,17 @@ class Tracer:
         for mutant in mutants:
             self.wanted[str(ROOT / mutant.file)].update(range(mutant.line, mutant.last + 1))
         self.known: dict[CodeType, bool] = {}
-        self.lines, self.files = set[tuple[str, int]](), set[str]()
+        self.lines, self.files, self.program = set[tuple[str, int]](), set[str](), False
 
     def begin(self) -> None:
-        """Trace this thread and all that begin later."""
+        """Trace this thread and all that begin later, and note when a process is started."""
+        sys.addaudithook(self.note_start)
         sys.settrace(self.enter)
         threading.settrace(self.enter)
+
+    def note_start(self, event: str, arguments: object) -> None:
+        """Note an event that starts a process, or that asks another process for one."""
+        self.program |= event in STARTS
 
     def enter(self, frame: FrameType, event: str, argument: object) -> Any:
         code = frame.f_code
@@ -250,6 +123,8 @@ class Tracer:
         """Return the lines and the files since the last call, named from the root of the repository."""
         cut = len(str(ROOT)) + 1
         lines, files = [(f[cut:], n) for f, n in sorted(self.lines)], [f[cut:] for f in sorted(self.files)]
+        files += [PROGRAM] if self.program else []
+        self.program = False
         self.lines.clear()
         self.files.clear()
         return lines, files
@@ -291,6 +166,27 @@ def fork_child(work: Callable[[Callable[[Any], None]], None], seconds: float, cp
     return [json.loads(line) for line in text.splitlines() if line.endswith((b"]", b"}", b'"'))], how
 
 
+def spread(work: Callable[[int], None], count: int, jobs: int) -> None:
+    """Call ``work`` with each number below ``count``, in so many forks side by side."""
+    reading, writing = os.pipe()
+    os.write(writing, b"".join(number.to_bytes(4, "big") for number in range(count)))
+    os.close(writing)
+    pids = []
+    for _ in range(min(jobs, count)):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                while word := os.read(reading, 4):
+                    work(int.from_bytes(word, "big"))
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
+            os._exit(0)
+        pids.append(pid)
+    os.close(reading)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
 def void(value: object) -> None:
     """Return nothing."""
 
@@ -329,6 +225,8 @@ class Workshop:
         """Go on with what ``given.folder`` holds, until ``given.limit`` seconds from now."""
         self.given, self.mutants, self.ends = given, mutants, time.monotonic() + given.limit
         self.folder: Path = given.folder
+        self.jobs: int = given.jobs
+        self.picks = list_picks(mutants)
         self.reached: dict[str, dict[str, Any]] = {}
         self.failed: list[str] = []
         self.passing: dict[str, bool] = {}
@@ -345,16 +243,23 @@ class Workshop:
         files: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in reversed(session.items):  # whose files begin with the longest
             files[item.nodeid.partition("::")[0]].append(item)
-        for file, items in files.items():
-            self.list_reached(file, items[::-1])
+        collected = list(files.items())
+        spread(
+            lambda number: self.list_reached(collected[number][0], collected[number][1][::-1]), len(files), self.jobs
+        )
+        self.reached = read_reached(self.folder)
         items_by_name = {item.nodeid: item for item in session.items}
-        for mutant in self.mutants:
-            place = self.folder / "rows" / f"{mutant.name}.json"
-            if mutant.inside and not place.exists() and time.monotonic() < self.ends:
-                row = self.try_mutant(mutant, items_by_name)
+        spread(lambda number: self.write_row(self.mutants[number], items_by_name), len(self.mutants), self.jobs)
+        return True
+
+    def write_row(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> None:
+        """Try a mutant that has no row, and write its row unless the time is over before its tests are."""
+        place = self.folder / "rows" / f"{mutant.name}.json"
+        if mutant.inside and not place.exists() and time.monotonic() < self.ends:
+            row = self.try_mutant(mutant, items)
+            if row["killed"] or time.monotonic() < self.ends:
                 place.write_text(json.dumps({**row, "way": "exchanged"}))
                 print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
-        return True
 
     def run_items(self, items: list[pytest.Item], pass_on: Callable[[Any], None], tracer: Tracer | None) -> None:
         """Run tests and pass on for each its name, outcome, seconds and what it has reached; without a tracer up to the
@@ -371,7 +276,7 @@ class Workshop:
                 break
 
     def list_reached(self, file: str, items: list[pytest.Item]) -> None:
-        """Run the tests of a file under a tracer, unless the folder has their rows."""
+        """Run the tests of a file under a tracer and write what they reach, unless the folder has it."""
         sha = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12]
         place = self.folder / "reached" / f"{file.replace('/', '+')}-{sha}.json"
         if not place.exists() and time.monotonic() < self.ends:
@@ -381,15 +286,14 @@ class Workshop:
                 tracer.begin()
                 self.run_items(items, pass_on, tracer)
 
-            rows, how = fork_child(work, 120, 100)
+            rows, how = fork_child(work, min(120, self.ends - time.monotonic()), 100)
             place.write_text(json.dumps({name: rest for name, *rest in rows}))
             print(file, len(rows), "of", len(items), how, file=sys.__stderr__, flush=True)
-        if place.exists():
-            self.reached[file] = json.loads(place.read_text())
 
     def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
         """Return what became of the mutant: the test that kills it, and how many run."""
-        chosen = [name for name in choose_tests(mutant, self.reached, self.given.together) if name in items]
+        names = choose_tests(mutant, self.reached, self.picks[mutant.file], self.given.together)
+        chosen = [name for name in names if name in items]
         while True:
             picked = [items[name] for name in chosen]
 
@@ -398,7 +302,9 @@ class Workshop:
                 pass_on(["exchanged"])
                 self.run_items(picked, pass_on, None)
 
-            rows, how = fork_child(work, 120, 60) if picked else ([], "right")
+            rows, how = fork_child(work, min(120, self.ends - time.monotonic()), 90) if picked else ([], "right")
+            if how == "time" and time.monotonic() > self.ends:
+                return {"killed": None}
             ran = rows[1:]
             if picked and not rows:
                 return {"killed": None, "ran": 0, "of": len(chosen), "note": how}
@@ -417,20 +323,34 @@ class Workshop:
         return self.passing[name]
 
 
-def choose_tests(mutant: SourceMutant, reached: dict[str, dict[str, Any]], together: float) -> list[str]:
-    """Return the tests that run a line of the mutant, or its file if it is not the code of a function.
+def list_picks(mutants: list[SourceMutant]) -> dict[str, set[str]]:
+    """Return for each file of a mutant the files of tests that ``make test ARGS=--changed`` picks if it changes."""
+    graph = Graph(ROOT)
+    return {file: set(graph.tests([file])) for file in {mutant.file for mutant in mutants}}
+
+
+def choose_tests(
+    mutant: SourceMutant,
+    reached: dict[str, dict[str, Any]],
+    picks: set[str],
+    together: float,
+    *,
+    programs: bool = False,
+) -> list[str]:
+    """Return the tests that run a line of the mutant, or its file if it is not the code of a function, of those files
+    that are among ``picks``. If ``programs`` is true, return those that start a process instead.
 
     The shortest ones of each file come first, of the file with the mutant's name before others; then the rest, as long
     as all of them take fewer than ``together`` seconds.
     """
     lines, stem = range(mutant.line, mutant.last + 1), Path(mutant.file).stem
     first, rest, spent = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0.0
-    for file, tests in reached.items():
+    for file in reached.keys() & picks:
         near = (f"test_{stem}" not in file, mutant.room.split("/")[0] not in file)
         hits = []
-        for name, (outcome, seconds, where, files) in tests.items():
+        for name, (outcome, seconds, where, files) in reached[file].items():
             runs = any(f == mutant.file and n in lines for f, n in where) if mutant.inside else mutant.file in files
-            if runs and outcome == "passed":
+            if (PROGRAM in files if programs else runs) and outcome == "passed":
                 hits.append((seconds, name))
         hits.sort()
         cost = sum(seconds for seconds, _ in hits[:PER_FILE])
@@ -445,39 +365,55 @@ def choose_tests(mutant: SourceMutant, reached: dict[str, dict[str, Any]], toget
 
 
 def try_texts(given: argparse.Namespace, mutants: list[SourceMutant], ends: float) -> None:
-    """Try the mutants that no exchange killed in a copy of the repository whose file is changed."""
-    reached = {
-        p.name.rpartition("-")[0].replace("+", "/"): json.loads(p.read_text()) for p in list_newest(given.folder)
-    }
-    place = given.folder / "copy"
-    shutil.rmtree(place, ignore_errors=True)
-    skipped = shutil.ignore_patterns(".git", ".venv", "build", "results", ".*_cache", "site", "__pycache__")
+    """Try the mutants that no exchange killed in copies of the repository whose file is changed."""
+    reached, picks, left = read_reached(given.folder), list_picks(mutants), list[SourceMutant]()
+    equal = read_equivalents(given.folder)
+    for mutant in mutants:
+        place = given.folder / "rows" / f"{mutant.name}.json"
+        row = json.loads(place.read_text()) if place.exists() else {}
+        wanted = mutant.name in given.only if given.only else row.get("way") != "text" and (row or not mutant.inside)
+        if mutant.name not in equal and not row.get("killed") and wanted:
+            left.append(mutant)
+    start_server()
+
+    def work(number: int) -> None:
+        if time.monotonic() < ends:
+            mutant = left[number]
+            near = mutant, reached, picks[mutant.file], given.together
+            both = [*choose_tests(*near, programs=True), *choose_tests(*near)]
+            try_text(given, mutant, given.also or list(dict.fromkeys(both)), ends)
+
+    spread(work, len(left), given.jobs)
+
+
+def try_text(given: argparse.Namespace, mutant: SourceMutant, chosen: list[str], ends: float) -> None:
+    """Try a mutant in this process's copy of the repository, and write its row unless the time is over before."""
+    place, row_place = given.folder / f"copy-{os.getpid()}", given.folder / "rows" / f"{mutant.name}.json"
+    if not place.exists():
+        copy_repository(place)
+    path, data = place / mutant.file, (ROOT / mutant.file).read_bytes()
+    path.write_bytes(mutant.change(data))
+    try:
+        killer, count = run_texts(place, chosen, min(180.0, ends - time.monotonic()))
+    finally:
+        path.write_bytes(data)
+    if time.monotonic() > ends:
+        return
+    is_right = killer and run_texts(place, [killer] if "::" in killer else chosen[:1], 120)[0] is None
+    before = json.loads(row_place.read_text()) if row_place.exists() else {}
+    count += before.get("ran", 0) if given.also else 0
+    row = {"killed": killer if is_right else None, "ran": count, "of": len(chosen), "way": "text"}
+    row_place.write_text(json.dumps(row | {"note": "" if row["killed"] == killer else f"{killer} fails unchanged"}))
+    print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
+
+
+def copy_repository(place: Path) -> None:
+    """Copy the repository to the folder ``place``, without what is built and measured."""
+    skipped = shutil.ignore_patterns(".git", ".venv", "build", "results", ".*_cache", "site", "__pycache__", ".[gw]*")
     shutil.copytree(ROOT, place, symlinks=True, ignore=skipped)
     (place / "build").mkdir()
     (place / "build" / "test-compilers").symlink_to(ROOT / "build" / "test-compilers")
     (place / ".git").symlink_to(ROOT / ".git")
-    start_server()
-    passing: dict[str, bool] = {}
-    equal = read_equivalents(given.folder)
-    for mutant in mutants:
-        row_place = given.folder / "rows" / f"{mutant.name}.json"
-        row = json.loads(row_place.read_text()) if row_place.exists() else {}
-        wanted = mutant.name in given.only if given.only else row.get("way") != "text" and (row or not mutant.inside)
-        if mutant.name in equal or row.get("killed") or not wanted or time.monotonic() > ends:
-            continue
-        path, data = place / mutant.file, (ROOT / mutant.file).read_bytes()
-        chosen = given.also or choose_tests(mutant, reached, given.together)
-        path.write_bytes(mutant.change(data))
-        try:
-            killer, count = run_texts(place, chosen, 180)
-        finally:
-            path.write_bytes(data)
-        if killer and killer not in passing:
-            passing[killer] = run_texts(place, [killer] if "::" in killer else chosen[:1], 120)[0] is None
-        count += row.get("ran", 0) if given.also else 0
-        row = {"killed": killer if killer and passing[killer] else None, "ran": count, "of": len(chosen), "way": "text"}
-        row_place.write_text(json.dumps(row | {"note": "" if row["killed"] == killer else f"{killer} fails unchanged"}))
-        print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
 
 
 def run_texts(place: Path, chosen: list[str], seconds: float) -> tuple[str | None, int]:
@@ -493,6 +429,8 @@ def run_texts(place: Path, chosen: list[str], seconds: float) -> tuple[str | Non
 
     def work(pass_on: Callable[[Any], None]) -> None:
         os.chdir(place)
+        for name in [name for name in sys.modules if name.startswith("shiplap")]:  # those of the repository
+            del sys.modules[name]
         tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp()
         here = [str(place / f"packages/{p}/src") for p in ("shiplap", "shiplap-testing")]
         sys.path[:0], sys.dont_write_bytecode = here, True
@@ -513,15 +451,16 @@ def run_texts(place: Path, chosen: list[str], seconds: float) -> tuple[str | Non
     return failed, len(lines)
 
 
-def list_newest(folder: Path) -> list[Path]:
+def read_reached(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what tests reach, of the present text of each file of tests."""
-    listed = []
+    reached = {}
     for place in sorted((folder / "reached").glob("*.json")):
         file, _, sha = place.stem.rpartition("-")
-        path = ROOT / file.replace("+", "/")
+        file = file.replace("+", "/")
+        path = ROOT / file
         if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest()[:12] == sha:
-            listed.append(place)
-    return listed
+            reached[file] = json.loads(place.read_text())
+    return reached
 
 
 def read_equivalents(folder: Path) -> dict[str, str]:
@@ -558,7 +497,8 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=60)
     parser.add_argument("--limit", type=float, default=500.0)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants")
-    parser.add_argument("--tests", nargs="+", default=[f"{TESTS}/{name}" for name in NEAR])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="forks side by side")
+    parser.add_argument("--tests", nargs="+", default=list_tests())
     parser.add_argument("--together", type=float, default=45.0, help="seconds of the tests of a mutant")
     parser.add_argument("--text", action="store_true", help="try the rest in a copy of the repository")
     parser.add_argument("--only", nargs="+", default=[], help="the names of mutants for --text")

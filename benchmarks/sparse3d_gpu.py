@@ -6,16 +6,25 @@ calls; the first two, which find the processor's caches full of the others' code
 ``strided`` is a layer of kernel 3 and stride 2 that builds its outputs and maps. Peers get their ``indice_key``.
 
 Bars: the limit is ``2 * pairs * C**2`` at the rate of a dense product here. Run: ``python benchmarks/sparse3d_gpu.py``.
+
+Most of a run is the compiling of spconv-triton's candidates. With ``--prepare N`` up to N processes do that beforehand,
+one for each number of channels, into a Triton cache of this run. What their autotuners chose beside each other is
+deleted, so the process that measures tunes each peer again on a quiet device. With ``--resume`` the shells that the
+file of ``--json`` has from the same commit, device and versions are kept, and only the others are measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +62,10 @@ LAUNCHED = (
     planning.conv_plan,
 )
 SHELLS = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256), (512, 128), (1024, 64))
+# A peer that is tuned once for a number of channels is tuned for the largest of its shells, where most is to be gained.
+ORDER = (256, 128, 64, 32, 512, 16, 8, 1024)
+PACKAGES = ("triton", "spconv-cu126", "cumm-cu126", "spconv-triton")
+PREPARATION_LIMIT = 240  # seconds
 Run = Callable[[], Any]
 
 
@@ -324,40 +337,121 @@ def show(r: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--shells", type=int, nargs="*", default=[res for res, _ in SHELLS], help="in this order")
-    parser.add_argument("--skip-fused", action="store_true")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
+def prepare(shells: list[int], workers: int) -> None:
+    """Compile in up to ``workers`` processes what the shells need, one shell of each number of channels.
+
+    The processes share the Triton cache of this run. One that fails or does not end within ``PREPARATION_LIMIT``
+    seconds is reported, and what it leaves is compiled while measuring.
+    """
+    first: dict[int, int] = {}
+    for res in shells:
+        first.setdefault(dict(SHELLS)[res], res)
+
+    def compile_shell(res: int) -> None:
+        command = [sys.executable, __file__, "--compile-only", "--shells", str(res)]
+        try:
+            subprocess.run(command, check=True, timeout=PREPARATION_LIMIT)
+        except subprocess.SubprocessError as e:
+            print(f"  preparing shell {res}: {e}", file=sys.stderr)
+
+    with ThreadPoolExecutor(workers) as pool:
+        compiled = [pool.submit(compile_shell, res) for res in first.values()]
+        build_bindings()
+    for each in compiled:
+        each.result()
+    for choice in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.autotune.json"):
+        choice.unlink()
+
+
+def build_bindings() -> None:
+    """Build the bindings of the ops that are measured, or find them in the cache."""
     for op in LAUNCHED:
         op.build()
-    began, rate = time.monotonic(), dense_rate()
-    print(f"dense: {rate / 1e12:.0f} TFLOP/s", flush=True)
-    rows: list[dict[str, Any]] = []
-    blocks: list[dict[str, Any]] = []
 
-    def keep() -> None:
-        """What was measured so far: a run that is cut short loses one shell."""
-        if options.json:
-            packages = ["triton", "spconv-cu126", "cumm-cu126", "spconv-triton"]
-            shells = sorted(rows, key=lambda row: row["res"])
-            measured = {"dense_flops": rate, "shells": shells, "fused": blocks}
-            write(options.json, record(SOURCES, packages, device_name(), **measured))
 
-    for res in options.shells:
-        rows.append(row(res, dict(SHELLS)[res], rate, options.rounds))
-        show(rows[-1])
-        keep()
+class Results:
+    """What was measured so far, in a file after each shell, so that a run that is cut short loses one shell.
+
+    Other parts of the file, such as results of earlier runs that a page refers to, stay in it.
+    """
+
+    def __init__(self, path: Path | None, resume: bool) -> None:
+        self.path, self.rate = path, 0.0
+        self.rows: list[dict[str, Any]] = []
+        self.fused: list[dict[str, Any]] = []
+        known = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
+        now = self.record()
+        if resume and all(known.get(field) == now[field] for field in ("device", "versions", "commit", "sources")):
+            self.rows, self.fused, self.rate = known["shells"], known["fused"], known["dense_flops"]
+        self.others = {name: part for name, part in known.items() if isinstance(part, dict) and name not in now}
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of all rows."""
+        shells = sorted(self.rows, key=lambda row: row["res"])
+        measured = {"dense_flops": self.rate, "shells": shells, "fused": self.fused}
+        return record(SOURCES, PACKAGES, device_name(), **measured)
+
+    def missing(self, rows: list[dict[str, Any]], shells: Iterable[int]) -> list[int]:
+        """Return those of ``shells`` that are not among ``rows``."""
+        known = {each["res"] for each in rows}
+        return [res for res in shells if res not in known]
+
+    def keep(self) -> None:
+        """Write the file, if there is one."""
+        if self.path:
+            write(self.path, self.record() | self.others)
+
+
+def measure(results: Results, options: argparse.Namespace) -> None:
+    """Measure what ``results`` lacks of the shells and of the fused blocks."""
+    began, channels = time.monotonic(), dict(SHELLS)
+    shells = results.missing(results.rows, options.shells)
+    if options.prepare:
+        prepare(shells, options.prepare)
+    build_bindings()
+    results.rate = results.rate or dense_rate()
+    print(f"dense: {results.rate / 1e12:.0f} TFLOP/s, after {time.monotonic() - began:.0f} s", flush=True)
+    for res in shells:
+        results.rows.append(row(res, channels[res], results.rate, options.rounds))
+        show(results.rows[-1])
+        results.keep()
+        print(f"{time.monotonic() - began:.0f} s", flush=True)
         torch.cuda.empty_cache()
-    for res, channels in SHELLS[4:] if not options.skip_fused else ():
-        if res in options.shells:
-            blocks.append(fused(res, channels, options.rounds))
-            print({k: round(v, 3) if isinstance(v, float) else v for k, v in blocks[-1].items()}, flush=True)
-            keep()
+    large = [res for res, _ in SHELLS[4:] if res in options.shells and not options.skip_fused]
+    for res in results.missing(results.fused, large):
+        results.fused.append(fused(res, channels[res], options.rounds))
+        print({k: round(v, 3) if isinstance(v, float) else v for k, v in results.fused[-1].items()}, flush=True)
+        results.keep()
     print(f"{time.monotonic() - began:.0f} s")
+
+
+def parsed_options() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--resume", action="store_true", help="keep the shells that this file has")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--shells", type=int, nargs="*", default=ORDER, help="in this order")
+    parser.add_argument("--skip-fused", action="store_true")
+    parser.add_argument("--prepare", type=int, default=0, metavar="N", help="compile in N processes beforehand")
+    parser.add_argument("--compile-only", action="store_true", help="run each shell once, and report no times")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure the shells that the command line names."""
+    options = parsed_options()
+    warnings.simplefilter("ignore")
+    if options.compile_only:
+        began = time.monotonic()
+        for res in options.shells:
+            row(res, dict(SHELLS)[res], 1.0, 1)
+        print(f"shells {options.shells} compiled in {time.monotonic() - began:.0f} s", flush=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="sparse3d_gpu_") as cache:
+        if options.prepare:
+            os.environ["TRITON_CACHE_DIR"] = cache
+        measure(Results(options.json, options.resume), options)
 
 
 if __name__ == "__main__":

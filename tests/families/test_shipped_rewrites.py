@@ -209,6 +209,7 @@ def test_layers_of_a_gpu_are_declined_on_the_cpu() -> None:
     assert "library's is faster" in miss.reason
 
 
+@pytest.mark.long
 def test_norms_of_a_sparse_unet_are_folded_where_its_weights_are_constants() -> None:
     """``sparse3d.BatchNorm`` writes itself out in compiled code: all three of a U-Net with strides and a skip."""
     import torch._inductor.config as config

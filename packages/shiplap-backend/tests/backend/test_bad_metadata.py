@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from shiplap_backend import BackendError
+from shiplap_testing.effort import sampled
 from tests.backend import described
 
 pytest.importorskip("openvino")
@@ -157,7 +158,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", sampled(BAD, len(BAD) // 2))
 def test_says_file_line_and_nearest_name(tmp_path: Path, name: str) -> None:
     ops, number, id, got = BAD[name]
     with pytest.raises(BackendError) as caught:

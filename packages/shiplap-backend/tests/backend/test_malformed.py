@@ -7,6 +7,7 @@ import pytest
 
 from shiplap_backend import BackendError
 from shiplap_backend.project import create_project, open_project
+from shiplap_testing.effort import sampled
 from tests.backend import described
 
 pytest.importorskip("openvino")
@@ -506,7 +507,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", sampled(OPS, len(OPS) // 3))
 def test_an_entry(tmp_path: Path, name: str) -> None:
     ops, number, id, got = OPS[name]
     with pytest.raises(BackendError) as caught:

@@ -44,6 +44,7 @@ def logits(model: Any) -> torch.Tensor:
         return model(TOKENS).logits
 
 
+@pytest.mark.long
 def test_reloaded_in_a_new_process_the_logits_are_the_same_bits(saved: Path) -> None:
     folders = [saved / dtype for dtype in ("int8", "fp8", "bf16")]
     done = python("-m", "tests.slidesparse.hf_reload", *folders)

@@ -58,6 +58,7 @@ def compiled() -> Compiled:
     return Compiled(logits, gradients, counts)
 
 
+@pytest.mark.long
 def test_one_graph_serves_every_size(compiled: Compiled) -> None:
     assert compiled.counts.graph_breaks == 0, compiled.counts.break_reasons
     assert compiled.counts.graphs == 1

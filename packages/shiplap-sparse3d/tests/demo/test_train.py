@@ -43,6 +43,7 @@ def test_losses_fall() -> None:
     assert 0 < run.first_step < run.seconds
 
 
+@pytest.mark.long
 def test_a_cpu_without_a_compiler_has_a_backend_that_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/no/compiler")
     assert [choose_backend(torch.device(name)) for name in ("cpu", "cuda")] == ["aot_eager", "inductor"]

@@ -187,6 +187,7 @@ def test_unions_and_masks(axes):
     torch.testing.assert_close(sums, layer("SparseSumPool", axes, 2)(x).feats)
 
 
+@pytest.mark.long
 def test_a_network_of_four_axes_is_one_graph_and_trains(fresh_compiler):
     net = sparse3d.Sequential(
         sparse3d.SubMConv4d(3, 4, 3),

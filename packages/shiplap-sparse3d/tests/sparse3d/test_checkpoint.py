@@ -110,6 +110,7 @@ def test_checkpointed_stages_are_in_one_graph(make):
     agree(make(), fullgraph=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", sampled([Stages, Levels, Own], long=["Stages", "Own"], name=NAME))
 def test_tables_may_be_built_under_a_checkpoint_where_torch_is_told_so(make):
     torch.manual_seed(0)

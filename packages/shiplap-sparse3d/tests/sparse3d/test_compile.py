@@ -104,6 +104,7 @@ def test_all_sizes_are_one_graph(build, tables, mode):
     assert counts.recompiles <= 1
 
 
+@pytest.mark.long
 def test_a_submanifold_network_has_no_size_that_only_the_data_knows():
     seen = []
 
@@ -137,6 +138,7 @@ def test_inductor_agrees_with_eager():
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 def test_sorted_tables_of_any_size_are_one_graph():
     """As on a GPU, where each table is sorted into a number of parts that depends on its rows."""
     torch_private.reset_compiler()
@@ -154,6 +156,7 @@ def test_sorted_tables_of_any_size_are_one_graph():
     assert torch_private.compile_counts().recompiles <= 1
 
 
+@pytest.mark.long
 def test_what_is_done_to_padded_tensors_is_one_graph_for_all_scenes():
     torch_private.reset_compiler()
     layer = sparse3d.GenerativeConv3d(6, 4, 3, capacity=2000, dtype=torch.float64)

@@ -94,6 +94,7 @@ def test_a_graph_that_may_break_raises_nothing_and_nothing_of_ours_breaks_it(nam
     assert bool(breaks) == (name in ASK)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sampled(["mnist", "VoxelBackBone8x", "SpUNet"], long=["VoxelBackBone8x", "SpUNet"]))
 def test_training_is_one_graph(name):
     torch_private.reset_compiler()

@@ -144,6 +144,7 @@ print(__name__, sys.argv[1:], y.features.shape[1], len(cells) == len(y.features)
 """
 
 
+@pytest.mark.long
 def test_a_program_runs_unedited(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)

@@ -315,6 +315,7 @@ def test_edges_that_are_no_map_are_refused():
             cache(*edges, num_kernels=3)
 
 
+@pytest.mark.long
 def test_modules_of_a_network_are_one_graph_and_train(fresh_compiler):
     """Down and up again with one cache, as refiners do; another number of voxels compiles nothing anew."""
 

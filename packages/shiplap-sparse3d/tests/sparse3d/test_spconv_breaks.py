@@ -94,6 +94,7 @@ def scene(n: int, grid: Grid, scenes: int) -> tuple[Any, ...]:
     return features.double(), indices, grid, scenes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", sampled(CASES, long=[case for case in CASES if case != "dynamic 1"]))
 def test_every_size_of_a_graph_is_given_to_it(case):
     kind, cut = case.split()

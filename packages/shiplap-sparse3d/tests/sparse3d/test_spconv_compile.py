@@ -102,6 +102,7 @@ def test_a_sparse_tensor_goes_in_and_comes_out():
         assert up(y).indices.shape == (n, 4)
 
 
+@pytest.mark.long
 def test_sums_of_different_voxels_are_one_graph():
     a, b = (spconv.SubMConv3d(4, 4, 3, indice_key=k) for k in "ab")
 
@@ -158,6 +159,7 @@ def test_autocast_in_a_graph():
 _KEEPS_TEXT = pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch 2.11 drops what an error says")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fullgraph", [True, pytest.param(False, marks=_KEEPS_TEXT)])
 def test_a_grid_that_vanishes_is_the_same_error_while_tracing(fullgraph):
     layer = spconv.SparseConv3d(4, 4, 3, stride=2)
@@ -197,6 +199,7 @@ class Array(nn.Module):
         return self.down(self.enter(x)).dense()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [pytest.param({}, id="plain", marks=pytest.mark.long), pytest.param({"fullgraph": True}, id="fullgraph")]
 )
@@ -246,6 +249,7 @@ def test_an_error_of_a_graph_is_the_error_it_is():
         torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
 
 
+@pytest.mark.long
 def test_idioms_of_models_in_the_wild():
     """Asking a tensor what it has, scaling indices in place, merging levels by assignment, pooling onto the ground."""
     conv, down = spconv.SubMConv3d(4, 4, 3, indice_key="a"), spconv.SparseConv3d(4, 4, 3, 2, 1, indice_key="d")

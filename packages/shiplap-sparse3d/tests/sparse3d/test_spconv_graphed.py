@@ -68,6 +68,7 @@ class Everything(nn.Module):
         return self.unnamed(y).features
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", sampled([False, True], long=["False"]))
 def test_results_and_gradients_are_those_of_eager(training):
     feats, coords = voxels()

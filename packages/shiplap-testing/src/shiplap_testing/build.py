@@ -1,5 +1,8 @@
 """Compile tiny C kernel libraries against generated headers."""
 
+import hashlib
+import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,9 +10,11 @@ from pathlib import Path
 from shiplap.dispatch import Op
 from shiplap.kernels.c.header import header_text
 from shiplap_headers import include_dir
+from shiplap_testing.paths import REPOSITORY
 
 INCLUDE = include_dir()
 SUFFIX = {"cc": "c", "nvcc": "cu"}
+SETTLED = REPOSITORY / "build" / "test-libraries"
 
 
 def compile_c(
@@ -44,6 +49,20 @@ def compile_c(
     if done.returncode:
         raise CompileError(done.stderr)
     return library
+
+
+def settled(library: Path) -> Path:
+    """Copy the shared library ``library`` to a folder that is named by its content, and return the path of the copy.
+
+    The path is the same in each run of the tests. Generated C++ names the path of its library, so that what was
+    compiled of it in an earlier run is found again (compile_cache.py).
+    """
+    place = SETTLED / hashlib.sha256(library.read_bytes()).hexdigest()[:32] / library.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new = place.with_name(f"{place.name}.{os.getpid()}")
+    shutil.copy(library, new)
+    new.replace(place)  # another worker may do the same now
+    return place
 
 
 class CompileError(Exception):

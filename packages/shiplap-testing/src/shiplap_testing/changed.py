@@ -130,11 +130,12 @@ class Graph:
 
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return a list of the test files that use one of the files ``changed`` (by an import, a path or a fixture),
-        directly or through others, the nearest first. A test in the same first folder of its distribution as a change
-        counts as two steps nearer. So does one whose name has a word of the changed file's, as ``test_merge.py`` for
-        ``merge_tables.py``, and one with the name of the changed module as a string, as tests name checks. Among
-        equally near ones, those of the same distribution come first, and then those that name the fewest files. Files
-        that need an accelerator come last. For a module that no test reaches, all tests of its distribution are
+        directly or through others, the nearest first. A test in the same first folder of its distribution
+        as a change counts as two steps nearer. So does one whose name has a word of the changed file's, as
+        ``test_merge.py`` for ``merge_tables.py`` or ``test_compiler.py`` for ``compile.py``, and one with
+        the name of the changed module as a string, as tests name checks. Among equally near ones, those of
+        the same distribution come first, and then those that name the fewest files. Files that need an
+        accelerator come last. For a module that no test reaches, all tests of its distribution are
         returned.
         """
         changed = list(changed)
@@ -153,7 +154,8 @@ class Graph:
             number of files that they name, and by name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
-            named = bool(_words(file) & words) + bool(quoted.search((self.root / file).read_text(encoding="utf-8")))
+            named = bool(quoted.search((self.root / file).read_text(encoding="utf-8")))
+            named += _have_a_word_in_common(_words(file), words)
             away = steps.get(file, 1) - 2 * (_room(file) in rooms) - 2 * named
             distant = _distribution(file) not in distributions
             return other and "/gpu/" in file, other, away, distant, self.uses.get(file, 0), file
@@ -392,6 +394,13 @@ def _words(file: str) -> set[str]:
     underscores.
     """
     return {word.removesuffix("s") for word in _stem(file).rpartition("/")[2].split("_") if len(word) > 3}
+
+
+def _have_a_word_in_common(words: set[str], others: set[str]) -> bool:
+    """Return whether one of ``words`` begins one of ``others`` or the other way round, as ``compile`` does
+    ``compiler``.
+    """
+    return any(word.startswith(other) or other.startswith(word) for word in words for other in others)
 
 
 def _distribution(file: str) -> str:

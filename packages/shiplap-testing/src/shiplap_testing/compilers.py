@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from shiplap_testing.folder import temporary
+from shiplap_testing.folder import numbered, temporary
 from shiplap_testing.paths import REPOSITORY
 from shiplap_testing.private import header_call
 
@@ -34,6 +34,7 @@ KERNELS = "torch/csrc/inductor/cpp_prefix.h"
 KEEPS = str(Path(__file__).with_name("compile_cache.py"))
 KEPT = REPOSITORY / "build" / "test-compilers"  # what was compiled before, by its content
 CONSTANT = ["/usr", *(os.path.realpath(place) for place in (sys.prefix, sys.base_prefix))]
+USED = REPOSITORY / "build" / "test-caches"  # a folder for each run that goes on
 DAYS = 7  # after which what no run has used is removed
 # Their keys do not tell a library from one that is optimised: those of the user are neither read nor written.
 CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -42,8 +43,8 @@ CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 def path() -> str:
     """Return the value of the environment variable ``PATH`` for tests.
 
-    If ``SHIPLAP_TEST_UNOPTIMIZED`` is 1, it begins with a new folder of compilers that do not optimise. This folder
-    also holds the caches of the run, and is removed when this process ends. Otherwise, or if there is such a folder
+    If ``SHIPLAP_TEST_UNOPTIMIZED`` is 1, it begins with a new folder of compilers that do not optimise, and the caches
+    of the run lie in a new folder too. Both are removed when this process ends. Otherwise, or if there is such a folder
     already, it is the present value.
     """
     given = os.environ.get("PATH", os.defpath)
@@ -63,8 +64,11 @@ def path() -> str:
             program.chmod(0o755)
     os.environ[FOLDER] = str(folder)
     _remove_unused()
+    # Inductor's code of a packaged model names its cache, so that the compiler's results are found again only where the
+    # next run has the same path.
+    caches = numbered(USED)
     for name in CACHES:
-        cache = folder / name.lower()
+        cache = caches / name.lower()
         cache.mkdir(mode=0o700)
         os.environ[name] = str(cache)
     return f"{folder}{os.pathsep}{given}"

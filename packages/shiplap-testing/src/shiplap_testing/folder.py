@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
+import itertools
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import IO
+
+_locks: list[IO[bytes]] = []  # open as long as this process, or one that was forked from it, uses a numbered folder
 
 
 def temporary(name: str) -> Path:
@@ -15,6 +20,30 @@ def temporary(name: str) -> Path:
     It is removed when this process ends, but not when a process forked from it ends.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"shiplap-{name}-"))
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def numbered(parent: Path) -> Path:
+    """Create an empty folder in ``parent`` whose name is the least number that no other process uses, and return its
+    path.
+
+    Runs one after the other get the same path. The folder is removed when this process ends, as one of
+    :func:`temporary` is.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        lock = (parent / f"{number}.lock").open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        break
+    _locks.append(lock)
+    folder = parent / str(number)
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    folder.mkdir(mode=0o700)
     atexit.register(_remove, folder, os.getpid())
     return folder
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
+from glob import glob
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ pytest_plugins = ["shiplap_testing.changed", "shiplap_testing.cost"]
 vars(typer.testing)["_get_command"] = cache(get_command)
 _FAILED = pytest.StashKey[bool]()
 _WORKERS = pytest.StashKey[workers.Workers]()
+_TOGETHER = pytest.StashKey[int]()  # in a worker: how many workers use its device
 
 # Files of 8 s of processor time and more (2026-11-27), the longest first: whatever comes last, the workers of
 # `make test` end at about the same time.
@@ -333,17 +335,17 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Limit the device memory of this worker before a test on an accelerator, to an equal share of 80 % if there are
-    several workers. Skip a test whose fixtures find no C or C++ compiler on a machine that has none.
+    """Limit the device memory of this worker before a test on an accelerator, to an equal share of 80 % if several
+    workers use the device. Skip a test whose fixtures find no C or C++ compiler on a machine that has none.
 
     A worker that needs more then gets an error itself, so that the other workers do not.
     """
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if workers > 1 and item.get_closest_marker("gpu"):
+    together = item.config.stash.get(_TOGETHER, 1)
+    if together > 1 and item.get_closest_marker("gpu"):
         import torch
 
         if torch.cuda.is_available():  # the rest is for contexts, and for the programs that tests start
-            torch.cuda.set_per_process_memory_fraction(0.8 / workers)
+            torch.cuda.set_per_process_memory_fraction(0.8 / together)
     with _skipped_without_compiler():
         yield
 
@@ -390,12 +392,29 @@ def _device_error() -> str:
     return ""
 
 
+def _take_one_device(config: pytest.Config) -> None:
+    """Make one CUDA device the only one of this worker and of the programs that it starts, if the machine has several:
+    workers take them in turn. Write the number of workers that use the same device to the stash of ``config``.
+
+    Tests that need two devices are marked ``whole_device``: they run without workers and find all of them.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = named.split(",") if named is not None else sorted(glob("/dev/nvidia[0-9]*"))
+    several = max(len(devices), 1)
+    turn = int(config.workerinput["workerid"].removeprefix("gw")) % several  # type: ignore[attr-defined]
+    if several > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[turn].removeprefix("/dev/nvidia")
+    config.stash[_TOGETHER] = len(range(turn, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), several))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set up the run of tests in this process.
 
     If the process runs tests itself, shiplap's notices are ignored, such as that a call runs the reference. If it
     distributes tests to workers, it creates the folder that they share. Hypothesis gets no deadlines in either case.
     """
+    if hasattr(config, "workerinput"):
+        _take_one_device(config)
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
         if getattr(config, "workerinput", {}).get("workerid") == "gw0" and not workers.possible():

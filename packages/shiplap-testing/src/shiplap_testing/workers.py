@@ -70,8 +70,11 @@ class Workers:
 
 
 def possible() -> bool:
-    """Return whether workers can be forked on this machine. It must have ``fork`` and no accelerator."""
-    return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
+    """Return whether workers can be forked on this machine. It must have ``fork`` and no accelerator, or an environment
+    in which an empty ``CUDA_VISIBLE_DEVICES`` hides all accelerators from programs.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return hasattr(os, "fork") and (hidden or not any(os.path.exists(path) for path in ACCELERATORS))
 
 
 def _join(path: str, command: list[str]) -> None:

@@ -50,6 +50,10 @@ FILES = {
     "packages/shiplap/tests/others/test_whole.py": "import shiplap.tuned.merge_tables\n",
     "packages/shiplap/tests/verbs/test_merge.py": "import shiplap.verbs.merge\n",
     "packages/shiplap/tests/zoo/test_named.py": "import shiplap.room.through\n\nCHECK = 'far'\n",
+    "packages/shiplap/src/shiplap/looks/compile.py": "",
+    "packages/shiplap/src/shiplap/looks/other.py": "",
+    "packages/shiplap/tests/looks/test_alone.py": "import shiplap.looks.compile\n",
+    "packages/shiplap/tests/looks/test_compiler.py": "import shiplap.looks.compile\nimport shiplap.looks.other\n",
     "packages/shiplap/src/shiplap/copied/__init__.py": "",
     "packages/shiplap/src/shiplap/copied/common/part.py": "from . import inner\n",
     "packages/shiplap/src/shiplap/copied/common/inner.py": "",
@@ -112,6 +116,11 @@ def test_the_tests_of_the_same_room_come_first_and_those_on_accelerators_last(gr
 def test_a_word_of_the_name_counts_and_of_two_equally_near_the_one_that_names_less_comes_first(graph: Graph) -> None:
     selected = graph.tests(["packages/shiplap/src/shiplap/tuned/merge_tables.py"])
     assert [name.rpartition("/")[2] for name in selected] == ["test_merge.py", "test_whole.py", "test_all.py"]
+
+
+def test_a_word_that_begins_another_counts_as_the_same(graph: Graph) -> None:
+    selected = graph.tests(["packages/shiplap/src/shiplap/looks/compile.py"])
+    assert [name.rpartition("/")[2] for name in selected] == ["test_compiler.py", "test_alone.py"]
 
 
 def test_a_fixture_of_the_plugin_is_used_where_a_test_takes_it(graph: Graph) -> None:

@@ -32,7 +32,7 @@ call = ["c++", "-o", "a.so", "a.cpp", *FLAGS, *include, "-H"]
 done = subprocess.run(call, capture_output=True, text=True)
 assert done.returncode == 0, done.stderr
 assert not shutil.which("ld.gold") or b".note.gnu.gold-version" in Path("a.so").read_bytes()
-assert all(Path(os.environ[name]).parent == folder for name in compilers.CACHES), "no cache of the user's"
+assert all(Path(os.environ[name]).parent.parent == compilers.USED for name in compilers.CACHES), "no user's cache"
 print([line for line in done.stderr.splitlines() if line.startswith("! ")], folder)
 """
 

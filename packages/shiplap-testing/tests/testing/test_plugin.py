@@ -1,6 +1,8 @@
 """How the plugin of all tests spreads them, and what it does with a worker whose device no longer answers."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,3 +62,23 @@ def test_without_workers_the_run_ends(tmp_path):
     shown = ran(tmp_path, "-n", "0")
     assert "the device stopped answering after" in shown
     assert "passed" not in shown
+
+
+@pytest.mark.parametrize(
+    ("visible", "worker", "device", "together"),
+    [
+        ("0,1", "gw0", "0", 3),
+        ("0,1", "gw3", "1", 2),
+        ("2,5,7", "gw4", "5", 2),
+        ("3", "gw4", "3", 5),
+        ("", "gw1", "", 5),
+    ],
+)
+def test_workers_take_devices_in_turn(monkeypatch, visible, worker, device, together):
+    """Each worker of five sees one device of those that the run sees, and knows how many share it with it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "5")
+    config = SimpleNamespace(workerinput={"workerid": worker}, stash={})
+    plugin._take_one_device(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == device
+    assert config.stash[plugin._TOGETHER] == together

@@ -49,9 +49,12 @@ def test_without_the_process_a_worker_is_an_ordinary_one(tmp_path: Path) -> None
 
 
 def test_an_accelerator_is_used_by_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert workers.possible() == (not any(map(os.path.exists, workers.ACCELERATORS)))
     monkeypatch.setattr(workers, "ACCELERATORS", ("/dev/null",))
     assert not workers.possible()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which hides it from all programs
+    assert workers.possible()
 
 
 @pytest.mark.long

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from tests.audit.common import look, register
+from shiplap.audit.check import Observation
+from shiplap.audit.checks import compile as compile_check
+from shiplap.sampling.samples import Samples
+from tests.audit.common import SEED, look, register
 
 
 @sl.op("audit_compiler::scale")
@@ -101,11 +105,24 @@ def test_compile_fires_on_a_result_that_is_not_as_promised():
     assert finding.reproducer
 
 
+def test_the_base_and_other_forms_are_compiled_and_other_sizes_are_not(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        compile_check, "_compare_with_eager", lambda op, case, *rest: compiled.append(case.recipe) or Observation()
+    )
+    samples = Samples(scale, SEED)
+    forms = [samples.base, samples.base.but(layouts={"x": "transposed"}), samples.base.but(sizes={"n": 3, "c": 4})]
+    for recipe in forms:
+        compile_check.observe_compile(scale, samples.make(recipe))
+    assert compiled == forms[:2]
+
+
 def test_compile_fires_on_recompilation():
     finding = look(pins, "compile")
     assert finding.verdict == "fail"
 
 
+@pytest.mark.long
 def test_compile_is_silent():
     finding = look(scale, "compile")
     assert finding.verdict == "ok"

@@ -131,8 +131,8 @@ def request_of(package, monkeypatch):
     return InstalledRequest(package[0], "1", seed=5, seconds=20.0)
 
 
-def seen(shape: tuple[int, ...], dtype: str = "float32") -> DispatchedCall:
-    return DispatchedCall({"x": SeenTensor(dtype, shape, "cpu", -1.0, 1.0)}, ())
+def seen(shape: tuple[int, ...], dtype: str = "float32") -> CallRecipe:
+    return recipe_of_call(DispatchedCall({"x": SeenTensor(dtype, shape, "cpu", -1.0, 1.0)}, ()), 5)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -15,7 +15,7 @@ from shiplap.audit.installed import functions as functions_module
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import FunctionRecorder, find_functions, functions_in, kind_of
 from shiplap.audit.installed.python_function import PythonFunction
-from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_of_call
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
@@ -189,11 +189,9 @@ def found(package):
     return find_functions(package[0])
 
 
-def seen(*shapes: tuple[int, ...]) -> DispatchedCall:
-    names = ("x", "weight")
-    return DispatchedCall(
-        {n: SeenTensor("float32", s, "cpu", -1.0, 1.0) for n, s in zip(names, shapes, strict=False)}, ()
-    )
+def seen(*shapes: tuple[int, ...]) -> CallRecipe:
+    tensors = {n: SeenTensor("float32", s, "cpu", -1.0, 1.0) for n, s in zip(("x", "weight"), shapes, strict=False)}
+    return recipe_of_call(DispatchedCall(tensors, ()), 5)
 
 
 def request() -> InstalledRequest:

@@ -88,6 +88,7 @@ def test_the_sample_that_crashes_is_made_smaller(ns):
     assert finding.input == "sizes(n=31), dtypes(Float='float32'); seed 3"
 
 
+@pytest.mark.long
 def test_an_op_that_always_dies_is_given_up(ns):
     def always(x):
         os._exit(7)

@@ -24,7 +24,7 @@ LOOKED = ("numerics", "edges", "special", "gradient")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("name", sampled(OPS, 2, long=LONG))
+@pytest.mark.parametrize("name", sampled(OPS, 1, long=LONG))
 def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):
     findings = audit(OPS[name], checks=LOOKED, seed=4242 + seed, budget=600)
     assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict != "ok"] == []

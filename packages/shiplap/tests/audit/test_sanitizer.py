@@ -211,6 +211,7 @@ def test_it_is_skipped_without_cuda_and_without_the_tool(monkeypatch, tmp_path):
     assert "is not on PATH" in sanitizer.run_under_sanitizer([sys.executable], "memcheck", 5).problem
 
 
+@pytest.mark.long
 def test_the_whole_way_with_a_program_that_fakes_a_gpu(fake, monkeypatch):
     """A real script of real samples runs under the stand-in; only the device is another."""
     fake(

@@ -26,6 +26,7 @@ def test_where_they_agree_nothing_is_said(k, length):
     assert promised(k, length) == ""
 
 
+@pytest.mark.long
 def test_generated_samples_find_it_without_being_told_where():
     """No seed knows of 112: the sizes that every op is tried on are enough."""
     for seed in range(3):

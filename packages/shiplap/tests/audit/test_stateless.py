@@ -154,8 +154,31 @@ extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle 
         ("", "", []),
         ("static float scratch[64];", "+ (scratch[n] = n, 0)", ["_ZL7scratch"]),
         ("static float __scratch[64];", "+ (__scratch[n] = n, 0)", ["_ZL9__scratch"]),  # a buffer, whatever its name
-        ("namespace cub { inline int& cached() { static int count; return count; } }", "+ (cub::cached() += n)", []),
+        (
+            "namespace cub { inline int& cached() { static int n; return n; } }",
+            "+ cub::cached()",
+            ["_ZZN3cub6cachedEvE1n"],
+        ),
+        ("namespace thrust { float* scratch; }", "+ (thrust::scratch = nullptr, 0)", ["_ZN6thrust7scratchE"]),
+        ("namespace nvtx3 { int count; }", "+ (nvtx3::count += n)", ["_ZN5nvtx35countE"]),
+        (
+            "namespace cub { inline namespace CUB_300001_SM_900 { inline int& at() { static int n; return n; } } }",
+            "+ cub::at()",
+            [],
+        ),
+        (
+            "namespace own { namespace thrust { inline namespace THRUST_300001_SM_900_NS { int n; } } }",
+            "+ own::thrust::n",
+            [],
+        ),
+        ("namespace nvtx3 { inline namespace v1 { int count; } }", "+ (nvtx3::count += n)", []),
+        (
+            "namespace own { inline namespace CUB_300001_SM_900 { int n; } }",
+            "+ own::n",
+            ["_ZN3own17CUB_300001_SM_9001nE"],
+        ),
         ("int nvtxGlobals_v3[9];", "+ (nvtxGlobals_v3[0] = n)", []),  # CUB includes the profiler's header
+        ("static int precalc_xorwow_matrix[9];", "+ (precalc_xorwow_matrix[0] = n)", []),  # cuRAND's header has it
         (
             "namespace cuda { namespace std { inline int& at() { static int n; return n; } } }",
             "+ (cuda::std::at() += n)",
@@ -197,8 +220,18 @@ def test_namespaces_of_the_vendor_s_headers_mean_nothing_without_device_code(tmp
 @pytest.mark.parametrize("runtime", ["static", "shared"])
 def test_a_library_that_nvcc_built_keeps_what_its_author_declares(tmp_path, runtime):
     kernel = "__global__ void k(float* y) { y[threadIdx.x] *= 2; }\n"
+    vendor = "#include <cub/cub.cuh>\n#include <thrust/sort.h>\n#include <thrust/execution_policy.h>\n"
+    vendor += """size_t bytes(float* y) {
+  size_t size = 0; cub::DeviceScan::InclusiveSum(nullptr, size, y, y, 9); return size; }
+void sort(float* y, cudaStream_t s) { thrust::sort(thrust::cuda::par_nosync.on(s), y, y + 9); }
+"""
     call = 'extern "C" int f(float* y, void* s) { k<<<1, 32, 0, (cudaStream_t)s>>>(y); return cudaGetLastError(); }\n'
-    for name, text, kept in (("a", "", []), ("b", "__device__ float scratch[64];\n", ["_ZL7scratch"])):
+    own = "namespace thrust { float* kept; }\n"
+    for name, text, kept in (
+        ("a", "", []),
+        ("b", "__device__ float scratch[64];\n", ["_ZL7scratch"]),
+        ("c", vendor + own, ["_ZN6thrust4keptE"]),
+    ):
         (tmp_path / f"{name}.cu").write_text(text + kernel + call)
         library = tmp_path / f"lib{name}.so"
         command = ["nvcc", "-Xcompiler", "-fPIC", "-shared", "-cudart", runtime, "-o", library]

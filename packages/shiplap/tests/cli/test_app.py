@@ -210,6 +210,7 @@ runpy.run_module("shiplap.cli", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_is_no_defect() -> None:
     """Nor when Python ends, and writes what is left."""
     with Path("/dev/full").open("w") as full:

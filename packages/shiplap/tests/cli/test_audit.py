@@ -62,6 +62,7 @@ def test_html(run: Any, tmp_path: Path) -> None:
     assert "http://" not in page
 
 
+@pytest.mark.long
 def test_cost_is_measured_on_request(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AUDIT, "measure_cost", card)
     assert json.loads(run("audit", OPS, *QUICK, "--json").stdout)["costs"] == []

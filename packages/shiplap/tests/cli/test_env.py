@@ -27,6 +27,7 @@ def test_json_is_all_of_stdout(process: Any) -> None:
     assert parsed["devices"][0]["device"] == "cpu"
 
 
+@pytest.mark.long
 def test_text_and_json_say_the_same_of_the_settings_in_force(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHIPLAP_STRICT", "1")
     text, settings = run("env").stdout, json.loads(run("env", "--json").stdout)["settings"]

@@ -19,6 +19,7 @@ def test_the_page_shows_what_is_printed(run: Any) -> None:
     assert f"$ shiplap {' '.join(EXAMPLE)} --dry-run\n{done.stdout}```" in page
 
 
+@pytest.mark.long
 def test_measured_as_json_and_as_a_page(run: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = run(*EXAMPLE, "--json", "--html", page)

@@ -102,6 +102,7 @@ class Model(torch.nn.Module):
         return self.call(*args)
 
 
+@pytest.mark.long
 def test_keyword_only_tensors_have_gradients(ns, x):
     @sl.op(f"{ns}::scaled")
     def scaled(x: V, *, weight: V, bias: V | None = None) -> V:

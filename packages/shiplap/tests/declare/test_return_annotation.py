@@ -167,6 +167,7 @@ def test_a_list_of_tensors(cut):
         cut(x, [1, 3])
 
 
+@pytest.mark.long
 def test_the_audit_of_a_list(cut):
     checks = ("numerics", "fake", "schema", "fresh", "gradient", "backward", "opcheck", "stateless", "determinism")
     verdicts = {f.check: f for f in sl.audit(cut, seed=0, checks=checks)}

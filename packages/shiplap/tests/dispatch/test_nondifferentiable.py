@@ -120,6 +120,7 @@ def test_a_second_gradient(lstm, inputs):
     torch.testing.assert_close(second(lstm), second(lstm.reference))
 
 
+@pytest.mark.long
 def test_the_audit_agrees(lstm):
     findings = sl.audit(lstm, checks=("gradient", "backward", "requires_grad", "transforms"), seed=0)
     assert {f.verdict for f in findings} == {"ok"}, findings

@@ -1,5 +1,7 @@
 """What an op returned, as values: none, one, several or a list; and kernels that fill their outputs, repeatedly."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from jaxtyping import Float32
@@ -8,6 +10,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.dispatch.outputs import _is_same_argument, result_values
 from shiplap.dispatch.second_derivative import _detach_nested
+from shiplap.plan.outputs import address_ranges_meet
 
 X = Float32[Tensor, "n"]
 ONE, OTHER = torch.zeros(1), torch.zeros(1)
@@ -36,6 +39,19 @@ def test_a_list_of_the_same_members_is_the_argument():
     assert not _is_same_argument([OTHER, ONE], [ONE, OTHER])
     assert _is_same_argument(ONE, ONE)
     assert not _is_same_argument(ONE, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("begin", "size", "device", "meets"),
+    [(4, 4, 0, True), (0, 4, 0, False), (0, 5, 0, True), (8, 4, 0, False), (7, 4, 0, True), (4, 4, 1, False)],
+)
+def test_ranges_of_memory_meet_if_they_share_a_byte(begin, size, device, meets):
+    def memory(begin, size, device):
+        place = {"device": torch.device("cuda", device), "data_ptr": lambda: begin, "itemsize": 1}
+        return SimpleNamespace(shape=(size,), stride=lambda: (1,), numel=lambda: size, **place)
+
+    one, other = memory(4, 4, 0), memory(begin, size, device)
+    assert address_ranges_meet(one, other) is address_ranges_meet(other, one) is meets
 
 
 def test_a_kernel_with_two_outputs_fills_them_in_each_call(ns):

@@ -41,6 +41,7 @@ def page_of(diagnosis: Diagnosis) -> str:
     return render_html("diagnosis.html.jinja", title="shiplap doctor", facts={}, found=diagnosis)
 
 
+@pytest.mark.long
 def test_text_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     write(tmp_path, SCRIPT)
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """Kernels in CUDA C++ by ``sl.source``: sound ones are proven on a GPU, and broken ones fail for their cause.
 
-The sound ones are the six of ``examples/cuda_kernels.py``, and those of ``cuda_sources.py``, which has the broken ones.
+The sound ones are the six of ``examples/cuda_kernels.py``, and those of ``cuda_sources.py``, which has the broken
+ones, and of ``more_cuda_sources.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 import shiplap as sl
 from shiplap.audit import audit
 from shiplap_testing.paths import REPOSITORY
-from tests.gpu import cuda_sources
+from tests.gpu import cuda_sources, more_cuda_sources
 
 SEED = 20261129
 # A few checks that reach the kernel in each way of a call. The long test runs all of them.
@@ -55,7 +56,9 @@ def test_an_example_is_proven(examples: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("op", cuda_sources.SOUND, ids=lambda op: op.spec.name.partition("::")[2])
+@pytest.mark.parametrize(
+    "op", [*cuda_sources.SOUND, *more_cuda_sources.SOUND], ids=lambda op: op.spec.name.partition("::")[2]
+)
 def test_a_kernel_of_another_form_is_proven(op: sl.Op) -> None:
     report = audit(built(op), seed=SEED, device="cuda")
     assert report.proven, str(report)

@@ -134,6 +134,7 @@ def test_the_current_stream_is_used(either):
     assert torch.equal(y, torch.full_like(y, 2.0))
 
 
+@pytest.mark.whole_device
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
 def test_a_device_that_is_not_current(either):
     x = torch.randn(5, 6, device="cuda:1")

@@ -181,6 +181,7 @@ def test_modes_still_see_the_call():
     assert "launched_gpu.softmax.default" in names
 
 
+@pytest.mark.whole_device
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
 def test_another_device():
     with torch.no_grad():

@@ -102,6 +102,7 @@ def test_a_tensor_of_the_cpu_is_refused_as_ever(launch):
         run(launch, torch.randn(100), 2.0)
 
 
+@pytest.mark.whole_device
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
 def test_another_device(launch):
     for index in (1, 0, 1):

@@ -12,10 +12,15 @@ SEED = 20261121
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-@pytest.mark.parametrize("specimen", gpu.BAD, ids=str)
+NEEDING_TWO = [pytest.mark.whole_device, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")]
+
+
+@pytest.mark.parametrize(
+    "specimen",
+    [pytest.param(s, marks=NEEDING_TWO if s.name in gpu.TWO_DEVICES else []) for s in gpu.BAD],
+    ids=str,
+)
 def test_a_bad_op_is_flagged(specimen):
-    if specimen.name in gpu.TWO_DEVICES and torch.cuda.device_count() < 2:
-        pytest.skip("needs two devices")
     messages = []
     for check in sorted(specimen.flagged_by):
         (finding,) = audit(specimen.op, checks=[check], seed=SEED, device="cuda")

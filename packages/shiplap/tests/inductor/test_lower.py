@@ -20,7 +20,7 @@ import shiplap as sl
 from shiplap.declare.config import NO_CONFIG
 from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.dispatch.tuned_choices import REFERENCE
-from shiplap.inductor import explain, fusion_choices, select_candidate, switches
+from shiplap.inductor import explain, fusion_choices, prove_candidate, select_candidate, switches
 from shiplap.torch_private import inductor_lowering
 from shiplap.tuning.measure import Timing
 from shiplap_testing.effort import sampled
@@ -85,13 +85,47 @@ def test_a_single_bad_choice_leaves_the_fallback(bad):
 
 def test_the_verification_can_fail(monkeypatch):
     """Without it the wrong kernel is served: what the two tests above rest on."""
-    from shiplap.inductor import prove_candidate
-
     only(FAST_AND_WRONG)
     monkeypatch.setattr(prove_candidate, "_compare_outputs", lambda *args: "")
     args = arguments()
     got = torch.compile(layer, fullgraph=True)(*args)
     assert float((got - layer(*args)).norm() / layer(*args).norm()) > 1e-2
+
+
+def without_memory(*args: Any) -> str:
+    raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize("where", ["_compare_outputs", "_wait_for_call_device", "draw_sample"])
+def test_a_lack_of_memory_is_no_verdict_on_a_candidate(monkeypatch, where):
+    """Nothing is remembered of it: with more memory, the candidate is proven in the same process."""
+    only(GOOD)
+    with monkeypatch.context() as patched:
+        patched.setattr(prove_candidate, where, without_memory)
+        with pytest.warns(sl.ShiplapNotice, match=r"is refused .*no memory to"):
+            made = compiled(*arguments())
+    assert made.chosen == "reference"
+    torch._dynamo.reset()
+    assert compiled(*arguments()).chosen != "reference"
+
+
+def test_a_package_that_lacks_memory_for_a_proof_says_so(monkeypatch, tmp_path):
+    """The reference, which would be compiled in its place, cannot be traced here."""
+    only(GOOD)
+    monkeypatch.setattr(prove_candidate, "_compare_outputs", without_memory)
+    monkeypatch.setattr(inductor_lowering, "trace_to_aten", without_memory)
+
+    class Model(torch.nn.Module):
+        def forward(self, *args):
+            return layer(*args)
+
+    program = torch.export.export(Model(), arguments())
+    with pytest.raises(Exception, match="SL307") as caught:
+        torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    text = str(caught.value)
+    assert "got      the reference, run by Python on cpu; qmm(" in text
+    assert "is refused (no memory to compare results" in text
+    assert "fix      free memory of the device" in text
 
 
 def fused(*args: torch.Tensor) -> tuple[int, int]:

@@ -62,6 +62,7 @@ def run(*, neighbours: bool) -> Any:
     return fusion_choices("fusetest::qmm")[-1]
 
 
+@pytest.mark.long
 def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_path: Path) -> None:
     only(FAST_AND_WRONG, GOOD, SMALL)
     eager, compiled = tuned()

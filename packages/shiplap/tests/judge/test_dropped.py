@@ -11,6 +11,7 @@ import shiplap as sl
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.processes import JudgedProcesses
 from shiplap.sandbox.supervisor import Bounds, SandboxedProcess
+from shiplap_testing.effort import sampled
 
 START = "import torch\nfrom torch import nn\n"
 REFERENCE = START + (
@@ -81,7 +82,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", sampled(WAYS, len(WAYS) // 2))
 def test_a_dropped_part_makes_the_verdict_incomplete(launcher, monkeypatch, tmp_path, name):
     change, options, together, missing = WAYS[name]
     problem, folder = tmp_path / "problem.py", tmp_path / "candidate"

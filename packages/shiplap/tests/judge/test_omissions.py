@@ -15,14 +15,9 @@ QUICK = (
     "weights that are held and not used",
     "an argument taken as None",
     "targets that never come",
-    "positions in order",
-    "rows without gaps",
-    "an aligned weight",
     "logits far below zero",
     "half of a gradient",
     "until a day, in a helper",
-    "right under a filter",
-    "a limit of recursion",
 )
 SOUND_QUICK = ("a bias", "half of a dim of one")
 

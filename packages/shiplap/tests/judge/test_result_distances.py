@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shiplap.judge import problem as problem_room
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result_distances import KNOWN, LARGE_ENOUGH, OwnErrors
 from shiplap.judge.variants import InputForm
@@ -62,7 +63,11 @@ def test_an_error_that_is_known_widens_nothing_beyond_the_tolerance(seed: int) -
     assert 10 < agreed < 30
 
 
-def test_a_reference_is_computed_in_float64_for_some_draws_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_reference_is_computed_in_float64_for_some_draws_only(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the draws that are compared all the same, only the first ones are."""
+    monkeypatch.setattr(problem_room, "SPOT_SHARE", share)
+
     def reference(x: Tensor) -> Tensor:
         return (x - x.amax(1, True)).exp() / (x - x.amax(1, True)).exp().sum(1, True)
 
@@ -77,7 +82,7 @@ def test_a_reference_is_computed_in_float64_for_some_draws_only(monkeypatch: pyt
         own = expected.own[0]
         near = torch.where(own < 1e-5, own * (1 + 2e-6), own)  # as a faster exponential
         assert not expected.against([near]).problem
-    assert len(wide) == KNOWN
+    assert len(wide) == (8 if share else KNOWN)
     for factor in (1.0001, float("nan")):
         assert expected.against([expected.own[0] * factor]).problem
     problem.renew({})

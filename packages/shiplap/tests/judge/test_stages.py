@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import shiplap as sl
-from shiplap.judge.index_bounds import indexes_outside
+from shiplap.judge import index_bounds
+from shiplap.judge.index_bounds import IndexTrials, TrialTooLong
+from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.stages import StageClock, StageTime
 from shiplap.sandbox.supervisor import SandboxLauncher
 from tests.judge.cheats import HEAD
@@ -104,14 +106,14 @@ def test_indices_beyond_what_they_index_are_seen_on_the_processor(args, own, out
     def lookup(table: Tensor, ids: Tensor) -> Tensor:
         return table[ids] if not ids.is_floating_point() else table + ids
 
-    assert indexes_outside(lookup, args, own) == outside
+    assert IndexTrials(lookup, own).indexes_outside(args) == outside
 
 
 def test_the_parameters_of_a_module_are_not_moved() -> None:
     module = Lookup()
-    before = module.table
-    assert not indexes_outside(module, (IDS,), (IDS,))
-    assert indexes_outside(module, (IDS + 1,), (IDS,))
+    before, trials = module.table, IndexTrials(module, (IDS,))
+    assert not trials.indexes_outside((IDS,))
+    assert trials.indexes_outside((IDS + 1,))
     assert module.table is before
 
 
@@ -119,4 +121,51 @@ def test_errors_of_another_kind_say_nothing_about_indices() -> None:
     def refuses(ids: Tensor) -> Tensor:
         raise NotImplementedError("no kernel for the CPU")
 
-    assert not indexes_outside(refuses, (IDS,), (IDS,))
+    assert not IndexTrials(refuses, (IDS,)).indexes_outside((IDS,))
+
+
+def test_a_trial_that_takes_too_long_is_ended_and_no_larger_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, called = [0.0], []
+
+    def slow(table: Tensor, ids: Tensor) -> Tensor:
+        called.append(len(ids))
+        for _ in range(4):
+            now[0] += 1.0
+            table = table * 2
+        return table[ids]
+
+    monkeypatch.setattr(index_bounds.time, "monotonic", lambda: now[0])
+    trials = IndexTrials(slow, (TABLE, IDS))
+    with pytest.raises(TrialTooLong):
+        trials.indexes_outside((TABLE, IDS), 3.0)
+    assert not trials.indexes_outside((TABLE, IDS), 9.0)  # two calls
+    # As if the arguments were on a GPU: what cannot be looked at in time is not run there.
+    monkeypatch.setattr(index_bounds, "lies_on_device", lambda t: True)
+    called.clear()
+    assert trials.would_end_device((TABLE, IDS))
+    assert trials.would_end_device((TABLE, torch.cat([IDS, IDS])))
+    assert trials.left_out == 2
+    assert called == [len(IDS)]
+
+
+def test_a_trial_changes_no_arguments() -> None:
+    def counts(table: Tensor, ids: Tensor) -> Tensor:
+        ids.add_(1)
+        return table[ids]
+
+    ids = torch.tensor([1, 2])
+    assert not IndexTrials(counts, (TABLE, ids)).indexes_outside((TABLE, ids))
+    assert ids.tolist() == [1, 2]
+
+
+def test_the_search_for_forms_leaves_the_first_arguments_as_they_are() -> None:
+    """Of large arguments, integers of the first draw are used again in draws of other values."""
+
+    def steps(x: Tensor, number: Tensor) -> Tensor:
+        number.add_(1)
+        return x * number[:1]
+
+    problem = FunctionProblem("steps", steps, lambda: (torch.rand(1200, 1000), torch.tensor([3, 5])), 0.0)
+    before = [t.clone() for t in problem.first]
+    assert len(problem.forms(most=2)) > 4
+    assert all(map(torch.equal, problem.first, before))

@@ -11,6 +11,7 @@ from shiplap.judge import JudgeOptions
 from shiplap.judge.suite_run import SuiteVerdict, TimingTurns, describe_suite, read_verdicts, run_suite
 from shiplap.judge.suites import SuiteFolders, find_problems
 from shiplap.judge.target import JudgeTarget, load_subject
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 MODEL = """
@@ -108,7 +109,10 @@ def test_each_format_is_found_in_order_and_what_is_missing_is_said(suite, tmp_pa
     assert found["level1/2_Relu"].candidate == str(tmp_path / "mine/level1/2_Relu.py")
 
 
-@pytest.mark.parametrize("name", ["mode/half", "ops/relu__default", "sol/gate/solution_python", "tasks/linear"])
+WRITTEN = ("mode/half", "ops/relu__default", "sol/gate/solution_python", "tasks/linear")
+
+
+@pytest.mark.parametrize("name", sampled(WRITTEN, long=WRITTEN[:2]))
 def test_written_files_make_inputs_and_call_both_alike(suite, tmp_path, name):
     (tmp_path / "mine/forward.py").write_text("def forward_fn(x, w): return (x @ w).tanh()\n")
     given = tmp_path / "mine" if name == "tasks/linear" else ""

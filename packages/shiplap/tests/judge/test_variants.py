@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from shiplap.judge import variants
+from shiplap.judge.checks import _choose_wanted
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, _varied_shapes, make_input_forms, vary_arguments
 from shiplap.sampling.perturb import MANY, perturb_arguments
@@ -36,12 +38,12 @@ def test_lists_of_tensors_have_other_shapes_and_values_too():
 @pytest.mark.parametrize(("value", "differs"), [(0.5, float), (0.0, float), (3, int), (True, bool)])
 def test_plain_arguments_get_other_values(value, differs):
     first = torch.randn(4), value
-    form = next(f for f in make_input_forms(first, lambda form: True, most=3) if f.plain == 1)
+    form = next(f for f in make_input_forms(first, lambda form: True, most=3) if f.plain == (1,))
     assert not form.timed
     made = vary_arguments(first, form, 1)
     assert type(made[1]) is differs
     assert made[1] != value
-    assert not any(f.plain >= 0 for f in forms(first)), "shapes and numbers are fixed"
+    assert not any(f.plain for f in forms(first)), "shapes and numbers are fixed"
 
 
 def test_tensors_of_flags_get_other_flags_and_only_they():
@@ -125,3 +127,58 @@ def test_no_draw_of_layouts_misses_a_stride_that_is_not_one():
         assert all(any(drawn[at].stride(-1) not in (0, 1) for drawn in made) for at in range(2))
         assert any(drawn[0].stride(0) < drawn[0].stride(1) for drawn in made)
         assert any(drawn[0].stride(0) > drawn[0].shape[1] and drawn[0].stride(1) == 1 for drawn in made)
+
+
+def test_numbers_also_become_far_ones_and_change_together() -> None:
+    first = torch.randn(4), 3, 0.5, True
+    listed = [f for f in make_input_forms(first, lambda form: True, most=3) if f.plain]
+    assert sorted((f.plain, f.far) for f in listed) == [
+        *(((1,), False), ((1,), True), ((1, 2, 3), False), ((2,), False), ((2,), True), ((3,), False)),
+    ]
+    for form in listed:
+        made = vary_arguments(first, form, 1)
+        assert all((made[at] != first[at]) == (at in form.plain) for at in (1, 2, 3))
+        if form.far:
+            assert made[1] == 3 or made[1] >= 7
+            assert made[2] in (0.5, -0.5)
+
+
+def test_texts_and_lists_of_numbers_get_other_values() -> None:
+    first = torch.randn(4), "mean", (4, 6), ["a"]
+    listed = make_input_forms(first, lambda form: True, most=3, facts=InputFacts(texts=("mean", "sum")))
+    given = {vary_arguments(first, f, 1)[f.text[0]] for f in listed if f.text is not None}
+    assert given == {"sum", (6, 4), (5, 6), (4, 7)}
+    assert all(f.whole and not f.usual for f in listed if f.text is not None)
+
+
+def test_arguments_that_repeat_rows_or_columns_are_among_the_layouts() -> None:
+    first = (torch.randn(6, 5),)
+    made = {f.layout: vary_arguments(first, f, 1)[0] for f in forms(first) if f.layout}
+    assert made["expanded"].stride(0) == 0
+    assert made["expanded_last"].stride(1) == 0
+
+
+@pytest.mark.parametrize(("influence", "least"), [([True, True], 1), ([True, False], 2), ([False, True, True], 2)])
+def test_one_argument_with_influence_needs_no_gradient_in_a_part_of_the_comparisons(influence, least) -> None:
+    assert _choose_wanted(influence, partly=False) == [True] * len(influence)
+    for _ in range(8):
+        wanted = _choose_wanted(influence, partly=True)
+        assert sum(wanted) == least
+        assert all(w or has for w, has in zip(wanted, influence, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [(["x", "eps", "way"], {(0.5,), (1.0, True)}), (["x", "eps"], {(0.5,)}), (["x", "BLOCK"], set())],
+)
+def test_defaults_of_a_reference_get_other_values_where_the_candidate_has_them(names, given, monkeypatch) -> None:
+    monkeypatch.setattr(variants.SECRET_RANDOM, "choice", lambda listed: listed[0])
+
+    def scaled(x, eps=1.0, way=False):
+        return -x * eps if way else x * eps
+
+    problem = FunctionProblem("scaled", scaled, lambda: (torch.randn(4, 4),), 0.0)
+    problem.accepted = names
+    added = [f for f in problem.forms() if f.added]
+    assert {f.added for f in added} == given
+    assert all(problem.draw(f)[1:] == f.added and f.whole for f in added)

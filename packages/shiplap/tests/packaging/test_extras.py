@@ -154,6 +154,7 @@ def site(home, extras):
     return home / "site"
 
 
+@pytest.mark.long
 def test_both_ops_are_native_from_the_first_call_without_a_compiler(site, home, tmp_path):
     """C++, C and Triton's compiler are out of reach, the caches are empty, and the driver has no device."""
     fake = (HERE.parent / "kernels" / "triton" / "fake_cuda.c").read_text()

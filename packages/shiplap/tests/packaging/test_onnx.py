@@ -77,6 +77,7 @@ class Plain(nn.Module):
         return *shifted(x, by), *kept(by.float())
 
 
+@pytest.mark.long
 def test_shifts_and_results_that_are_inputs_have_forms(tmp_path: Path) -> None:
     args = torch.tensor([-9, 7, 1 << 20, -1], dtype=torch.int32), torch.tensor([1, 2, 3, 0])
     export_onnx(torch.export.export(Plain(), args), tmp_path / "net.onnx")
@@ -90,6 +91,7 @@ class Chosen(nn.Module):
         return x[positive(x)] * 2
 
 
+@pytest.mark.long
 def test_a_program_may_be_exported_again_after_onnx(tmp_path: Path) -> None:
     program = torch.export.export(Chosen(), (torch.randn(9),), dynamic_shapes=({0: Dim.DYNAMIC},))
     for _ in range(2):
@@ -126,6 +128,7 @@ def run_session(session: onnxruntime.InferenceSession, *args: Tensor) -> list[Te
     return [torch.from_numpy(result) for result in session.run(None, named)]
 
 
+@pytest.mark.long
 def test_a_model_runs_equal_at_every_size(exported: tuple[Net, Path]) -> None:
     net, session = exported[0], onnxruntime.InferenceSession(str(exported[1]))
     for rows, picked in ((5, 2), (1, 1), (3000, 17), (4, 0)):
@@ -230,6 +233,7 @@ def conditions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp() / "conditions0" / "net.onnx"
 
 
+@pytest.mark.long
 def test_references_may_branch_on_their_data_and_on_sizes(conditions: Path) -> None:
     session = onnxruntime.InferenceSession(str(conditions))
     for rows, scale in ((5, 0.01), (5, 9.0), (1, 1.0), (0, 1.0), (400, 1.0)):
@@ -269,6 +273,7 @@ class Spread(nn.Module):
         return tuple([made[i] for i in self.results])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("results", sampled([(0, 1), (0,), (1,)], long=["(0, 1)", "(0,)"]))
 def test_comparisons_with_no_row_and_one_row_and_checks_of_an_unused_result_are_kept(
     results: tuple[int, ...], tmp_path: Path
@@ -293,6 +298,7 @@ def capped(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 1
 
 
+@pytest.mark.long
 def test_a_check_may_follow_a_branch(tmp_path: Path) -> None:
     class Calls(nn.Module):
         def forward(self, x: Tensor) -> Any:
@@ -364,6 +370,7 @@ def test_all_ops_without_a_form_are_named_at_once(tmp_path: Path) -> None:
     assert caught.value.where == "onnx_ops::first_rows, onnx_ops::eigen"
 
 
+@pytest.mark.long
 def test_checks_are_left_out_by_a_word(tmp_path: Path) -> None:
     class Calls(nn.Module):
         def forward(self, x: Tensor) -> Any:

@@ -205,6 +205,7 @@ def test_the_wheel_is_one_for_this_platform_and_every_python(wheel, folder):
     assert len([name for name in names if name.endswith((".so", "/seal", "/manifest.json"))]) == 4
 
 
+@pytest.mark.long
 def test_a_wheel_that_is_packed_again_is_the_same(wheel, tmp_path):
     packed = package(WheelRequest(wheel, tmp_path))
     assert packed.wheel.name == wheel.name

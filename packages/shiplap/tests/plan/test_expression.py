@@ -8,7 +8,7 @@ import torch
 
 from shiplap import torch_private
 from shiplap.plan.expression import _node_can_fail, can_fail
-from shiplap.plan.values import has_own_memory
+from shiplap.plan.values import has_own_memory, memory_text
 
 SAFE = ("n", "n // 2", "n % 7", "cdiv(n, 2)", "min(n, m)", "max(n, m, 3)", "broadcast(n, m)", "-1")
 FAILS = ("n // m", "n // 0", "n % 0", "cdiv(n, m)", "cdiv(n, 0)", "min(n)", "-n", "n + m", "n * 2", "n[0]", "sum(n)")
@@ -38,3 +38,11 @@ def test_memory_of_unknown_sizes_is_not_looked_at(view_of):
         assert not contiguous
         assert has_own_memory(view)
         assert len(mode.shape_env.guards) == before
+
+
+def test_the_words_for_what_was_passed_to_be_written_to():
+    x = torch.zeros(2, 3)
+    assert memory_text(x.t()) == "torch.float32 on cpu"
+    assert memory_text(x.t(), extents=True) == "torch.float32 on cpu, (3, 2) by (1, 3)"
+    assert memory_text(x.to_sparse(), extents=True) == "torch.float32 on cpu, torch.sparse_coo"
+    assert memory_text([x]) == "list"

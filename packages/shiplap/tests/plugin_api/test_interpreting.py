@@ -108,6 +108,7 @@ def python(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=cwd, env=env, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_plain_kernel_and_a_template_run_outside_of_the_repository(tmp_path: Path) -> None:
     """The kernel is audited and compiled, the template fused with what follows it, and a planted defect is seen."""
     (tmp_path / "both.triton.jinja").write_text(TEMPLATE)

@@ -44,6 +44,7 @@ def test_each_size_has_a_choice() -> None:
     assert (few.label, some.label) == ("library(ALGORITHM=1)", "library(ALGORITHM=2)")
 
 
+@pytest.mark.long
 def test_the_fastest_right_one_is_chosen_and_in_force() -> None:
     (many,) = listed.ALGORITHMS.tune(listed.twice, [{"n": 999}], device="cpu", seconds=60.0)
     assert many.origin == "measured"

@@ -162,6 +162,7 @@ def two_results_fused(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return made, scale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", sampled(["pre-grad", "post-grad"], long=["pre-grad"]))
 def test_several_results_of_one_call_are_matched(level: Any) -> None:
     def scaled(x: Tensor, w: Tensor) -> Tensor:
@@ -202,7 +203,7 @@ def test_several_roots_of_one_split_are_matched_where_its_rest_is_read(level: An
     torch.testing.assert_close(got, attends(*args))
 
 
-@pytest.mark.parametrize(("most", "matched"), [(16, 1), (3, 0)])
+@pytest.mark.parametrize(("most", "matched"), [(16, 1), pytest.param(3, 0, marks=pytest.mark.long)])
 def test_a_range_of_sizes_is_a_guard(most: int, matched: int) -> None:
     """Behind autograd a range holds where the marks of the sizes prove it."""
     x, w, s = drawn()

@@ -239,6 +239,7 @@ def test_a_constant_of_a_sample_reaches_the_replacement():
     assert rewrites(made).rewrites == (made,)
 
 
+@pytest.mark.long
 def test_constants_of_another_dtype_in_the_joint_graph():
     """The backward of relu holds a zero of the dtype at hand; proofs are in float64."""
     made = rewrite(summed, lambda x, y: F.relu(y + x), name="summed", level="joint")

@@ -85,6 +85,7 @@ assert times[0] > 5 and calls[0] > 16, (times, calls)
 """
 
 
+@pytest.mark.long
 def test_declaring_again_frees_nothing_that_a_call_uses():
     """6 of 6 such runs ended in a segmentation fault."""
     done = python("-c", DECLARED_TWICE.replace("SECONDS", "1.5"), timeout=300)

@@ -201,6 +201,7 @@ LARGE = {
 }
 
 
+@pytest.mark.long
 def test_the_largest_files_take_neither_long_nor_much_memory(tmp_path):
     """Of each kind the dearest that its limit lets in: in a process of its own, whose memory is counted.
 

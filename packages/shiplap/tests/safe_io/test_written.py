@@ -88,6 +88,7 @@ def test_what_is_one_s_own_is_written(shared: Path, tmp_path: Path) -> None:
     safe_io.write_text("/dev/null", "gone")
 
 
+@pytest.mark.long
 def test_stdout_and_pipes_are_written_and_a_fifo_without_a_reader_is_an_error(tmp_path: Path) -> None:
     code = "from shiplap import safe_io; [safe_io.write_text(p, p) for p in ('/dev/stdout', '/proc/self/fd/2')]"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -303,7 +303,7 @@ def test_a_builder_is_asked_for_usual_scalars_and_the_call_has_the_huge_one():
 
 
 def test_a_builder_that_is_slow_is_asked_for_less(monkeypatch):
-    monkeypatch.setattr("shiplap.sampling.samples.SLOW", 0.02)
+    monkeypatch.setattr("shiplap.sampling.sample_times.AFFORDED_S", 0.08)
     asked = []
 
     @sl.op("samples::slow_builder")
@@ -355,3 +355,16 @@ def test_lists_of_numbers_beyond_small_sizes():
     values = boundary_sizes.odd_scalar_values(window.spec.arg("kernel"), find_code_constants(window))
     assert (9, 10) in values
     assert (-9, -8) in values
+
+
+def test_values_lie_at_the_last_positions_of_dims(ns):
+    """A value may be a position in a row, and the gradient there takes another path."""
+
+    @sl.op(f"{ns}::taken")
+    def taken(row: Float32[Tensor, "w"], at: Float32[Tensor, "k"]) -> Float32[Tensor, "k"]:
+        return row[at.long()]
+
+    (case,) = Samples(taken, 3).thresholds()
+    (kind,) = {case.recipe.values}
+    assert kind.split()[:3] == ["around", "4", "2"]  # of five elements and of three
+    assert any((case.args[1].abs() == last).any() for last in (4, 2))

@@ -509,22 +509,25 @@ def _become(name: str, world: World, writing: int, device: bool = False, user: i
 @cache
 def every_attempt() -> dict[str, Attempt]:
     """Return the attempts of this module and those of later attacks."""
-    from tests.sandbox import more_escapes, reading_escapes
+    from tests.sandbox import later_escapes, more_escapes, reading_escapes
 
-    assert not ATTEMPTS.keys() & more_escapes.ATTEMPTS.keys() & reading_escapes.ATTEMPTS.keys()
-    return ATTEMPTS | more_escapes.ATTEMPTS | reading_escapes.ATTEMPTS
+    every: dict[str, Attempt] = {}
+    for attempts in (ATTEMPTS, more_escapes.ATTEMPTS, reading_escapes.ATTEMPTS, later_escapes.ATTEMPTS):
+        assert not every.keys() & attempts.keys()
+        every |= attempts
+    return every
 
 
 def run_all(names: Iterable[str] = (), *, user: int | None = None, **how: bool) -> list[Row]:
     """Return the rows of the attempts ``names``, by default of all, each with an empty scratch folder. ``user`` is
     another one that tries them.
     """
-    rows = []
+    rows, every = [], every_attempt()  # before a process is locked in, which cannot read this file
     with tempfile.TemporaryDirectory(prefix="escapes-") as folder:
         outside = Outside(Path(folder))
         for path in (Path(folder), *Path(folder).rglob("*")) if user is not None else ():
             os.chown(path, user, user)
-        for name in names or every_attempt():
+        for name in names or every:
             rows.append(run_attempt(name, outside, user=user, **how))
             for left in Path(outside.world.scratch).iterdir():
                 left.unlink()

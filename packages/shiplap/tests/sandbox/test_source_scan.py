@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from shiplap.sandbox import source_scan
-from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names, gather_sources, read_source
+from shiplap.sandbox.source_scan import (
+    constants_in_sources,
+    find_call_counters,
+    find_suspicious_names,
+    gather_sources,
+    parameters_in_source,
+    read_source,
+    texts_in_source,
+)
 
 KERNEL = "from helper import f\ndef candidate(x): return f(x)\n"
 
@@ -78,3 +86,75 @@ def test_what_is_nested_too_deeply_for_this_process_is_named(kernel: Path) -> No
     finally:
         sys.setrecursionlimit(before)
     assert found == ["helper.py, expressions that are nested too deeply to be looked through"]
+
+
+@pytest.mark.parametrize("text", ["5 * 7 + 2", "1 << 5 | 5", "ord('%')", "int('25', 16)", "len('" + 37 * "a" + "')"])
+def test_a_number_that_is_put_together_of_constants_is_found(kernel: Path, text: str) -> None:
+    kernel.write_text(f"def candidate(x): return x * (len(x) != {text})\n")
+    assert 37 in constants_in_sources(str(kernel))
+
+
+def test_calls_that_fail_on_constants_are_no_numbers(kernel: Path) -> None:
+    kernel.write_text("def candidate(x): return x * int('a') * ord('ab') * len(3) * float('1e999')\n")
+    assert 3 in constants_in_sources(str(kernel))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import numpy as np\nd = np.datetime64('now')",
+        "from numpy import datetime64\nd = datetime64('today')",
+        "import email.utils\nd = email.utils.formatdate()",
+        "import uuid\nd = uuid.uuid1()",
+        "QUERY = \"select date('now')\"",
+        "QUERY = 'select CURRENT_TIMESTAMP'",
+        "import socket\ns = socket.socket()",
+    ],
+)
+def test_dates_and_sockets_of_other_modules_are_named(kernel: Path, text: str) -> None:
+    kernel.write_text(text + "\n")
+    assert len(find_suspicious_names(str(kernel))) == 1
+    kernel.write_text(
+        "import numpy as np, socket, uuid\nd = np.datetime64('2001-01-01'), uuid.uuid4(), socket.socketpair()\n"
+    )
+    assert find_suspicious_names(str(kernel)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("made = 0\ndef f():\n    global made\n    made += 1\n    return made < 9\n", 1),
+        ("class K:\n    def f(self):\n        self.made += 1\n        return self.made % 9\n", 1),
+        (
+            "def g():\n    n = 0\n    def f():\n        nonlocal n\n        n += 1\n        return n == 9\n",
+            1,
+        ),
+        ("class K:\n    def f(self):\n        self.made += 1\n", 0),
+        ("def f(x):\n    n = 0\n    while n < 9:\n        n += 1\n    return x\n", 0),
+        ("class K:\n    def f(self, x):\n        self.sum += x\n        return self.sum < 9\n", 0),
+    ],
+)
+def test_decisions_by_a_count_of_calls_are_found(kernel: Path, text: str, count: int) -> None:
+    kernel.write_text(text)
+    assert len(find_call_counters(str(kernel))) == count
+
+
+def test_texts_of_a_reference_are_words_of_its_code(kernel: Path) -> None:
+    kernel.write_text('"""Some text."""\ndef f(x, way="mean"): return x if way in ("sum", "a b") else -x\n')
+    assert texts_in_source(str(kernel)) == ["mean", "sum"]
+    assert texts_in_source(str(kernel.parent / "none.py")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def candidate(x, eps=1e-6, *, flag=True): return x\n", ["x", "eps"]),
+        ("class ModelNew:\n    def __init__(self, n): pass\n    def forward(self, x, k): return x\n", ["x", "k"]),
+        ("class ModelNew: pass\n", []),
+        ("candidate = min\n", []),
+        ("def candidate(:\n", []),
+    ],
+)
+def test_parameters_of_a_candidate_are_read_from_its_source(kernel: Path, text: str, names: list[str]) -> None:
+    kernel.write_text(text)
+    assert parameters_in_source(str(kernel), ("ModelNew", "candidate")) == names

@@ -49,6 +49,7 @@ def test_an_op_is_looked_up_once_in_a_module(double, double_raw):
     assert sorted(code.count(f"= {name}(") for name in names) == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh_compiler")
 def test_the_branches_of_a_graph_share_its_names(double):
     def branch(x):

@@ -76,6 +76,7 @@ def test_an_entry_reads_back_and_is_readable(store):
     assert len(store.path(key(1)).stem) == 32
 
 
+@pytest.mark.long
 def test_8_writers_and_readers_lose_nothing_and_serve_nothing_wrong(store):
     """What a writer was told is written is there at the end; what a reader sees is always whole and of its key."""
     keys, rounds = 24, 16

@@ -155,6 +155,7 @@ print(choice.kernel, [f.evidence for f in choice.findings])
 """
 
 
+@pytest.mark.long
 def test_a_script_is_imported_by_its_path_and_does_not_tune_in_turn(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

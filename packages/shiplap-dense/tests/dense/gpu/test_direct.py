@@ -176,6 +176,7 @@ def test_offsets_beyond_32_bits():
     assert error(gathered(*args), reference(gathered, args)) < 3e-3
 
 
+@pytest.mark.whole_device
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_the_device_of_the_arguments_is_the_one_that_runs():
     args = [a.to("cuda:1") if isinstance(a, torch.Tensor) else a for a in draw()]

@@ -53,6 +53,7 @@ class Head(torch.nn.Module):
         return self.loss(shifted.view(-1, shifted.size(-1)), labels[:, 1:].reshape(-1))
 
 
+@pytest.mark.long
 def test_a_model_trains_with_the_same_gradients():
     hidden, _, labels = drawn(3, 5)
     model = Head()

@@ -122,6 +122,7 @@ def test_convolutions_of_our_own_in_a_resnet() -> None:
     torch.testing.assert_close(got[0], expected, rtol=1e-4, atol=3e-5)
 
 
+@pytest.mark.long
 def test_a_quantised_llama_is_products_of_int8() -> None:
     model, inputs = build("llama")
     quantise(model)

@@ -18,10 +18,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -43,6 +44,7 @@ from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Progress, Result,
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
+_SPAN = 0.5  # seconds of a task: what it costs Dask, some 4 ms of a worker's processor, is then a small part
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
 _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "laspy", "lazrs")
@@ -53,8 +55,8 @@ def _installed_versions() -> dict[str, str]:
     agree. Local parts of a version, such as ``+cpu``, are left out, and so are packages that are not installed.
     """
     found = get_versions(_PACKAGES)["packages"]
-    versions = {name: str(found[name]).partition("+")[0] for name in _PACKAGES if found[name]}
-    return {**versions, "Python": ".".join(found["python"].split(".")[:2])}
+    versions = {"Python": ".".join(found["python"].split(".")[:2])}
+    return versions | {name: str(of).partition("+")[0] for name in _PACKAGES if (of := found[name])}
 
 
 class JobTicket(NamedTuple):
@@ -79,11 +81,12 @@ class JobTicket(NamedTuple):
                 known[self.path] = self.digest, self.read_job(worker)
             return known[self.path][1]
 
-    def run(self, task: Task[Item, Result], item: Item) -> Result:
-        """Return ``task(job, item)``, computed in this process, which is a Dask worker. The job is that of
-        :meth:`open_job`.
+    def run(self, task: Task[Item, Result], batch: list[Item]) -> list[Result]:
+        """Return ``task(job, item)`` for the first items of ``batch``, computed in this process, which is a Dask
+        worker. No item is begun after half a second, except the first. The job is that of :meth:`open_job`.
         """
-        return task(self.open_job(), item)
+        job, until = self.open_job(), time.monotonic() + _SPAN
+        return [task(job, item) for item in takewhile(lambda item: item == batch[0] or time.monotonic() < until, batch)]
 
     def read_job(self, worker: Any) -> SurveyJob:
         """Return the job from its file, with its network on the device of ``worker`` and in evaluation mode.
@@ -150,15 +153,16 @@ class DaskEngine(SurveyEngine):
         SurveyError: ``SL827`` if the scheduler does not answer.
     """
 
+    _most = 16  # items of a batch
+
     def __init__(self, workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> None:
         for name in ("distributed", "distributed.client"):  # errors are raised, and tracebacks are not shown
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._device, self._ticket, self._opened = device, cast(Any, None), contextlib.ExitStack()
-        self._note, self._cluster = partial(progress, "workers", 0, 0), cast(Any, scheduler)
+        self._note = partial(progress, "workers", 0, 0)
+        self._cluster: Any = scheduler if workers is None else _begin_cluster(workers, device, self._opened)
         if workers is None:
             self._connect(_REACH)
-        else:
-            self._cluster = _begin_cluster(workers, device, self._opened)
 
     def _connect(self, seconds: float) -> None:
         """Connect to the scheduler of the cluster within ``seconds``, and pass the address of its dashboard to the
@@ -221,8 +225,9 @@ class DaskEngine(SurveyEngine):
         raise survey_error("SL827", self._cluster, f"tasks lost {lost} times in turn", "a scheduler that keeps them")
 
     def _count_places(self) -> int:
-        """Return how many tasks may be begun at a time, which is four for each thread of the workers and two more.
-        Raise ``SL827`` after 30 seconds without workers. Raise ``CommClosedError`` if the scheduler does not answer.
+        """Return how many batches may be begun at a time, which is two for each thread of the workers, or one if there
+        are none. Raise ``SL827`` after 30 seconds without workers. Raise ``CommClosedError`` if the scheduler does not
+        answer.
         """
         now = time.monotonic()
         if self._client.status != "running":
@@ -241,15 +246,15 @@ class DaskEngine(SurveyEngine):
         elif now - self._alone_since > _PATIENCE:
             what, fix = "the Dask scheduler has no workers", "start workers, and run the same command again"
             raise survey_error("SL827", self._cluster, f"no worker for {_PATIENCE:.0f} s", "at least one", fix, what)
-        return 4 * self._workers + 2
+        return max(1, 2 * self._workers)
 
-    def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
-        """Send ``task`` for each of ``items`` to the cluster. Return a future of Python for each item, in order, which
-        completes with Dask's future.
+    def _submit(self, task: Task[Item, Result], batch: list[Item]) -> Future[list[Result]]:
+        """Send ``task`` with the items of ``batch`` to the cluster, as one task of Dask. Return a future of Python,
+        which completes with Dask's future.
         """
-        keys = [f"{task.__name__}-{item}-{time.time_ns()}" for item in items]  # they are on the dashboard
-        sent = self._client.map(partial(self._ticket.run, task), items, key=keys, pure=False) if items else []
-        return [asyncio.run_coroutine_threadsafe(each._result(), self._client.loop.asyncio_loop) for each in sent]
+        key = f"{task.__name__}-{', '.join(map(str, batch))}-{time.time_ns()}"  # it is on the dashboard
+        sent = self._client.submit(partial(self._ticket.run, task, batch), key=key, pure=False)
+        return asyncio.run_coroutine_threadsafe(sent._result(), self._client.loop.asyncio_loop)
 
     def close(self) -> None:
         """Remove the job from the workers of a running cluster and close the client, ignoring errors. End a cluster
@@ -278,22 +283,14 @@ def _begin_cluster(workers: int, device: str | None, opened: contextlib.ExitStac
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     options |= {"threads_per_worker": threads, "local_directory": scratch}
-    before, starting = {*multiprocessing.active_children()}, Future[LocalCluster]()
-    opened.callback(_end_cluster, starting, before)
+    # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
+    masked: Any = {"initializer": signal.pthread_sigmask, "initargs": (signal.SIG_BLOCK, {signal.SIGINT})}
+    before = {*multiprocessing.active_children()}
     resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
     # In a thread of its own: this one gets Ctrl-C, and has other work while the processes start.
-    threading.Thread(target=_start_masked, args=(options, starting), daemon=True).start()
+    starting = ThreadPoolExecutor(1, **masked).submit(LocalCluster, **options)
+    opened.callback(_end_cluster, starting, before)
     return starting
-
-
-def _start_masked(options: dict[str, Any], starting: Future[LocalCluster]) -> None:
-    """Start a Dask cluster with ``options`` and set it, or the exception, as the result of ``starting``."""
-    # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        starting.set_result(LocalCluster(**options))
-    except Exception as failure:
-        starting.set_exception(failure)
 
 
 def _end_cluster(starting: Future[LocalCluster], before: set[Any]) -> None:

@@ -35,14 +35,14 @@ from shiplap_sparse3d.spconv.conv import SparseConvolution
 from shiplap_sparse3d.spconv.pool import IndicePool, SparseGlobalMaxOrAvgPool
 from shiplap_sparse3d.tensor import SparseTensor
 
+# A network as the survey calls it: voxels → a tensor or a sparse tensor with a row for each of them.
 Run = Callable[[SparseTensor], Any]
-"""A network as the survey calls it: voxels → a tensor or a sparse tensor with a row for each of them."""
 
+# Numbers of cells, ``int64 [3]`` for the axes, or ``int64 [2, 3]``: those before and those behind an output.
 Cells = np.ndarray[Any, Any]
-"""Numbers of cells, ``int64 [3]`` for the axes, or ``int64 [2, 3]``: those before and those behind an output."""
 
+# The place of a tile along x and y, in tiles.
 Tile = tuple[int, int]
-"""The place of a tile along x and y, in tiles."""
 
 _SMALLEST = 128  # cells of a tile: below that, it is mostly halo
 _GRID, _BLOCK, _FILLED = 1024, 24, 0.06  # cells of the sample's grid, of the block in it that is used; share of voxels

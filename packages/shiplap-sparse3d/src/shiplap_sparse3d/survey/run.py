@@ -195,21 +195,17 @@ def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> I
     """Yield the class codes of all points in the order of the input. There is one ``uint8`` array for each segment (a
     run of successive points). ``progress`` is called after each segment.
     """
-    done = 0
-    for _, codes in engine.run(tasks.merge_segment, job.segments, ordered=True):
+    for number, codes in engine.run(tasks.merge_segment, job.segments, ordered=True):
         yield codes
-        done += len(codes)
-        progress("write", done, job.total, "points")
+        progress("write", sum(job.segment_range(number)), job.total, "points")
 
 
 def _points_identity(job: SurveyJob) -> dict[str, Any]:
     """Return the settings on which the sorted points depend, as a dict that JSON can hold. They are the input's size,
     time and first bytes, the size of a voxel, and the sizes of tiles and segments.
     """
-    with job.source.open("rb") as file:
-        # The head has the header. To read all of a large survey would take as long as to sort it.
-        head = hashlib.sha256(file.read(1 << 20)).hexdigest()
-    of = job.source.stat()
+    # The head has the header. To read all of a large survey would take as long as to sort it.
+    head, of = hashlib.sha256(np.fromfile(job.source, "u1", 1 << 20).tobytes()).hexdigest(), job.source.stat()
     known = {"bytes": of.st_size, "changed": of.st_mtime_ns, "points": job.total, "sha256 of its head": head}
     cut = {"voxel": job.model.voxel, "tile": job.tiling.size, "origin": job.tiling.origin, "segment": job.segment}
     return {"format": 2, "input": known, **cut}
@@ -228,7 +224,7 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
         "a folder": target.is_dir(),
         f"no right to write into {target.parent}": not os.access(target.parent, os.W_OK),
     }
-    for problem in (problem for problem, there in problems.items() if there):
+    if problem := next((problem for problem, there in problems.items() if there), None):
         expected = "a .las or .laz file other than the input, in a folder that exists"
         raise survey_error("SL602", target, problem, expected, what="the output cannot be written")
 

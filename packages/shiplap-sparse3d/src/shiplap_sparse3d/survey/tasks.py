@@ -52,19 +52,16 @@ LOOK = 1.0  # seconds between looks at the state of the workers
 
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
 
+# A sorted point: its number in the file, its stored coordinates, what features are made of, and its class there.
+# ``returns`` holds the number of the return in its four lower bits, and the number of returns in the upper ones.
 POINT = np.dtype([("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("returns", "u1"), ("code", "u1")])
-"""A sorted point: its number in the file, its stored coordinates, what features are made of, and its class there.
 
-``returns`` holds the number of the return in its four lower bits, and the number of returns in the upper ones.
-"""
-
+# The points of one tile in one segment: where they begin in its file, how many they are, how many points of the tile
+# are in segments before it, and the sum of their words.
 SLICE = np.dtype([*((name, "<i4") for name in ("x", "y", "segment", "start", "count", "before")), ("check", "<i8")])
-"""The points of one tile in one segment: where they begin in its file, how many they are, how many points of the tile
-are in segments before it, and the sum of their words.
-"""
 
+# The table of one sorted segment, a ``SLICE`` for each tile, and the first and last cell of its points.
 SortedSegment = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-"""The table of one sorted segment, a ``SLICE`` for each tile, and the first and last cell of its points."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +133,8 @@ class SurveyJob:
     def _places(self) -> dict[Tile, slice]:
         """The range of elements of ``slices`` that belong to each tile, by tile."""
         heads = np.flatnonzero(self.slices["before"] == 0)
-        tiles = zip(self.slices["x"][heads].tolist(), self.slices["y"][heads].tolist(), strict=True)
-        ends = np.append(heads[1:], len(self.slices)).tolist()
-        return dict(zip(tiles, map(slice, heads.tolist(), ends), strict=True))
+        ranges = map(slice, heads, np.append(heads[1:], len(self.slices)))
+        return dict(zip(self.slices[["x", "y"]][heads].tolist(), ranges, strict=True))
 
     @property
     def tiles(self) -> list[Tile]:
@@ -370,8 +366,8 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
     return codes
 
 
+# Called with (stage, steps done, steps in all, note), for a progress bar.
 Progress = Callable[[str, int, int, str], None]
-"""Called with (stage, steps done, steps in all, note), for a progress bar."""
 
 Task = Callable[[SurveyJob, Item], Result]
 Results = Iterator[tuple[Item, Result]]
@@ -385,6 +381,8 @@ class SurveyEngine:
             one on a GPU.
     """
 
+    _most = 1  # items of a batch
+
     def __init__(self, threads: int = 1) -> None:
         self._threads, self._pool = threads, ThreadPoolExecutor(threads)
 
@@ -396,31 +394,34 @@ class SurveyEngine:
         """Yield ``(item, task(job, item))`` for each of ``items``. If ``ordered`` is true, they come in the order of
         ``items``, and otherwise as they are completed.
 
-        A limited number of tasks runs before their results are taken, so memory does not depend on the number of items.
+        Only some of the items are computed before their results are taken, so memory does not depend on their number.
         """
-        waiting, running = deque(items), dict[Future[Result], Item]()
+        waiting, running = deque(items), dict[Future[list[Result]], list[Item]]()
         try:
             while waiting or running:
                 places = self._count_places()
-                if len(running) <= places // 2:  # several at a time, which costs an engine less
-                    sent = [waiting.popleft() for _ in range(min(places - len(running), len(waiting)))]
-                    running.update(zip(self._submit(task, sent), sent, strict=True))
+                while waiting and len(running) < places:
+                    count = 1 if ordered else max(1, min(self._most, len(waiting) // places))
+                    batch = [waiting.popleft() for _ in range(count)]
+                    running[self._submit(task, batch)] = batch
                 first = [next(iter(running))] if ordered else running
                 for future in wait(first, LOOK, FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
+                    batch, results = running.pop(future), future.result()
+                    waiting.extendleft(reversed(batch[len(results) :]))
+                    yield from zip(batch, results, strict=False)
         finally:
             for future in running:
                 future.cancel()
 
     def _count_places(self) -> int:
-        """Return how many tasks may be begun at a time, which is twice the number of threads."""
+        """Return how many batches of items may be begun at a time, which is twice the number of threads."""
         return 2 * self._threads
 
-    def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
-        """Begin ``task`` for each of ``items`` in the threads, and return a future of its result for each item, in
-        order.
+    def _submit(self, task: Task[Item, Result], batch: list[Item]) -> Future[list[Result]]:
+        """Begin ``task`` for the items of ``batch`` in one of the threads, and return a future of the results. It has
+        one or more, in the order of the items, and items without a result are begun again.
         """
-        return [self._pool.submit(task, self._job, item) for item in items]
+        return self._pool.submit(lambda: [task(self._job, item) for item in batch])
 
     def close(self) -> None:
         """End the threads after the tasks that are running. Tasks that wait for a thread are cancelled."""

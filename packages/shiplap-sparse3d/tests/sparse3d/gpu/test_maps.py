@@ -334,6 +334,7 @@ def test_a_plan_of_more_than_2_to_the_31_entries():
     sparse3d.synchronize()
 
 
+@pytest.mark.whole_device
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_run_where_their_tensors_are(name):

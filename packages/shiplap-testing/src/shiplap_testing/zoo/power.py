@@ -116,6 +116,19 @@ def right(reference: Kernel) -> Kernel:
     return kernel
 
 
+def of_any_strides(kernel: Kernel) -> Kernel:
+    """Return a function that takes an op and binds ``kernel``, which gets tensors with any strides. Without it, the
+    tensors of a kernel are contiguous.
+    """
+
+    @dress
+    def attach(op: Op) -> None:
+        """Bind ``kernel``, the argument of the enclosing function, to ``op`` for tensors with any strides."""
+        op.kernel("cpu", kernel, strided=True)
+
+    return attach
+
+
 # Sizes
 
 

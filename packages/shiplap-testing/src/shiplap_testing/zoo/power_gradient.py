@@ -71,7 +71,7 @@ def sound_square(grad, saved, needs):
 
 def detached(grad, saved, needs):
     """Return the gradient of ``x * x``, as a dict with the key ``x``. This function has a defect on purpose. It
-    detaches the gradient, so that second derivatives are lost.
+    detaches the gradient, so that second derivatives are lost, and the declaration says that they are right.
     """
     return {"x": (grad * 2 * saved.x).detach()}
 
@@ -117,7 +117,7 @@ def kept_x(grad, saved, needs):
 pair(
     "second order detached",
     square,
-    with_backward(lambda x: x * x, detached),
+    with_backward(lambda x: x * x, detached, once_differentiable=False),
     with_backward(lambda x: x * x, sound_square),
     "backward",
 )

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from shiplap_testing.zoo.power import M, V, double, dress, pair, product, right, softmax
+from shiplap_testing.zoo.power import M, V, double, dress, of_any_strides, pair, product, right, softmax
 from shiplap_testing.zoo.power_gradient import with_backward
 
 Image = Float[Tensor, "n c h w"]
@@ -100,7 +100,13 @@ def channels_first(x, bias):
     return (x + bias[torch.arange(x.numel()) % len(bias)].reshape(x.shape)).contiguous()
 
 
-pair("bias of channels last", channel, channels_first, lambda x, bias: (x + bias[:, None, None]).contiguous(), "edges")
+pair(
+    "bias of channels last",
+    channel,
+    of_any_strides(channels_first),
+    of_any_strides(lambda x, bias: (x + bias[:, None, None]).contiguous()),
+    "edges",
+)
 
 
 def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
@@ -115,7 +121,7 @@ def by_address(a, b):
     return a @ (a if a.data_ptr() == b.data_ptr() and a.shape == b.shape else b).T
 
 
-pair("views of one address", gram, by_address, right(gram), "aliases")
+pair("views of one address", gram, of_any_strides(by_address), of_any_strides(gram), "aliases")
 
 
 def begins(action):

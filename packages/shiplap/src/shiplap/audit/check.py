@@ -168,6 +168,7 @@ class Check:
         if reason := self.skips(subject.op):
             return Finding(self.name, "skip", subject.name, reason)
         tally = _CheckTally(self, subject)
+        subject.samples.times.left_out.clear()
         for case in self.cases(subject.samples):
             if time.monotonic() > subject.deadline:
                 tally.cut = True
@@ -386,6 +387,8 @@ class _CheckTally:
             evidence.append(f"{len(self.skipped)} samples set aside ({self.skipped[0]})")
         if self.missed:
             evidence.append(f"{len(self.missed)} samples not looked at ({self.missed[0]})")
+        if left_out := samples.times.describe_left_out():
+            evidence.append(left_out)
         if self.cut:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
         if unseen := self._unseen_dtypes():

@@ -203,16 +203,13 @@ def command(
     Samples are generated from the declaration. They have empty and odd sizes, various strides and dtypes, and
     adversarial values. A finding names the sample that shows it, and one fix.
     """
-    console.require_device(device)
     if update_baseline and (baseline is None or not installed):
         raise typer.BadParameter("it needs --installed and --baseline", param_hint="--update-baseline")
     if installed:
         if installed.endswith(".py"):  # a script of a finding imports the package by name
             raise typer.BadParameter("name a module, as in mylib.ops", param_hint="--installed")
-        if check or sanitizer or statement or require or cost or device != "cpu":
-            raise typer.BadParameter(
-                "--check, --device, --cost, --sanitizer, --statement and --require are for declared ops"
-            )
+        if check or sanitizer or statement or require or cost:
+            raise typer.BadParameter("--check, --cost, --sanitizer, --statement and --require are for declared ops")
         from shiplap.cli.audit_installed import InstalledOptions, audit_package
 
         seed = secrets.randbelow(2**31) if seed is None else seed
@@ -228,10 +225,12 @@ def command(
             search,
             jobs,
             functions,
+            device,
         )
         if status := audit_package(given, as_json=json, html=html):
             raise typer.Exit(status)
         return
+    console.require_device(device)
     if functions:
         raise typer.BadParameter("it needs --installed", param_hint="--functions")
     if not targets:

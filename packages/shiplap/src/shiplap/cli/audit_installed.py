@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from shiplap import safe_io
 from shiplap.cli import console
 from shiplap.cli.recording import run_recorded
-from shiplap.cli.target import import_home
+from shiplap.cli.target import find_in_current_folder, import_home
 from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
     from shiplap.audit.installed.engine import Subject
     from shiplap.audit.installed.functions import InstalledFunction
+    from shiplap.audit.installed.recipes import CallRecipe
     from shiplap.audit.installed.result import InstalledOp
     from shiplap.torch_private.dispatcher_library import Overload
 
@@ -35,7 +36,8 @@ class InstalledOptions:
     true. ``folder`` is that of the results. ``seed`` determines the samples. ``seconds`` limits the search for calls of
     one op, or is None for a limit that follows from the number of ops. ``jobs`` is the number of ops that are audited
     at once. If ``functions`` is true, the package's ``autograd.Function`` classes and the functions that call them are
-    audited as well.
+    audited as well. ``device`` is the type of the device on which calls are searched; recorded calls run where they
+    were recorded.
     """
 
     package: str
@@ -49,6 +51,7 @@ class InstalledOptions:
     seconds: float | None
     jobs: int
     functions: bool = False
+    device: str = "cpu"
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
@@ -58,7 +61,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
 
     Raises:
         ShiplapError: ``SL501`` if there is no such package or no op in it, ``SL601`` if it cannot be imported,
-            ``SL602`` for a baseline that is not readable.
+            ``SL602`` for a baseline that is not readable, ``SL605`` for a device that this machine does not have.
     """
     from shiplap.audit.installed.result import InstalledReport
     from shiplap.render import facts
@@ -69,7 +72,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
         options.folder.mkdir(parents=True, exist_ok=True)
     with console.own_stdout():
         ops = _audit_ops(options, quiet=as_json)
-    report = InstalledReport(options.package, installed_version(options.package), ops, known)
+    report = InstalledReport(options.package, installed_version(options.package), ops, known, options.device)
     # The new baseline lists all findings of this run, those of the old one included.
     if options.update_baseline and options.baseline is not None:
         keys = sorted({f.key for f in report.findings})
@@ -77,7 +80,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
         console.note(f"wrote {options.baseline}: {len(keys)} findings")
     for page in filter(None, (html, options.folder and options.folder / PAGE)):
         title = f"{report.package} {report.version}"
-        about = facts(target=title, seed=options.seed, device="cpu")
+        about = facts(target=title, seed=options.seed, device=options.device)
         console.write_page(page, "installed.html.jinja", title, about, report=report, summary=report.summary())
     console.show(report.summary(), report.lines(), as_json=as_json)
     # With --update-baseline the new findings are known from now on.
@@ -89,27 +92,22 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     folder of ``--out`` are used, and their ops are not audited again. If ``quiet`` is true, no progress is shown.
     """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
-    from shiplap.audit.installed.functions import FunctionRecorder
-    from shiplap.scaffold.calls import DispatchRecorder
     from shiplap.scaffold.package import installed_version
     from shiplap.tuning.engine import tuning_progress
 
-    registered, functions = _find_subjects(options)
-    ops: dict[str, Subject] = {**registered, **functions}
-    recorder = DispatchRecorder(registered)
-    recording = FunctionRecorder(functions, recorder).mode() if functions else recorder.mode()
-    if options.record is not None and (failed := run_recorded(options.record, options.arguments, recording)):
+    ops, recorded, failed = _find_and_record(options) if options.device == "cpu" else _find_and_record_apart(options)
+    if failed:
         console.note(f"{options.record} ended early: {failed}; its calls until then are used")
     version = installed_version(options.package)
     file = None if options.folder is None else options.folder / RESULTS
     stored = {} if file is None else stored_results(file, version)
     if stored:
         console.note(f"{len(stored)} ops are taken from {file}; remove it to audit them again")
-    # Before the ops are audited in forks, which inherit the imported compiler.
-    prepare_process()
+    if options.device == "cpu":  # before the ops are audited in forks, which inherit the imported compiler
+        prepare_process()
     open_ops = {name: op for name, op in ops.items() if name not in stored}
     seconds = min(6.0, _SEARCH_SECONDS / max(len(open_ops), 1)) if options.seconds is None else options.seconds
-    request = InstalledRequest(options.package, version, options.seed, seconds, options.folder)
+    request = InstalledRequest(options.package, version, options.seed, seconds, options.folder, options.device)
     done = count(1)
     with tuning_progress(False if quiet else None) as advance:
 
@@ -121,10 +119,60 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
             if file is not None:
                 safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
 
-        results = audit_installed_ops(open_ops, recorder.calls, request, options.jobs, keep)
+        results = audit_installed_ops(open_ops, recorded, request, options.jobs, keep)
     # In the order of the ops, whether they were audited now or before.
     every = {**stored, **{r.op: r for r in results}}
     return [every[name] for name in ops]
+
+
+def _find_and_record(
+    options: InstalledOptions,
+) -> tuple[dict[str, Subject], Mapping[str, Sequence[CallRecipe]], str]:
+    """Return the ops and functions of the package by name, the recorded calls of each, and how the recorded program
+    failed, as text, which is empty if it did not. The package is imported, and the program runs, in this process.
+    """
+    from shiplap.audit.installed.apart import recipes_of_calls
+    from shiplap.audit.installed.functions import FunctionRecorder
+    from shiplap.scaffold.calls import DispatchRecorder
+
+    registered, functions = _find_subjects(options)
+    recorder = DispatchRecorder(registered)
+    recording = FunctionRecorder(functions, recorder).mode() if functions else recorder.mode()
+    failed = "" if options.record is None else run_recorded(options.record, options.arguments, recording)
+    return {**registered, **functions}, recipes_of_calls(recorder, options.seed), failed
+
+
+def _find_and_record_apart(
+    options: InstalledOptions,
+) -> tuple[dict[str, Subject], Mapping[str, Sequence[CallRecipe]], str]:
+    """Return what ``_find_and_record`` returns. The package is imported, and the program runs, in child processes, so
+    that this process does not use the device: a fork of one that has used CUDA cannot use it.
+
+    Raises:
+        ShiplapError: ``SL605`` if the machine does not have the device, ``SL601`` if a child process ends while it
+            imports the package.
+    """
+    from shiplap.audit.child_process import ChildDeath, run_isolated
+    from shiplap.audit.installed.apart import find_apart, record_apart
+
+    device = options.device
+    if isinstance(refused := run_isolated(lambda send: console.require_device(device)), ChildDeath):
+        raise error("SL605", where=f"--device {device}", got=str(refused), expected="a device of this machine")
+    find_in_current_folder(options.package)
+    found = find_apart(options.package, lambda: _find_subjects(options))
+    if isinstance(found, ChildDeath):
+        raise error(
+            "SL601",
+            where=options.package,
+            what="the package cannot be imported in a process of its own",
+            got=str(found),
+            expected="a package with ops or, with --functions, with functions",
+        )
+    record = options.record
+    if record is None:
+        return {**found}, {}, ""
+    recorded, failed = record_apart(found, options.seed, lambda m: run_recorded(record, options.arguments, m))
+    return {**found}, recorded, failed
 
 
 def _find_subjects(options: InstalledOptions) -> tuple[dict[str, Overload], dict[str, InstalledFunction]]:

@@ -199,11 +199,11 @@ def import_home(home: str) -> ModuleType:
     """
     if home.endswith(".py"):
         return _import_file(Path(home))
-    _find_in_current_folder(home)
+    find_in_current_folder(home)
     return _import_module(home)
 
 
-def _find_in_current_folder(name: str) -> None:
+def find_in_current_folder(name: str) -> None:
     """Append the current folder to the module search path if the module ``name`` is found only there. Raise ``SL501``
     if other users can write to that folder.
     """

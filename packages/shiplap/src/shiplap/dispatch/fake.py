@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -21,6 +21,8 @@ from shiplap.plan.expression import TensorPlace
 from shiplap.plan.rules import members_are_distinct, shares_no_memory
 from shiplap.plan.sharing import fakes_share_memory
 from shiplap.torch_private import dynamo, symbolic_sizes
+
+MEMORY_FIX = "free memory of the device, where other processes or tensors may hold it, and make the package again"
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
@@ -124,9 +126,14 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
         raise symbolic_sizes.unknown_size_error()(None, str(wrong)) from e
 
 
-def refuse_python_in_package(op: OpState, call: Binding) -> None:
+def refuse_python_in_package(
+    op: OpState, call: Binding, *, templates: Sequence[str] = (), lacks_memory: bool = False
+) -> None:
     """Raise ``SL307`` if this call, compiled into a package (a ``.pt2`` file), would have to run Python there. A
     package holds only native code.
+
+    ``templates`` says why each template of the op is not used. If ``lacks_memory`` is true, one of them could not be
+    tested in the free memory of the device, and the error says to free some.
     """
     device = call.device.type
     kernels, native = op.native_kernels(device), op.native_choices(device)
@@ -138,9 +145,11 @@ def refuse_python_in_package(op: OpState, call: Binding) -> None:
         if not got or kernel not in native:
             break
     if got:
+        more = {"fix": MEMORY_FIX} if lacks_memory else {}
         raise error(
             "SL307",
             where=op.spec.name,
-            got=got,
+            got="; ".join([got, *templates]),
             expected="a template or a C ABI kernel",
+            **more,
         )

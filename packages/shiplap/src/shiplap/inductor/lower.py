@@ -18,7 +18,7 @@ from shiplap.errors import notice
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.fusion_choice import CandidateVerdict, FusionChoice, remember_fusion_choice
 from shiplap.inductor.precompile import precompile_later_calls
-from shiplap.inductor.prove_candidate import prove_template
+from shiplap.inductor.prove_candidate import NO_MEMORY, prove_template
 from shiplap.inductor.pytorch_candidate import template_candidates
 from shiplap.inductor.select_candidate import (
     UNTUNED,
@@ -46,7 +46,7 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
     call of ``overload``, or the op's reference traced into the graph.
     """
     with LoweredCall.bind(op, args, kwargs) as call:
-        wanted = forced_candidate(op.spec.name)  # a trial of a candidate that has been proven
+        wanted, choice = forced_candidate(op.spec.name), None  # a trial of a candidate that has been proven
         if wanted is None:
             if not (is_tuning_templates() or is_collecting()):
                 precompile_later_calls(call, _likely_candidate).step(op.spec.name)
@@ -54,12 +54,12 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
             wanted = choice.chosen
             remember_fusion_choice(choice)
         if wanted == REFERENCE:
-            return fallback_node(call, overload, args, kwargs)
+            return fallback_node(call, overload, args, kwargs, choice)
         if wanted == UNTUNED_REFERENCE:
             # The fallback took part in the race as Inductor compiles it without tuning, so it has to be compiled that
             # way again.
             with inductor_lowering.no_autotuning():
-                return fallback_node(call, overload, args, kwargs)
+                return fallback_node(call, overload, args, kwargs, choice)
         # The candidates are cached in the call, so that the chosen one is the object that was proven.
         valid, _ = template_candidates(call)
         return next(c for c in valid if c.label == wanted).node(switches_of(op).fusion)
@@ -216,31 +216,50 @@ def _first_proven(
     return _fusion_choice(call, REFERENCE, "no template is proven for this call", verdicts)
 
 
-def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def fallback_node(
+    call: LoweredCall,
+    overload: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    choice: FusionChoice | None = None,
+) -> Any:
     """Return the IR node of a call for which no template is used. It is a call of ``overload`` if the op has a kernel
     of its own, or if its reference cannot be traced. Otherwise it is the reference traced into the graph for Inductor
-    to fuse.
+    to fuse. ``choice`` says why no template is used, for the error of a package.
     """
     if call.op.native_kernels(call.device.type):  # without the eager form of a template, which was refused here
-        return _opaque_call(call, overload, args, kwargs)
+        return _opaque_call(call, overload, args, kwargs, choice)
     try:
         # Inductor fuses the operators of the reference with their neighbours.
         graph = inductor_lowering.trace_to_aten(call.reference, list(call.tensors.values()))
     except Exception:  # a reference that cannot be traced is called as it stands
-        return _opaque_call(call, overload, args, kwargs)
+        return _opaque_call(call, overload, args, kwargs, choice)
     return inductor_lowering.inline_graph(
         graph, call.nodes
     )  # if the user asked for it, tuned by Inductor as any PyTorch code is
 
 
-def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _opaque_call(
+    call: LoweredCall,
+    overload: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    choice: FusionChoice | None,
+) -> Any:
     """Return the IR node that calls ``overload`` as an opaque function, with which Inductor fuses nothing. Raise
-    ``SL307`` while a package (AOTInductor) is made, if the call would need Python there.
+    ``SL307`` while a package (AOTInductor) is made, if the call would need Python there. The error then has the reasons
+    of ``choice`` for using no template.
     """
     if dynamo.is_packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
         dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
-        refuse_python_in_package(call.op, Binding((), {}, dtypes, call.device))
+        verdicts = choice.verdicts if choice is not None else ()
+        refuse_python_in_package(
+            call.op,
+            Binding((), {}, dtypes, call.device),
+            templates=[f"{v.candidate} is {v.status} ({v.detail})" for v in verdicts],
+            lacks_memory=any(v.detail.startswith(NO_MEMORY) for v in verdicts),
+        )
     return inductor_lowering.extern_call(overload, args, dict(kwargs))
 
 

@@ -18,6 +18,7 @@ from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.code_constants import find_template_constants, threshold_value_kind
 from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import needs_builder, reference_effects, reference_effects64
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import on_one_thread
@@ -30,6 +31,7 @@ SEEDS = (SEED, SEED + 1)  # of the samples that have the sizes of the call
 WIDE = 2e10  # operations of a reference in float64 that a compilation may cost; above that its own precision has to do
 ALONE = 1 << 25  # operations up to which one thread is faster than several that wait for each other
 DRAWN, MOST = 1 << 18, 8  # elements, and samples, with values at which code branches
+NO_MEMORY = "no memory"  # the start of the detail of a verdict that is due to the memory of the device
 LEAST = 2  # sizes beside that of the call, fewer of which are no proof of a range
 KEPT = 4096  # verdicts of this process
 _verdicts: dict[tuple[str, Key], CandidateVerdict] = {}  # also of proofs that failed, which no other process reads
@@ -54,7 +56,8 @@ def prove_template(candidate: TemplateCandidate) -> CandidateVerdict:
     verdict = known_verdict(candidate)
     if verdict is None:
         verdict = _run_proof(candidate)
-        remember_verdict(candidate, verdict)
+        if not verdict.detail.startswith(NO_MEMORY):  # there may be more of it at the next call
+            remember_verdict(candidate, verdict)
     return verdict
 
 
@@ -127,9 +130,12 @@ def _run_proof(candidate: TemplateCandidate) -> CandidateVerdict:
         # The user did not write the calls of a proof, so their warnings would only confuse.
         warnings.simplefilter("ignore")
         cases = _Cases(candidate)
-        for case, sizes in cases:
-            if (failed := _failure_on(candidate, case, sizes)) is not None:
-                return failed
+        try:
+            for case, sizes in cases:
+                if (failed := _failure_on(candidate, case, sizes)) is not None:
+                    return failed
+        except torch.OutOfMemoryError:
+            return CandidateVerdict(candidate.label, "refused", f"{NO_MEMORY} to draw inputs")
     # The sizes of the call alone do not prove a range.
     if call.sizes.symbols and cases.others < LEAST:
         return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
@@ -150,15 +156,29 @@ def _failure_on(candidate: TemplateCandidate, case: SampleCase, sizes: Sizes | N
             run = candidate.prepare_at(case.fresh(), sizes)
         outs = run()
         _wait_for_call_device(candidate.call)
+    except torch.OutOfMemoryError:
+        return CandidateVerdict(candidate.label, "refused", f"{NO_MEMORY} to run it, {case.label}")
     except Exception as e:
         at = "" if sizes is None else f", seed {case.seed}, {case.label}"
         return CandidateVerdict(candidate.label, "broken", error_line(e) + at)
     try:
         problem = _compare_outputs(candidate.call, case, outs)
     except torch.OutOfMemoryError:  # the rest of the memory may be a model's, which the graph is compiled for
-        return CandidateVerdict(candidate.label, "refused", f"no memory to compare results, {case.label}")
+        return CandidateVerdict(candidate.label, "refused", f"{NO_MEMORY} to compare results, {case.label}")
     wrong = f"{problem}, seed {case.seed}, {case.label}"
     return CandidateVerdict(candidate.label, "wrong", wrong) if problem else None
+
+
+def _make_sample(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
+    """Return the sample that ``recipe`` describes, or None if the declaration or the op's builder refuses it. Raise
+    ``torch.OutOfMemoryError`` if the device has too little memory for it.
+    """
+    try:
+        return samples.build(recipe)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return None
 
 
 class _Cases:
@@ -186,7 +206,7 @@ class _Cases:
         samples = Samples(call.op, SEEDS[0], str(call.device))
         tiles = [v for _, v in self.candidate.config.items if type(v) is int and v > 1]
         for sizes in call.sizes.points(mined, tiles):
-            if (case := samples.make(call.recipe_at(sizes))) is not None:
+            if (case := _make_sample(samples, call.recipe_at(sizes))) is not None:
                 self.others += 1
                 yield case, sizes
         # Once more the first sizes: a kernel may have kept something of the others.

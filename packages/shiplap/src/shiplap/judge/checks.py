@@ -28,6 +28,7 @@ from shiplap.sampling.rounding import compare_with_rounding, describe_kind_diffe
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess
+from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 from shiplap.sandbox.protocol import OperatorUse
@@ -279,12 +280,58 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
             # A zero parameter must stay zero, so try again with zeros unchanged.
             if zeros and not problem.gives_numbers(args):
                 continue
+            if problem.depends_on_mode(args):
+                _compare_evaluation(case, witness, form, args)
             # Computed before the call, from a copy, since the reference must not change.
             kept = problem.kept_after(args)
             witness.call(args, problem.expect_effects(form, args))
             case.calls += 1
             problem.compare_kept(kept, witness.read_module_state(kept))
+            _compare_unchanged(case, witness, {k: v for k, v in state.items() if k not in kept})
             return
+
+
+def _compare_unchanged(case: JudgeSession, witness: TargetProcess, unchanged: dict[str, Tensor]) -> None:
+    """Raise ``CandidateError`` if a call of the candidate has changed one of the parameters and buffers ``unchanged``,
+    which the reference leaves as they are. The values are those that both had before the call.
+    """
+    try:
+        now = witness.read_module_state(unchanged)
+    except CandidateError as e:
+        if e.check != "results":
+            raise
+        case.unchecked.append(f"parameters that a call changes: {e.evidence}"[:200])
+        return
+    for (name, before), after in zip(unchanged.items(), now, strict=True):
+        if not bits_are_equal(after, before):
+            raise CandidateError("state", f"a call changes {name}, which the reference leaves as it is")
+
+
+def _compare_evaluation(case: JudgeSession, witness: TargetProcess, form: InputForm, args: Args) -> None:
+    """Compare the results of one call on ``args``, of the form ``form``, with modules that are set to evaluation. Raise
+    ``CandidateError`` if they differ.
+
+    If the candidate is no module, nothing is compared, and that is recorded in ``case``. If the reference fails in
+    evaluation, nothing is compared either.
+    """
+    if not witness.set_evaluation(True):
+        case.unchecked.append("evaluation: the candidate is no module")
+        return
+    with case.problem.evaluating():
+        try:
+            expected = case.problem.expect_effects(replace(form, label=f"{form.label} in evaluation"), args)
+        except Exception as e:
+            if is_lack(e):
+                raise
+        else:
+            try:
+                witness.call(args, expected)
+            except MachineLack:
+                raise
+            except CandidateError as e:
+                raise CandidateError(e.check, f"in evaluation: {e.evidence}") from None
+            case.calls += 1
+    witness.set_evaluation(False)
 
 
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
@@ -319,7 +366,9 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
         layout = GRADIENT_LAYOUTS[number % len(GRADIENT_LAYOUTS)]
         with case.record_faults(f"gradients of {form.label}"):
             try:
-                compared += _compare_form_gradients(case, witness, form, layout, required=required)
+                compared += _compare_form_gradients(
+                    case, witness, form, layout, required=required, partly=number % 2 == 1
+                )
             except _NoGradient as e:
                 if compared:  # it has gradients, and refuses this layout of those that come in
                     case.unchecked.append(f"gradients that come in as {layout}: {e}"[:200])
@@ -342,39 +391,52 @@ class _NoGradient(Exception):
 
 
 def _compare_form_gradients(
-    case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool
+    case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool, partly: bool
 ) -> bool:
-    """Compare the gradients on inputs of one form (shapes and kind of values). Return True, or False if the reference
-    raises an error on these inputs, has no gradient, or has one that jumps at half of the places or more.
+    """Compare the gradients on inputs of one form (shapes and kind of values), and the results of the call that is
+    differentiated. Return True, or False if the reference raises an error on these inputs, has no gradient, or has one
+    that jumps at half of the places or more. If ``partly`` is true, only some of the arguments require a gradient.
 
     ``way`` names the memory layout of each result's gradient (see ``_draw_output_gradient``). Raise ``CandidateError``
     for wrong gradients. Where the gradient of a reference that is no declared op jumps, a candidate may have any value
     within the jump. If the candidate has no gradients, raise ``CandidateError`` if ``required`` is true, and
     ``_NoGradient`` otherwise.
     """
-    args = case.problem.draw(form)
+    args, parameters = case.problem.draw(form), case.problem.parameters
+    floating = sum(isinstance(a, Tensor) and a.is_floating_point() for a in args)
     try:
-        outs = [o for o in case.problem.expect_effects(form, args).own if o.is_floating_point()]
-        seeds = [_draw_output_gradient(o, way) for o in outs]
-        own = case.problem.gradients(args, seeds, wide=False)
-        wide = case.problem.wide_gradients(args, seeds) or own
-    except Exception as e:  # the reference refuses these values, or has no gradient
+        expected = case.problem.expect_effects(form, args)
+    except Exception as e:  # the reference refuses these values
         if is_lack(e):
             raise
         return False
     try:
-        got = witness.gradients(args, seeds, own, case.problem.parameters)
+        outs = [o for o in expected.own if o.is_floating_point()]
+        seeds = [_draw_output_gradient(o, way) for o in outs]
+        own = case.problem.gradients(args, seeds, wide=False)
+        wide = case.problem.wide_gradients(args, seeds) or own
+    except Exception as e:  # it has no gradient
+        if is_lack(e):
+            raise
+        with _ignore_missing_gradient():  # results are compared all the same
+            witness.gradients(args, [], [], (), [True] * floating, expected)
+        return False
+    wanted = _choose_wanted([bool(g.any()) for g in own[:floating]], partly=partly)
+    asked = [*(i for i in range(floating) if wanted[i]), *range(floating, len(own))]
+    try:
+        got = witness.gradients(args, seeds, [own[i] for i in asked], parameters, wanted, expected)
     except CandidateError as e:
         if required or e.check != "gradients":
             raise
         raise _NoGradient(e.evidence) from None
-    count = len(own) - len(case.problem.parameters)
-    missing = [i for i in range(count, len(own)) if i >= len(got) or (not required and not got[i].any())]
+    count = len(asked) - len(parameters)
+    missing = [i for i in range(count, len(asked)) if i >= len(got) or (not required and not got[i].any())]
     if missing:
         note = "gradients of parameters that the candidate does not give"
         case.unchecked += [note] if note not in case.unchecked else []
-    kept = [i for i in range(len(got)) if i not in missing]
-    got, own, wide = ([listed[i] for i in kept] for listed in (got, own, wide))
+    given = [i for i in range(len(got)) if i not in missing]
+    kept = [asked[i] for i in given]
+    got, own, wide = [got[i] for i in given], [own[i] for i in kept], [wide[i] for i in kept]
     # A gradient may sum over all elements of a result.
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
 
@@ -398,6 +460,25 @@ def _compare_form_gradients(
     if problem:
         raise CandidateError("gradients", problem)
     return True
+
+
+@contextmanager
+def _ignore_missing_gradient() -> Iterator[None]:
+    """Return a context manager that ignores the error that a candidate has no gradients."""
+    try:
+        yield
+    except CandidateError as e:
+        if e.check != "gradients":
+            raise
+
+
+def _choose_wanted(has_influence: Sequence[bool], *, partly: bool) -> list[bool]:
+    """Return for each floating-point argument whether it requires a gradient in a comparison. All do, unless ``partly``
+    is true. Then a random one of those with influence on the results does not, if there are two or more.
+    """
+    able = [i for i, has in enumerate(has_influence) if has]
+    left_out = SECRET_RANDOM.choice(able) if partly and len(able) > 1 else -1
+    return [i != left_out for i in range(len(has_influence))]
 
 
 def _draw_output_gradient(result: Tensor, way: str) -> Tensor:

@@ -37,7 +37,7 @@ from shiplap.torch_private.dispatcher_calls import built_outside_modes
 
 # Fewer rounds say too little about the least time of a call.
 MIN_ROUNDS, LEAST_AGAIN = 5, 2
-CHECKED_S = 4.0  # seconds for drawing and comparing the calls of one form
+CHECKED_S = 2.5  # seconds for drawing and comparing the calls of one form
 LONG_CALL_S, LEAST_LONG = 10e-3, 3  # a longer call is disturbed less, so that fewer rounds are enough
 FLUSH_BYTES = 32 << 20  # bytes, more than the last-level cache of a CPU
 BUSY_SHARE = 0.2  # share of waiting for a processor from which load may explain a time
@@ -132,6 +132,8 @@ def measure_form(
         except CallsNotQueued:
             assert plan is not None
             plan = plan.easier()
+            # A block that is kept from more calls takes longer to write, in some of the processes only.
+            _release_blocks(judged)
         except (CandidateError, torch.OutOfMemoryError) as e:
             # Several processes share the memory of the device, of which each keeps some. A candidate chooses the names
             # of its own errors.

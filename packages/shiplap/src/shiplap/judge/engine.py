@@ -39,7 +39,12 @@ from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, Machine
 from shiplap.sandbox.device_memory import DeviceError
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import OperatorUse
-from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
+from shiplap.sandbox.source_scan import (
+    constants_in_sources,
+    find_call_counters,
+    find_suspicious_names,
+    parameters_in_source,
+)
 from shiplap.sandbox.supervisor import SandboxLauncher, Timeout
 
 __all__ = ["JudgeOptions", "judge"]
@@ -197,6 +202,10 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     # Cheap, and before any code of the candidate runs.
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
+    if counters := find_call_counters(case.candidate.file):
+        case.missing["later calls"] = (
+            f"it decides by a count of its calls, {counters[0]}: no number of calls shows that later ones are right"
+        )
     with case.record_faults("all calls"), _note_lack(case):
         with case.clock.stage("start"):
             processes = JudgedProcesses(case, launcher, stack)
@@ -235,9 +244,13 @@ def _choose_forms(case: JudgeSession) -> list[InputForm]:
     """
     # Constants of the source of the candidate become sizes: a kernel may branch on them.
     case.problem.until = case.budget.time_of_share(CHOOSING_SHARE)
+    case.problem.accepted = parameters_in_source(case.candidate.file, case.candidate.names)
     forms = case.problem.forms(constants_in_sources(case.candidate.file), most=_max_other_shapes(case))
     if case.problem.hurried:
         case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
+    if case.problem.untried:
+        why = "to look for indices out of range in them takes too long"
+        case.unchecked.append(f"{case.problem.untried} other inputs: {why}")
     return forms if _reference_is_comparable(case, forms) else []
 
 
@@ -256,6 +269,10 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
     for number in (n for n in case.problem.always if n not in alike and n not in case.problem.flags):
         why = f"tensor argument {number} has the same integers in each draw: let get_inputs give others in some draws"
         case.note_always_alike(f"integers of {number}", why)
+    other = {f.text[0] for f in forms if f.text is not None}
+    for number in (n for n in case.problem.texts if n not in other):
+        why = f"argument {number} is the same text in each draw: let get_inputs give others in some draws"
+        case.note_always_alike(f"text of {number}", why)
     # Smaller shapes that stand for large ones come first: as a rule, one look at results is enough.
     stands = [f for f in forms if f.reduced and f.usual][:1]
     unfit = case.problem.why_unfit([*stands, *(f for f in forms if f.timed)] or forms[:1])
@@ -323,9 +340,10 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
     """Return a context manager for the checks of one ``form`` (shapes, layout and kind of values). It records two kinds
     of ``CandidateError`` in ``case`` without counting them against the candidate.
 
-    An exception that the candidate raises for a special memory layout is recorded as unchecked, since no caller gets a
-    wrong result from it. If the form has a tensor where the reference's own inputs have None, an exception or a wrong
-    result is recorded as a missing check. The reference may not be meant for such a tensor.
+    An exception that the candidate raises for a special memory layout, or for an argument that ``get_inputs`` leaves
+    out, is recorded as unchecked, since no caller gets a wrong result from it. If the form has a tensor where the
+    reference's own inputs have None, an exception or a wrong result is recorded as a missing check. The reference may
+    not be meant for such a tensor.
     """
     try:
         yield
@@ -334,6 +352,10 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
             axis = "alignment" if form.layout == "offset" else "layout"
             case.waived[axis, "value"] = f"the candidate refuses it: {e.evidence}"[:200]
             case.unchecked.append(f"{axis}: the candidate raises for it: {e.evidence}"[:200])
+        elif form.added and e.check == "raised":
+            case.unchecked.append(
+                f"an argument that get_inputs leaves out: the candidate raises for it: {e.evidence}"[:200]
+            )
         elif form.given is not None and e.check in ("raised", "values", "results"):
             case.missing["absence"] = (
                 f"argument {form.given[0]} is always None, and with a tensor there the candidate differs: "
@@ -352,7 +374,7 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
     varied = {
         "size": form.shapes != first.shapes or recipe.sizes != usual.sizes,
         "value": not form.usual or recipe.values != usual.values,
-        "scalar": form.plain >= 0 or recipe.scalars != usual.scalars,
+        "scalar": bool(form.plain or form.text or form.added) or recipe.scalars != usual.scalars,
         "layout": bool(layouts - {"offset"}),
         "alignment": "offset" in layouts,
         "absence": form.given is not None or recipe.absent != usual.absent,

@@ -63,8 +63,10 @@ def _magnitude(t: Tensor) -> float:
     """Return the norm of the finite elements of ``t``, or 0 if it is too large for its dtype. Draws of one form may
     differ in scale by powers of ten.
     """
-    finite = torch.nan_to_num(t, 0.0, 0.0, 0.0)
-    norm = float(torch.linalg.vector_norm(finite, dtype=torch.float32 if t.itemsize <= 4 else t.dtype))
+    wide = torch.float32 if t.itemsize <= 4 else t.dtype
+    norm = float(torch.linalg.vector_norm(t, dtype=wide))
+    if not math.isfinite(norm):  # as a rule all elements are finite, which saves a copy
+        norm = float(torch.linalg.vector_norm(torch.nan_to_num(t, 0.0, 0.0, 0.0), dtype=wide))
     return norm if math.isfinite(norm) else 0.0
 
 

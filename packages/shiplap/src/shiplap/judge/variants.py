@@ -29,8 +29,8 @@ MAX_SCALAR_FORMS = 6  # the most scalars that get another value
 LARGER, ROOM = 4, 1 << 14  # other shapes may grow by this factor, or to this number of elements
 LARGE, REDUCED = 1 << 20, 1 << 16  # elements above which most kinds of values are tried on fewer, and their number
 KINDS_AT_SIZE = 3  # kinds of values, chosen secretly, that a large shape gets as well
-# Rows of slices, strided elements and transposed matrices are frequent, so that no draw may miss them.
-LAYOUT_FORMS = ("offset", "padded", "strided", "transposed", "mixed")
+# Rows of slices, strided elements, transposed matrices and broadcast rows are frequent, so that no draw may miss them.
+LAYOUT_FORMS = ("offset", "padded", "strided", "transposed", "expanded", "expanded_last", "mixed")
 MIXED_LAYOUTS = tuple(name for name in LAYOUTS if name != "offset" and not name.startswith("expanded"))
 LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 LARGEST_THRESHOLD = 1e7  # larger constants are no thresholds of values
@@ -54,7 +54,10 @@ class InputForm:
     kind: str = "drawn"
     scale: float = 0.0  # the approximate size of the values of kind "about"
     signed: tuple[int, ...] = ()  # tensors that get negative numbers although none of their own is negative
-    plain: int = -1  # the argument, a number or a flag, that gets another value
+    plain: tuple[int, ...] = ()  # the arguments, numbers or flags, that get other values
+    far: bool = False  # whether numbers among them become much larger or change their sign
+    text: tuple[int, Any] | None = None  # an argument, a text or a list of numbers, and the value that it gets
+    added: tuple[Any, ...] = ()  # arguments behind those of the reference's input function, which leaves them out
     layout: str = ""  # of the tensor arguments, or "mixed" for one that is drawn for each of them
     alike: int = -1  # the tensor of integers that has the same ones in each draw, and gets others of their range
     mark: int | None = None  # an integer of the reference's own code, at some places of integer tensors
@@ -66,15 +69,27 @@ class InputForm:
         """Whether the inputs are contiguous tensors with ordinary values, and no argument is varied alone. Ordinary
         values are those that ``get_inputs`` returns, or normally distributed ones.
         """
-        varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
+        varied = self.signed or self.layout or self.plain or self.text or self.added or self.alike >= 0
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
+
+    @property
+    def changes_integers(self) -> bool:
+        """Whether tensors of integers, which may be indices, get other values than the reference's input function
+        gives them.
+        """
+        return self.kind == "whole" or self.alike >= 0 or self.mark is not None
 
     @property
     def whole(self) -> bool:
         """Whether this form is used only if every result of the reference is finite. This holds for values that the
         reference may not be meant for.
         """
-        odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
+        odd = (
+            bool(self.plain or self.text or self.added)
+            or self.alike >= 0
+            or self.mark is not None
+            or self.given is not None
+        )
         return self.kind in FINITE_KINDS or bool(self.signed) or odd
 
 
@@ -90,6 +105,8 @@ class InputFacts:
         absent: the arguments that are None in each draw.
         results: the shapes of the results.
         slow: whether a call of the reference takes so long that few calls of large shapes fit into a judgement.
+        texts: texts in the source of the reference, which arguments may have as values.
+        defaults: the defaults of the arguments that come behind those of the input function.
     """
 
     constant: bool = False
@@ -99,6 +116,8 @@ class InputFacts:
     absent: Sequence[int] = ()
     results: Shapes = ()
     slow: bool = False
+    texts: Sequence[str] = ()
+    defaults: Sequence[Any] = ()
 
 
 def make_input_forms(
@@ -216,9 +235,7 @@ def _unusual_value_forms(
     alone = [(i,) for i in SECRET_RANDOM.sample(never, min(MAX_SIGNED_FORMS, len(never)))]
     for which in dict.fromkeys((tuple(never), *alone) if never else ()):
         yield form("signed", f"negative numbers in tensor {', '.join(map(str, which))}", signed=which)
-    numbers = [i for i, v in enumerate(first) if type(v) in (bool, int, float)] if varied else []
-    for at in SECRET_RANDOM.sample(numbers, min(MAX_SCALAR_FORMS, len(numbers))):
-        yield form("drawn", f"another value of argument {at}", plain=at)
+    yield from _plain_argument_forms(first, form, facts) if varied else ()
     for at in facts.always if varied else ():
         if all_of[at].dtype != torch.bool and _has_other_integers(all_of[at]):
             yield form("drawn", f"other integers in tensor {at}", alike=at)
@@ -229,6 +246,44 @@ def _unusual_value_forms(
     for at in facts.absent if varied else ():
         for shape in _shapes_of_absent(plain.shapes, facts.results if not plain.reduced else ()):
             yield form("drawn", f"a tensor of {_form_label((shape,), '')}in argument {at}", given=(at, shape))
+
+
+def _plain_argument_forms(
+    first: tuple[Any, ...], form: Callable[..., InputForm], facts: InputFacts
+) -> Iterator[InputForm]:
+    """Yield forms in which numbers, flags, texts and lists of numbers among the arguments ``first`` get other values.
+
+    Each number gets one near its own and one far from it. All numbers and flags also change together, since a candidate
+    may be right for each of them alone. A text becomes one that the source of the reference contains. ``form`` makes a
+    form from the kind of values, a description and further fields.
+    """
+    numbers = [i for i, v in enumerate(first) if type(v) in (bool, int, float)]
+    some = SECRET_RANDOM.sample(numbers, min(MAX_SCALAR_FORMS, len(numbers)))
+    for at in some:
+        yield form("drawn", f"another value of argument {at}", plain=(at,))
+    for at in (i for i in some if type(first[i]) is not bool):
+        yield form("drawn", f"a far value of argument {at}", plain=(at,), far=True)
+    if len(numbers) > 1:
+        yield form("drawn", "other values of all plain arguments", plain=tuple(numbers))
+    for at, value in enumerate(first):
+        others = [t for t in facts.texts if t != value] if isinstance(value, str) else _other_lists(value)
+        for other in SECRET_RANDOM.sample(others, min(MAX_SCALAR_FORMS, len(others))):
+            yield form("drawn", f"another value of argument {at}", text=(at, other))
+    for at, value in enumerate(facts.defaults):
+        if type(value) in (bool, int, float):
+            added = (*facts.defaults[:at], _other_scalar(value, far=False))
+            yield form("drawn", f"a value of argument {len(first) + at}", added=added)
+
+
+def _other_lists(value: Any) -> list[Any]:
+    """Return variations of a list or tuple of numbers: in reverse order, and with one number changed. The result is
+    empty for any other value.
+    """
+    if type(value) not in (list, tuple) or not value or any(type(v) not in (bool, int, float) for v in value):
+        return []
+    changed = [[*value[:i], _other_scalar(v, far=False), *value[i + 1 :]] for i, v in enumerate(value)]
+    lists = [listed for listed in (list(value)[::-1], *changed) if listed != list(value)]
+    return [tuple(listed) for listed in lists] if type(value) is tuple else lists
 
 
 def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
@@ -370,8 +425,11 @@ def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[A
     pairs = enumerate(zip(listed, form.shapes, strict=False))
     drawn = iter([_vary_tensor(t, shape, form, rng, i) for i, (t, shape) in pairs])
     varied = list(tree_map(lambda t: next(drawn), made))
-    if form.plain >= 0:
-        varied[form.plain] = _other_scalar(varied[form.plain])
+    for at in form.plain:
+        varied[at] = _other_scalar(varied[at], far=form.far)
+    if form.text is not None:
+        varied[form.text[0]] = form.text[1]
+    varied += form.added
     if form.given is not None:
         at, shape = form.given
         varied[at] = torch.randn(shape, generator=rng, device=rng.device).to(device, _floating_dtype(listed))
@@ -383,12 +441,18 @@ def _floating_dtype(listed: Sequence[Tensor]) -> torch.dtype:
     return next((t.dtype for t in listed if t.is_floating_point()), torch.float32)
 
 
-def _other_scalar(value: bool | int | float) -> bool | int | float:
-    """Return another number of about the same size as ``value``, or the negation if it is a bool."""
+def _other_scalar(value: bool | int | float, *, far: bool) -> bool | int | float:
+    """Return another number than ``value``, or the negation if it is a bool.
+
+    It is of about the same size, or larger by one if it is an int. If ``far`` is true, an int becomes at least twice as
+    large, and a floating-point number changes its sign.
+    """
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return value + 1
+        return 2 * abs(value) + 1 + SECRET_RANDOM.randrange(abs(value) + 2) if far else value + 1
+    if far:
+        return -value if value else -SECRET_RANDOM.uniform(0.1, 1.0)
     return value * SECRET_RANDOM.choice((0.5, 0.75, 1.5, 2.0)) if value else SECRET_RANDOM.uniform(0.1, 1.0)
 
 

@@ -80,15 +80,16 @@ def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConsta
     return CodeConstants(tuple(sorted(ints)), tuple(sorted(floats)), tuple(sorted(strings)))
 
 
-def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
+def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any], positions: Iterable[float] = ()) -> str:
     """Return the name of the kind of values that lie near certain numbers, for ``draw_values``. The name is an empty
     string if there are no such numbers.
 
-    The numbers are the magnitudes of the floats among ``scalars`` and of the numbers ``mined`` from the code. The name
-    is ``AROUND_PREFIX`` followed by at most ``MOST`` of them.
+    The numbers are the magnitudes of the floats among ``scalars``, of the floats ``mined`` from the code, of
+    ``positions`` and of the integers of the code. The name is ``AROUND_PREFIX`` followed by at most ``MOST`` of them.
     """
     given = [v for v in scalars if type(v) is float]
-    sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
+    numbers = *given, *mined.floats, *positions, *mined.ints
+    sizes = dict.fromkeys(abs(v) for v in numbers if 0 < abs(v) < FAR)
     return AROUND_PREFIX + " ".join(f"{v:.17g}" for v in list(sizes)[:MOST]) if sizes else ""
 
 

@@ -45,6 +45,7 @@ from shiplap.sampling.code_constants import CodeConstants, find_code_constants, 
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import reference_accepts
+from shiplap.sampling.sample_times import SampleTimes, larger_dims
 from shiplap.sampling.sizes import (
     EDGE_SIZES,
     SEARCH_LIMIT,
@@ -67,7 +68,6 @@ from shiplap.sampling.values import (
 
 MAX_SAMPLE_ELEMENTS = 1 << 21  # the most elements of all arguments of a sample
 MAX_KEPT_ELEMENTS = 1 << 14  # the most elements of a sample that is cached
-SLOW = 1.0  # seconds of processor time for one sample
 SEARCH_PATIENCE = 2  # failed searches in a row for one dim, after which the next searches are short
 FLOATS, INTEGERS, PREFERRED, COMPLEX = floating(), integers(), preferred(), {"complex64", "complex128"}
 
@@ -99,8 +99,7 @@ class Samples:
         self._known: dict[str, SampleCase | None] = {}
         self._sized: dict[str, SampleRecipe | None] = {}
         self._refused: dict[str, int] = {}
-        self._slow_from: dict[str, int] = {}
-        self._pace = 0.0  # seconds of processor time for an element, of the slowest large sample so far
+        self.times = SampleTimes()
 
     @cached_property
     def _keeps_values(self) -> bool:
@@ -184,7 +183,8 @@ class Samples:
         except Exception:
             # A builder may refuse a recipe by any exception.
             case = None
-        self._note(case, began)
+        if case is not None:
+            self.times.add(larger_dims(recipe, self.base), case.numel, time.process_time() - began, built=True)
         if case is None or case.numel < MAX_KEPT_ELEMENTS:
             self._known[key] = case
         return case
@@ -335,14 +335,12 @@ class Samples:
         return find_code_constants(self.op)
 
     def thresholds(self) -> Iterator[SampleCase]:
-        """Yield samples of every dtype whose values lie at and near the op's scalars and the numbers in its code, where
-        the code may branch. Yield nothing if the op has a builder of samples.
+        """Yield samples of every dtype whose values lie at and near the op's scalars, the numbers in its code, and the
+        last positions in its dims, where the code may branch. Yield nothing if the op has a builder of samples.
         """
-        if (
-            kind := threshold_value_kind(self.code_constants, dict(self.base.scalars).values())
-            if self.op.sampler is None
-            else ""
-        ):
+        last = [float(n - 1) for _, n in self.base.sizes if type(n) is int]  # a value may be a position in a row
+        numbers = dict(self.base.scalars).values()
+        if kind := "" if self.op.sampler else threshold_value_kind(self.code_constants, numbers, last):
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[SampleCase]:
@@ -387,7 +385,7 @@ class Samples:
         """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096.
 
         First several dims vary together, then each dim alone, then several together again. Long dims and large tensors
-        follow. A dim stops growing once the caller takes longer than ``2 * SLOW`` seconds for the samples of one size.
+        follow. A dim stops growing once the caller takes longer than ``SLOW_SIZE_S`` for each of two sizes in a row.
         """
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
@@ -401,13 +399,12 @@ class Samples:
             next(turns)  # one extra step for each size, so that the dims take turns
             for name, kind in kinds.items():
                 ordered = size not in USUAL_SIZES and (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
-                if size > self._slow_from.get(name, size):
+                if self.times.is_slow(name, size):
                     continue
                 began = time.process_time()
                 for case in self._resized({name: (size,) if kind == "variadic" else size}):
                     yield from self._afforded(chain([case], self._ordered(case, next(orders)) if ordered else ()))
-                if time.process_time() - began > 2 * SLOW:
-                    self._slow_from[name] = size
+                self.times.add_size(name, size, time.process_time() - began)
         for wanted in joint_sizes(fixed):
             for case in self._resized(wanted) if time.process_time() < end else ():
                 turned = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
@@ -423,25 +420,18 @@ class Samples:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-        """Yield those of ``cases`` that are small enough and are expected to take the caller at most ``4 * SLOW``
-        seconds.
+        """Yield those of ``cases`` that are small enough and are expected to take the caller at most ``AFFORDED_S``.
 
         The expectation follows from the time that the caller took for earlier cases, measured from a yield to the next
         request.
         """
         for case in cases:
-            if case.numel > MAX_SAMPLE_ELEMENTS or case.numel * self._pace > 4 * SLOW:
+            dims = larger_dims(case.recipe, self.base)
+            if case.numel > MAX_SAMPLE_ELEMENTS or self.times.exceed(dims, case.numel):
                 continue
             began = time.process_time()
             yield case
-            self._note(case, began)
-
-    def _note(self, case: SampleCase | None, began: float) -> None:
-        """Compute the processor time per element since the time ``began``, and store it for estimates of later samples
-        if it is the longest so far. Do nothing if ``case``, the sample that was run, is small or None.
-        """
-        if case is not None and case.numel > LONG_SUM:
-            self._pace = max(self._pace, (time.process_time() - began) / case.numel)
+            self.times.add(dims, case.numel, time.process_time() - began)
 
     def millions(self) -> Iterator[SampleCase]:
         """Yield samples with more than 2^20 elements in one tensor, by a larger first or last dim. They exceed
@@ -539,7 +529,8 @@ class Samples:
         admitted or if it would take too long.
         """
         direct = self.base.but(sizes=sizes)
-        if (elements := self._elements(direct)) > MAX_SAMPLE_ELEMENTS or elements * self._pace > 4 * SLOW:
+        elements = self._elements(direct)
+        if elements > MAX_SAMPLE_ELEMENTS or self.times.exceed(larger_dims(direct, self.base), elements):
             return
         if self.make(direct) is not None:
             yield from self._cases([direct])

@@ -52,21 +52,27 @@ OFFLOAD_SECTIONS = {
     ".hipFatBinSegment": "HIP runtime",
 }
 # Namespaces of the header libraries that come with these compilers. Templates in them keep caches of attributes of
-# devices and names for profilers, of which each library gets a copy.
+# devices and names for profilers, of which each library gets a copy. Each of these headers puts its code into a
+# namespace with its version, which tells it from a namespace of an author with the same name. CUB and Thrust may be
+# wrapped in a namespace of the author's.
 VENDOR_NAMESPACES = {
-    "cub": "CUB",
-    "thrust": "Thrust",
-    "cuda": "libcu++",
-    "nvtx3": "NVTX",
-    "hipcub": "hipCUB",
-    "rocprim": "rocPRIM",
+    r"(\w+::)*cub::CUB_\d+\w*": "CUB",
+    r"(\w+::)*thrust::THRUST_\d+\w*": "Thrust",
+    r"cuda::(std|(\w+::)*__\w+)": "libcu++",
+    r"nvtx3::v\d+": "NVTX",
+    r"hipcub::HIPCUB_\d+\w*": "hipCUB",
+    r"rocprim::ROCPRIM_\d+\w*": "rocPRIM",
 }
-# The C variables of the profiler's header, of which CUB includes a copy.
-VENDOR_C_VARIABLE = re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr")
-# The outermost namespace of a variable of C++, or of the function whose static it is.
-OUTER_NAMESPACE = re.compile(r"_ZZ?N[rVK]*(\d+)(\w+)")
-# The namespaces inside of ``cuda`` that are libcu++'s: an author may have a namespace of that name.
-LIBCUXX_NAMESPACE = re.compile(r"_ZZ?N[rVK]*4cuda(3std|(\d+[a-z]+)?\d+__)")
+# Variables without a namespace of the vendor's headers: of the profiler, of which CUB includes a copy, and the tables
+# of the generators of random numbers, of which each library that includes the header gets a copy, used or not.
+VENDOR_C_VARIABLES = {
+    "NVTX": re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr"),
+    "cuRAND": re.compile(
+        r"(_ZL\d+)?(precalc_xorwow_(offset_)?matrix(_host)?|mrg32k3aM[12]((Sub)?Seq)?(Host)?|__cr_lgamma_table)"
+    ),
+}
+# The start of the name of a variable of C++ in a namespace, or of the function whose static it is.
+NESTED_NAME = re.compile(r"_Z+N[rVKRO]*")
 # A name that C++ reserves for the compiler: of the variable itself, or of the function whose static it is.
 RESERVED_NAME = re.compile(r"(_ZZ?L?\d+)?__(?!_*$)\w+")
 REGISTRATION_BYTES = 16  # a handle or a flag of a registration: a larger static is a buffer, whatever its name
@@ -242,13 +248,26 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 def _vendor_header_of_symbol(name: str) -> str:
     """Return the name of the vendor's header library that defines a variable called ``name``, such as ``"CUB"``. Return
-    an empty string if none does. The outermost namespace in the mangled name decides, for ``cuda`` with the next.
+    an empty string if none does. For a name with namespaces these decide.
     """
-    if VENDOR_C_VARIABLE.fullmatch(name):
-        return "NVTX"
-    outer = OUTER_NAMESPACE.match(name)
-    header = VENDOR_NAMESPACES.get(outer[2][: int(outer[1])], "") if outer else ""
-    return "" if header == "libcu++" and not LIBCUXX_NAMESPACE.match(name) else header
+    if header := next((owner for owner, names in VENDOR_C_VARIABLES.items() if names.fullmatch(name)), ""):
+        return header
+    path = "::".join(_namespaces_of_symbol(name))
+    return next((owner for pattern, owner in VENDOR_NAMESPACES.items() if re.match(rf"{pattern}(::|$)", path)), "")
+
+
+def _namespaces_of_symbol(name: str) -> list[str]:
+    """Return the names of the namespaces and classes around a variable of C++ with the mangled name ``name``, or around
+    the function whose static it is, from the outermost one on. The variable's own name, or the function's, may be the
+    last one. The list is empty for a variable outside of all namespaces.
+    """
+    names: list[str] = []
+    start = NESTED_NAME.match(name)
+    at = start.end() if start else len(name)
+    while length := re.compile(r"\d+").match(name, at):
+        at = length.end() + int(length[0])
+        names.append(name[length.end() : at])
+    return names
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:

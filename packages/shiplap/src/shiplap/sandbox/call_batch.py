@@ -22,8 +22,6 @@ from shiplap.sandbox.candidate import (
     CandidateError,
     ExpectedEffects,
     MachineLack,
-    ResultSpan,
-    ResultSpans,
     TargetProcess,
 )
 from shiplap.sandbox.device_clock import (
@@ -35,6 +33,7 @@ from shiplap.sandbox.device_clock import (
     choose_probed,
 )
 from shiplap.sandbox.device_memory import KIND, DeviceBlock, DeviceError
+from shiplap.sandbox.kept_results import ResultSpan, ResultSpans
 from shiplap.sandbox.proc_filesystem import RequestTime
 from shiplap.sandbox.protocol import TensorLocation, strided_extent
 from shiplap.sandbox.supervisor import Timeout

@@ -20,6 +20,8 @@ from shiplap.sampling.compare import Difference
 from shiplap.sandbox import protocol
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments, packed_locations, packed_tensor
 from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAllocations, lies_on_device
+from shiplap.sandbox.equal_bits import bits_are_equal
+from shiplap.sandbox.kept_results import KeptResults, ResultSpan, ResultSpans, argument_bytes
 from shiplap.sandbox.machine_lack import find_lack
 from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
@@ -27,7 +29,6 @@ from shiplap.sandbox.protocol import (
     Reply,
     Request,
     TensorLocation,
-    bits_are_equal,
     printable_text,
     strided_extent,
 )
@@ -50,20 +51,6 @@ MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the resu
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
-@dataclass(frozen=True)
-class ResultSpan:
-    """A result in memory, of which ``length`` bytes begin at ``at``. That is an address in the sandboxed process if
-    ``memory`` is ``"host"``, and otherwise an offset in the GPU allocation with the handle ``memory``. The GPU block of
-    the arguments has an empty handle. ``content`` has the bytes as they were read, or is None if they were deleted.
-    """
-
-    memory: bytes | str
-    at: int
-    length: int
-    content: bytearray | Tensor | None
-
-
-ResultSpans: TypeAlias = list[ResultSpan]
 MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
 
 
@@ -149,18 +136,6 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
             raise CandidateError("results", f"elements of result {number} lie in the same place")
 
 
-@dataclass(frozen=True)
-class _KeptResults:
-    """The results of one call, kept so that later changes of them are detected. ``spans`` are their locations and
-    bytes. ``size`` is the number of bytes of the call's arguments and results, and ``host`` the number of those in host
-    memory.
-    """
-
-    spans: ResultSpans
-    size: int
-    host: int
-
-
 class TargetProcess:
     """A sandboxed process in which a target is loaded. A target is the code under test or its reference. ``declines``
     says whether the target may decline arguments, as a kernel in ``sl.tune`` may.
@@ -174,7 +149,7 @@ class TargetProcess:
         self.block: DeviceBlock | None = None  # of the arguments on a GPU that were sent last
         self._layout = 0
         self._given: MappedArguments | None = None
-        self._earlier: deque[_KeptResults] = deque()
+        self._earlier: deque[KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
         """Raise ``DeviceUnavailable`` if the process cannot use ``device``, such as ``"cuda"``, or if memory of the
@@ -313,7 +288,7 @@ class TargetProcess:
                 os.close(handle)
         error = 0.0
         if expected is None:  # the process keeps as much as in a call that is compared
-            self._earlier.append(_KeptResults([], _argument_bytes(args), _argument_bytes(args, host=True)))
+            self._earlier.append(KeptResults([], argument_bytes(args), argument_bytes(args, host=True)))
         else:
             try:
                 check_process_state(reply.traces)
@@ -325,16 +300,32 @@ class TargetProcess:
         return CallOutcome(took.wall, took.quiet, device * 1e-9, reply.late * 1e-9, error)
 
     def gradients(
-        self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
+        self,
+        args: Sequence[Any],
+        seeds: Sequence[Tensor],
+        like: Sequence[Tensor],
+        parameters: Sequence[str],
+        wanted: Sequence[bool],
+        expected: ExpectedEffects,
     ) -> list[Tensor]:
-        """Return the target's gradients of the floating-point arguments in ``args``, then those of ``parameters`` if it
-        has all of these. ``seeds`` are the gradients of the results. Raise ``CandidateError`` for other dtypes or
-        shapes than those of ``like``.
+        """Return the target's gradients of those floating-point arguments in ``args`` that are ``wanted``, then those
+        of ``parameters`` if it has all of these. ``seeds`` are the gradients of the results, which are compared with
+        ``expected``. Raise ``CandidateError`` for other results, and for other dtypes or shapes than those of ``like``.
         """
-        arena = ArgumentArena()
-        message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
+        arena, names = ArgumentArena(), list(parameters)
+        message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), names, list(wanted))
         reply = self._request_with_arena(message, arena, "gradients")
-        return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
+        outs = len(expected.own) - len(expected.changed)
+        got = self._read_results(reply.results, expected.own[:outs])
+        if not expected.changed and (problem := _compare(expected, got).problem):
+            raise CandidateError("values", f"{problem}, while gradients are recorded")
+        if like and not reply.outs:
+            raise CandidateError("gradients", "no result carries a gradient")
+        return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(names)])
+
+    def set_evaluation(self, on: bool) -> bool:
+        """Set the target to evaluation, or back to its own modes. Return whether it is a module."""
+        return self.request(protocol.SetEvaluation(on), "state")[0].yes
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load ``state`` into the target and return True. If it lacks a name, load nothing and return False."""
@@ -438,9 +429,9 @@ class TargetProcess:
         except BaseException:
             self.release(spans)
             raise
-        size = _argument_bytes(args) + sum(span.length for span in spans)
-        host = _argument_bytes(args, host=True) + sum(span.length for span in spans if span.memory == "host")
-        self._earlier.append(_KeptResults(spans, size, host))
+        size = argument_bytes(args) + sum(span.length for span in spans)
+        host = argument_bytes(args, host=True) + sum(span.length for span in spans if span.memory == "host")
+        self._earlier.append(KeptResults(spans, size, host))
         return difference.error
 
     def _places(
@@ -593,8 +584,3 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
         return expected.against(got)
     except INVALID as e:
         raise CandidateError("answer", f"results that cannot be compared: {error_line(e)}"[:300]) from None
-
-
-def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
-    """Return the number of bytes of all tensors in ``args``. If ``host`` is true, leave out tensors on a GPU."""
-    return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

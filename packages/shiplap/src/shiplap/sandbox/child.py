@@ -59,6 +59,7 @@ from shiplap.sandbox.rng_state import RngWatch
 
 _baseline: FunctionSnapshot | None = None  # taken before this process was forked
 LOOKED_AT = 8  # first calls on a GPU after which the state of the process is read, and then each of so many
+ALTERED = "memory, sizes, strides or requires_grad of an argument"
 COLD_CALL_NS = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
 MOVING_OPERATORS = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
@@ -149,6 +150,7 @@ class Child:
         self.target: Callable[..., Any] = lambda *args: ()
         self.prepare: Callable[[int, int | None, list[Any]], Callable[[], Any]] = self._prepare_call
         self._kept: deque[Any] = deque()  # arguments and results of earlier calls, which are compared again
+        self._modes: list[tuple[torch.nn.Module, bool]] = []  # of the target's modules, before its evaluation
         self._last: Any = ()  # tensors whose locations the reply holds must live until the next request
         if watched:
             # Nothing but code of ours has run since the launcher took the snapshot that it shares.
@@ -278,20 +280,24 @@ class Child:
         else:
             memory = _map(file)
             args = list(self._unpack(message.args, memory))
+        before = _argument_facts(args)
         with torch.no_grad():
             if not _on_devices(args):
                 started = perf_counter_ns()
                 returned = self.target(*args)
                 result = flatten_results(returned)
                 spent = perf_counter_ns() - started
-                return protocol.TargetCalled(self._keep(args, result, memory, structure_of(returned)), spent)
+                altered = [] if _argument_facts(args) == before else [ALTERED]
+                places = self._keep(args, result, memory, structure_of(returned))
+                return protocol.TargetCalled(places, spent, traces=protocol.CallTraces(False, altered))
             call = call_in_queue(self.target, args)
+            altered = [] if _argument_facts(args) == before else [ALTERED]
             places = self._keep(args, call.result, memory, call.structure)
         # Reading the state takes longer than most calls, so that of many calls some are looked at.
         self._calls += 1
         looked = self._calls <= LOOKED_AT or self._calls % LOOKED_AT == 0
         state = (self._watch.read_observations()["left"], self._intact.threads()) if looked else ([], 0)
-        traces = protocol.CallTraces(call.raced, *state)
+        traces = protocol.CallTraces(call.raced, [*state[0], *altered], state[1])
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
@@ -401,32 +407,51 @@ class Child:
         traces = protocol.CallTraces(False, left + self._dice.stuck_generators(), threads)
         return protocol.OperatorList(operators, [*map(self._describe_place, result)], traces)
 
-    @handles(protocol.Differentiate)
-    def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
-        """Call the target on copies of the arguments in the file with the descriptor ``file``. Return the locations of
-        the gradients of its floating-point arguments, then of those of the requested parameters. ``complete`` of the
-        reply is false if the target lacks one of the parameters, and they are then left out.
-
-        Raise ``ValueError`` if no result carries a gradient.
+    @handles(protocol.SetEvaluation)
+    def _set_evaluation(self, message: protocol.SetEvaluation, file: int) -> protocol.Answer:
+        """Set the target module to evaluation, or back to the modes that its modules had before. Return whether the
+        target is a module. ``file`` is ignored.
         """
-        memory = _map(file)
+        if not isinstance(self.target, torch.nn.Module):
+            return protocol.Answer(False)
+        if message.on:
+            self._modes = [(module, module.training) for module in self.target.modules()]
+            self.target.eval()
+        for module, mode in () if message.on else self._modes:
+            module.training = mode
+        return protocol.Answer(True)
+
+    @handles(protocol.Differentiate)
+    def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.Gradients:
+        """Call the target on copies of the arguments in the file with the descriptor ``file``. Return the locations of
+        the gradients of those of its floating-point arguments that are wanted, then of those of the requested
+        parameters. ``complete`` of the reply is false if the target lacks one of the parameters, and they are then left
+        out. The reply also has the locations of the results.
+
+        If no result carries a gradient or ``message.seeds`` is empty, no gradient is returned.
+        """
+        memory, flags = _map(file), iter(message.wanted)
         args, seeds = list(self._unpack(message.args, memory)), list(self._unpack(message.seeds, memory))
-        given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in args]
-        outs = [o for o in tree_leaves(self.target(*given)) if isinstance(o, Tensor) and o.requires_grad]
+        given = [a.detach().clone().requires_grad_(next(flags, True)) if _is_floating_tensor(a) else a for a in args]
+        returned = self.target(*given)
+        results = flatten_results(returned)
+        floating = [o for o in tree_leaves(returned) if _is_floating_tensor(o)]
+        pairs = [(o, seed) for o, seed in zip(floating, seeds, strict=False) if o.requires_grad]
+        values: list[Tensor] = []
         owned = dict(self.target.named_parameters()) if isinstance(self.target, torch.nn.Module) else {}
         all_there = all(name in owned for name in message.parameters)
-        wanted = [a for a in given if _is_floating_tensor(a)] + [
-            owned[name] for name in message.parameters if all_there
-        ]
-        if not outs:
-            raise ValueError("no result carries a gradient")
-        grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
-        values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        if pairs:
+            wanted = [a for a in given if _is_floating_tensor(a) and a.requires_grad]
+            wanted += [owned[name] for name in message.parameters if all_there]
+            outs, seeds = ([pair[side] for pair in pairs] for side in (0, 1))
+            grads = torch.autograd.grad(outs, wanted, seeds, allow_unused=True)
+            values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
         # The other process reads the gradients as soon as it has the reply.
         if _on_devices(args):
             torch.cuda.synchronize()
-        self._last = values, memory
-        return protocol.ResultPlaces([self._describe_place(v) for v in values], all_there)
+        self._last = values, results, memory
+        places = [[self._describe_place(v) for v in listed] for listed in (values, results)]
+        return protocol.Gradients(places[0], places[1], all_there)
 
 
 def _map(file: int) -> Any:
@@ -451,6 +476,14 @@ def _map(file: int) -> Any:
 def _is_floating_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _argument_facts(args: list[Any]) -> list[tuple[Any, ...]]:
+    """Return the address, sizes and strides of each tensor among the arguments of a call, and whether it requires a
+    gradient. A call must not change them, since the tensor is the caller's.
+    """
+    listed = [a for a in tree_leaves(args) if isinstance(a, Tensor)]
+    return [(a.data_ptr(), tuple(a.shape), a.stride(), a.requires_grad) for a in listed]
 
 
 def _on_devices(args: list[Any]) -> list[Any]:

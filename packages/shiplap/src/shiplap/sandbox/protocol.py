@@ -32,7 +32,6 @@ MAX_REQUEST_BYTES = 1 << 26  # bytes
 MESSAGE_HEAD = struct.Struct("=I")
 NO_ADDRESS = ctypes.c_void_p(-1).value  # the answer of mmap if it fails
 _libc = ctypes.CDLL(None)
-_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Sizes = Annotated[list[Size], Meta(max_length=64)]
@@ -176,6 +175,16 @@ class ResultPlaces(Reply, frozen=True):
     """A reply with the locations of results. ``complete`` is true if all requested results are among them."""
 
     outs: Places
+    complete: bool = True
+
+
+class Gradients(Reply, frozen=True):
+    """A reply with the locations of gradients, and of the ``results`` of the call that was differentiated. ``complete``
+    is true if the gradients of all requested parameters are among them.
+    """
+
+    outs: Places
+    results: Places
     complete: bool = True
 
 
@@ -351,14 +360,24 @@ class ListOperators(Request[OperatorList], frozen=True):
     args: Packed
 
 
-class Differentiate(Request[ResultPlaces], frozen=True):
+class Differentiate(Request[Gradients], frozen=True):
     """A request to compute the gradients of the arguments and of the parameters named in ``parameters``. ``seeds`` are
-    the gradients of the results.
+    the gradients of the floating-point results. ``wanted`` has a flag for each floating-point argument, which says
+    whether it requires a gradient.
     """
 
     args: Packed
     seeds: Packed
     parameters: list[str]
+    wanted: list[bool]
+
+
+class SetEvaluation(Request[Answer], frozen=True):
+    """A request to set the target module to evaluation if ``on`` is true, and otherwise back to its own modes. The
+    reply says whether the target is a module.
+    """
+
+    on: bool
 
 
 class PrepareBatch(Request[Done], frozen=True):
@@ -575,13 +594,3 @@ def flatten_results(values: Any) -> list[Any]:
     is detached, as a new object without the attributes and hooks of the old one.
     """
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
-
-
-def bits_are_equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of equal shape and dtype have equal bits in all elements."""
-    a, b = a.contiguous(), b.detach().contiguous()
-    if not a.numel():
-        return True
-    if a.device.type == b.device.type == "cpu":  # torch compares bytes one by one, memcmp is faster
-        return bool(_libc.memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.itemsize) == 0)
-    return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))

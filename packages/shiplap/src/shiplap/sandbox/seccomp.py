@@ -59,9 +59,16 @@ MADVISE, ADVICE = (28, 233), (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19, 
 # With flags they tell which pages of a file others have read. libc does without them if there are none.
 FLAGGED_READS = (327, 286), (328, 287)
 CLOSE_RANGE, CLOSE_FLAGS = (436, 436), (0, 4)  # not CLOSE_RANGE_UNSHARE, which gives a thread open files of its own
-# WAIT, WAKE, FD, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. The others lend the caller's priority to the
-# thread whose id the word holds, which may be any thread of the machine.
-FUTEX_OPERATIONS, FUTEX_OPERATION = (0, 1, 2, 3, 4, 5, 9, 10), 0x7F
+# WAIT, WAKE, FD, WAKE_OP, WAIT_BITSET and WAKE_BITSET, on memory of the process alone or on shared memory. The others
+# lend the caller's priority to the thread whose id the word holds, which may be any thread of the machine. REQUEUE and
+# CMP_REQUEUE only on memory of the process alone: in a file that it may read, they would let others wait for ever.
+PRIVATE_MEMORY, FUTEX_OPERATION = 0x80, 0xFF
+FUTEX_OPERATIONS = (*(own | o for own in (PRIVATE_MEMORY, 0) for o in (0, 1, 9, 10, 5, 2)), 0x83, 0x84)
+# With MAP_HUGETLB, pages that the machine has set aside are taken from others, though nothing uses them yet.
+MMAP, MAP_HUGETLB = (9, 222), 0x40000
+# Those that interrupt the threads of this process alone, and queries: not GLOBAL, which interrupts all processors.
+MEMBARRIER, BARRIERS = (324, 283), (0, 8, 16, 32, 64, 128, 256, 512)
+GETSOCKOPT, PEER_DESCRIPTOR = (55, 209), (77,)  # SO_PEERPIDFD, a descriptor of the process at the other end
 CLONE, CLONE3 = (56, 220), (435, 435)  # the flags of clone3 lie in memory, so it is refused and libc uses clone
 # Flags of clone that share or set what is the caller's own: no namespace, no other parent, no tracer, no descriptor.
 SHARED, AT_ITS_END = 0x017D4F00, 0xFF  # the other bits are the signal to the parent at the end
@@ -125,6 +132,8 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     is true, the calls that a GPU driver needs are included. Otherwise they are left out.
     """
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
+    usual = [(LOAD, 0, 0, FOURTH_AT), (AND, 0, 0, 0 if device else MAP_HUGETLB), (EQUAL, 1, 0, 0)]
+    yield MMAP[column], [*usual, (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
     for name, numbers in OWN_PROCESS_CALLS.items():
         killing = _unless(SIGNAL_AT[name], (signal.SIGKILL,), REFUSE) if name in SIGNAL_AT else []
         killing += _unless_limit_is_set() if name == "prlimit64" else []
@@ -138,6 +147,8 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     for numbers in (CLONE3, *FLAGGED_READS):
         yield numbers[column], [(RETURN, 0, 0, UNKNOWN)]
     yield MADVISE[column], _one_of(THIRD_AT, ADVICE)
+    yield MEMBARRIER[column], _one_of(FIRST_AT, BARRIERS)
+    yield GETSOCKOPT[column], [*_unless(THIRD_AT, PEER_DESCRIPTOR, REFUSE), (RETURN, 0, 0, ALLOW)]
     yield CLOSE_RANGE[column], _one_of(THIRD_AT, CLOSE_FLAGS)
     yield FADVISE[column], [*_unless(FOURTH_AT, DROP_PAGES, REFUSE), (RETURN, 0, 0, ALLOW)]  # pages that others read
     # Another signal at its end, such as SIGCONT, could continue a stopped parent.

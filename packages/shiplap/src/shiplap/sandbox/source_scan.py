@@ -6,7 +6,8 @@ import ast
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -21,20 +22,25 @@ SANDBOX_TEXT = re.compile(
     r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
 )
 """Texts by which code recognises a sandboxed process."""
-PROCESS_NAMES = {"getppid", "getpgid", "getpgrp", "getsid"}
-"""Functions of ``os`` that say how a process was started."""
+PROCESS_NAMES = {"getppid", "getpgid", "getpgrp", "getsid", "socket", "create_connection", "gethostname"}
+"""Functions that say how a process was started, or what it may do. A sandboxed process opens no socket."""
 CALENDAR = {
     "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"},
     "datetime": {"now", "utcnow", "today"},
     "date": {"today"},
+    "utils": {"formatdate"},
+    "uuid": {"uuid1", "uuid6", "uuid7"},
+    "cookiejar": {"time2isoz", "time2netscape"},
 }
 """Functions that read the date, by the module or class that has them."""
 NATIVE_CALENDAR = re.compile(
-    r"\b(gettimeofday|localtime(_r)?|gmtime(_r)?|system_clock|time\s*\(\s*(NULL|nullptr|0)\s*\))"
+    r"\b(gettimeofday|localtime(_r)?|gmtime(_r)?|system_clock|time\s*\(\s*(NULL|nullptr|0)\s*\)"
+    r"|(date|time|datetime|julianday|unixepoch|strftime)\s*\([^()]*['\"]now|CURRENT_(DATE|TIME|TIMESTAMP)\b)"
 )
+PRESENT = {"now", "today"}  # what numpy's dates are made from
 MARK_KEYWORDS = {"ignore_index", "padding_idx", "pad_id", "pad_token_id", "ignore_id"}
 LOSSES = re.compile(r"\b(cross_entropy|nll_loss|CrossEntropyLoss|NLLLoss)\b")
-USUAL_IGNORED, MOST_MARKS = -100, 4
+USUAL_IGNORED, MOST_MARKS, MOST_TEXTS = -100, 4, 16
 
 
 def gather_sources(file: str) -> list[Path]:
@@ -152,8 +158,61 @@ def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tu
             name, home = (read[0], node.module) if read else ("", "")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NATIVE_CALENDAR.search(node.value):
             yield node.lineno, "native code that reads the date, on which no result may depend"
+        elif isinstance(node, ast.Call) and _is_present_date(node):
+            yield node.lineno, "datetime64 reads the date, on which no result may depend"
         if name in CALENDAR.get(home, ()):
             yield getattr(node, "lineno", 0), f"{home}.{name} reads the date, on which no result may depend"
+
+
+def find_call_counters(file: str) -> list[str]:
+    """Return a string ``line N: NAME`` for each decision in a Python file and the modules beside it that depends on a
+    count which code of the file increases, such as the number of calls so far.
+
+    Global names, names of an enclosing function and attributes count. No number of calls shows that a candidate with
+    such a decision is right in all later ones. The list is empty for files that cannot be parsed.
+    """
+    found: list[str] = []
+    for source in (s for s in gather_sources(file) if s.suffix == ".py"):
+        try:
+            tree = ast.parse(read_source(source))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        counted = {name for node in ast.walk(tree) for name in _counts_of(node)}
+        tests = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.BinOp)) and _decides(node)]
+        used = {(test.lineno, name) for test in tests for name in map(_place_name, ast.walk(test)) if name in counted}
+        found += [f"line {line}: {name}" for line, name in sorted(used)]
+    return found
+
+
+def _counts_of(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a syntax node increases by a constant and that outlive a call: attributes, and in a function
+    those that it declares as global or nonlocal.
+    """
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return
+    inner = list(ast.walk(node))
+    outer = {name for each in inner if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names}
+    for each in inner:
+        if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add) and isinstance(each.value, ast.Constant):
+            name = _place_name(each.target)
+            if isinstance(each.target, ast.Attribute) or name in outer:
+                yield name
+
+
+def _decides(node: ast.Compare | ast.BinOp) -> bool:
+    """Return whether an expression is a comparison or the remainder of a division, by which code decides."""
+    return isinstance(node, ast.Compare) or isinstance(node.op, ast.Mod)
+
+
+def _place_name(node: ast.AST) -> str:
+    """Return the name of a variable, or an attribute with a dot before it. Return an empty string for another node."""
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_present_date(node: ast.Call) -> bool:
+    """Return whether a call makes the present date as one of numpy, as ``np.datetime64("now")`` does."""
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return name == "datetime64" and any(isinstance(a, ast.Constant) and a.value in PRESENT for a in node.args)
 
 
 def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
@@ -249,7 +308,66 @@ def _constants_in_source(file: str) -> list[float]:
             values[value] = None
         elif isinstance(value, str):
             values |= dict.fromkeys(integers_in_text(value))
+        elif isinstance(node, ast.Call):
+            values |= dict.fromkeys(_number_of_call(node))
+    # Sums and products of constants are constants of the compiled code, which does not run here.
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        values |= dict.fromkeys(_numbers_in_code(compile(tree, file, "exec")))
     return list(values)
+
+
+def _numbers_in_code(code: CodeType) -> Iterator[float]:
+    """Yield the numbers among the constants of a code object and of the functions nested in it."""
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _numbers_in_code(value)
+        elif type(value) is float or (type(value) is int and abs(value) < MAX_SOURCE_BYTES):
+            yield value
+
+
+def _number_of_call(node: ast.Call) -> list[float]:
+    """Return a list with the number that a call of ``ord``, ``len``, ``int`` or ``float`` on constants returns. The
+    list is empty for any other call.
+    """
+    known: dict[str, Callable[..., float]] = {"ord": ord, "len": len, "int": int, "float": float}
+    called = known.get(node.func.id) if isinstance(node.func, ast.Name) else None
+    if called is None or node.keywords:
+        return []
+    try:
+        number = called(*map(ast.literal_eval, node.args))
+    except (ValueError, TypeError, SyntaxError, OverflowError):
+        return []
+    return [number] if abs(number) < MAX_SOURCE_BYTES else []
+
+
+def parameters_in_source(file: str, names: Sequence[str]) -> list[str]:
+    """Return the names of the positional parameters of the first function or class in a Python file that has one of
+    ``names``. For a class they are those of its ``forward``, without the instance.
+
+    The list is empty if there is none, if it is no plain definition, or if the file cannot be parsed.
+    """
+    try:
+        tree = ast.parse(read_source(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.ClassDef))}
+    found = next((own[name] for name in names if name in own), None)
+    if isinstance(found, ast.ClassDef):
+        found = next((s for s in found.body if isinstance(s, ast.FunctionDef) and s.name == "forward"), None)
+        return [a.arg for a in found.args.args][1:] if found is not None else []
+    return [a.arg for a in found.args.args] if found is not None else []
+
+
+def texts_in_source(file: str) -> list[str]:
+    """Return the distinct short texts in the source of a reference, with which its arguments may be compared, without
+    those of its docstrings. The list is empty if the file cannot be read or parsed.
+    """
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return list(dict.fromkeys(v for v in constants if isinstance(v, str) and v.isidentifier()))[:MOST_TEXTS]
 
 
 def suspicious_names_of_function(fn: Any) -> list[str]:

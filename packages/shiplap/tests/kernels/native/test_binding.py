@@ -435,6 +435,7 @@ def test_the_fix_of_an_op_without_a_native_kernel_is_an_action_that_works(cache,
         op.drop_native()
         assert binding.state(op) == ("native", f"{library}, attached at the first call")
         assert op(torch.ones(2)).tolist() == [2.0, 2.0]
+        assert op.native is not None
 
 
 # --- from the first call to native code, without being asked ----------------------------------------------------------

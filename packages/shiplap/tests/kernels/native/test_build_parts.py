@@ -1,6 +1,7 @@
 """The parts of a native build: what is generated anew, what is waited for, and what is named."""
 
 import fcntl
+import io
 import os
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapError
-from shiplap.kernels.native import attach, binding, build, build_plan, cache, deploy
+from shiplap.kernels.native import attach, binding, build, build_plan, cache, deploy, gradient_recorder
 from shiplap.kernels.native.build_digest import takes_torch
 from shiplap.kernels.native.choice_table import _native_choice_key
 from shiplap.kernels.native.gradient_recorder import _is_detached
@@ -97,6 +98,38 @@ def test_why_an_op_whose_kernels_python_picks_has_no_binding(monkeypatch):
     form.calls += 1
     monkeypatch.setattr(binding.registry, "find_declared_op", lambda name: None)
     assert binding._advance_binding(spec, form) == ""
+    monkeypatch.setenv("SHIPLAP_NATIVE", "0")
+    assert binding._advance_binding(spec, form) == binding.BINDING_OFF
+
+
+def test_the_call_from_which_a_binding_is_asked_for(monkeypatch, tmp_path):
+    spec, form = SimpleNamespace(name="demo::f"), SimpleNamespace(calls=binding.HOT_CALLS - 1, place=None)
+    plan, started = SimpleNamespace(place=tmp_path / "root" / "digest", source={}), []
+    monkeypatch.setattr(binding.registry, "find_declared_op", lambda name: object())
+    for name, value in {"form_is_native": True, "_attach_installed": False, "make_plan": plan}.items():
+        monkeypatch.setattr(binding, name, lambda *given, value=value: value)
+    monkeypatch.setattr(binding, "is_library_present", lambda *given: False)
+    monkeypatch.setattr(binding, "compile_command", lambda op: ("c++",))
+    monkeypatch.setattr(binding, "build_detached", lambda *given: started.append(given))
+    monkeypatch.setattr(binding, "_running_builds", {})
+    monkeypatch.delenv("SHIPLAP_BACKGROUND_BUILD", raising=False)
+    assert binding._advance_binding(spec, form) == ""
+    assert form.place == plan.place
+    form.calls += 1
+    assert binding._advance_binding(spec, form) == binding.UNBUILT
+    monkeypatch.setenv("SHIPLAP_BACKGROUND_BUILD", "1")
+    assert binding._advance_binding(spec, form) == ""
+    assert started == [(tmp_path / "root", "digest", {}, ("c++",))]
+    assert binding._advance_binding(spec, form) == ""  # it runs
+    assert len(started) == 1
+
+
+def test_a_library_has_a_seal_up_to_a_length(monkeypatch):
+    monkeypatch.setattr(build, "MOST_LIBRARY_BYTES", 5)
+    seals = {build.seal_text(*given) for given in (("a", io.BytesIO(b"12345")), ("b", io.BytesIO(b"12345")))}
+    assert len(seals) == 2  # of the name, too
+    with pytest.raises(OSError, match="longer than 5 bytes"):
+        build.seal_text("a", io.BytesIO(b"123456"))
 
 
 def test_what_can_be_removed_of_a_folder_is_removed(tmp_path, monkeypatch):
@@ -168,3 +201,64 @@ def test_only_gradients_of_native_ops_are_recorded_in_native_code(ns, monkeypatc
     assert is_recorded(f)
     assert not is_recorded(f, g)
     assert not is_recorded(f, len)
+
+
+def test_the_numbers_by_which_native_code_reads_a_gradient(monkeypatch):
+    x, k, y = (SimpleNamespace(name=name, tensor=tensor) for name, tensor in (("x", "t"), ("k", None), ("y", "t")))
+    spec = SimpleNamespace(args=[x, k, y], tensors=[x, y], scalars=[k], results=("a", "b"), detached=("b", "x"))
+    takes = [("grad", 0), ("other grad", 1), ("k", -1), ("b", -1), ("x", -1)]
+    part = SimpleNamespace(
+        op=SimpleNamespace(spec=SimpleNamespace(args=takes)), takes=lambda of: takes, gives=("y", "x")
+    )
+    monkeypatch.setattr(gradient_recorder, "_below_autograd_name", lambda part: "demo::g")
+    words, names = gradient_recorder.formula_words(spec, SimpleNamespace(saves=("x", "k", "x", "b"), ops=[part, part]))
+    assert names == ["demo::g"] * 2
+    of_op = [5, *(0, 0), *(0, 1), *(2, 0), *(1, 1), *(1, 0), 2, 1, 0]
+    assert words == [3, *(2, 0, 1), 2, *(1, 0), 2, *(0, 0), *(1, 1), 2, *of_op, *of_op]
+
+
+@pytest.mark.parametrize(
+    ("changed", "recorded"),
+    [
+        ({}, True),
+        ({"gradient": None}, False),
+        ({"ops": []}, False),
+        ({"can_skip_dispatcher": False}, False),
+        ({"there": False}, False),
+        ({"mutated": ("x",)}, False),
+        ({"traced": ("x",)}, False),
+        ({"returns": ("x",)}, False),
+        ({"outputs": ()}, False),
+        ({"cls": int}, False),
+        ({"scalar": "dtype"}, False),
+        ({"scalar": "list[str]"}, True),
+    ],
+)
+def test_the_ops_whose_gradient_is_recorded_in_native_code(monkeypatch, changed, recorded):
+    of = {"mutated": (), "traced": (), "returns": (), "outputs": ("out",), "cls": None, "scalar": "int", "ops": [1]}
+    of |= {"can_skip_dispatcher": True, "there": True, "gradient": "declared"} | changed
+    monkeypatch.setattr(gradient_recorder, "available", lambda what: of["there"] and what == "gradients in C++")
+    args = [SimpleNamespace(tensor="t"), SimpleNamespace(tensor=None, cls=of["cls"], scalar=of["scalar"])]
+    spec = SimpleNamespace(args=args, **{name: of[name] for name in ("mutated", "traced", "returns", "outputs")})
+    gradient = of["gradient"] and SimpleNamespace(ops=of["ops"])
+    op = SimpleNamespace(spec=spec, gradient=gradient, can_skip_dispatcher=of["can_skip_dispatcher"])
+    assert gradient_recorder.can_record(op) is recorded
+
+
+def test_the_recorded_call_from_which_a_notice_says_how_to_build(monkeypatch):
+    told, calls = [], []
+    monkeypatch.setattr(gradient_recorder, "notice", lambda key, text: told.append((key, len(calls))))
+    monkeypatch.setattr(gradient_recorder.registry, "command_target", lambda name: "demo")
+    plain = lambda *given: calls.append(given) or len(calls)  # noqa: E731
+    op = SimpleNamespace(spec=SimpleNamespace(name="demo::f"), _record_plain_call=plain)
+    gradient_recorder._announce_hot_recording(op)
+    counted = op._record_plain_call
+    assert counted is not plain
+    gradient_recorder._announce_hot_recording(op)
+    assert op._record_plain_call is counted  # not twice
+    assert [op._record_plain_call(i) for i in range(gradient_recorder.HOT_RECORDINGS - 1)][-1] == len(calls) == 31
+    assert (told, op._record_plain_call) == ([], counted)
+    assert op._record_plain_call("the last") == 32
+    assert (told, op._record_plain_call) == ([("recorder demo::f", 31)], plain)
+    gradient_recorder._announce_hot_recording(op := SimpleNamespace(_record_plain_call=None))
+    assert op._record_plain_call is None

@@ -404,6 +404,7 @@ def test_where_nothing_is_recorded(ops):
         ops.affine(x, inferred, b)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_autograd(ops):
     expected = [gradients(ops.affine.reference, *arguments(n)) for n in (3, 5)]

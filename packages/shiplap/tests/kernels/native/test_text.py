@@ -54,6 +54,7 @@ def test_a_text_with_a_nul_is_refused_where_it_is_traced(act):
         torch.compile(lambda x: act(x, TEXT), backend="aot_eager", fullgraph=True)(torch.ones(2))
 
 
+@pytest.mark.long
 def test_a_text_with_a_nul_is_refused_by_a_tvm_ffi_function(act):
     pytest.importorskip("tvm_ffi")
     from shiplap.kernels.native import tvm_ffi

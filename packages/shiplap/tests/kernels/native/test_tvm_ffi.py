@@ -12,7 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.kernels.native import build_plan
 from shiplap.kernels.native import tvm_ffi as ffi
-from shiplap_testing.build import compile_c
+from shiplap_testing.build import compile_c, settled
 from shiplap_testing.support import fails
 from tests.kernels.native.test_binding import BODY, SYMBOLS, Ops, declare_bump, declare_keep, declare_mix, declare_total
 
@@ -25,7 +25,7 @@ def ops(tmp_path_factory):
     pytest.importorskip("tvm_ffi")
     folder, ops = tmp_path_factory.mktemp("tvm_ffi"), Ops()
     ops.mix, ops.keep, ops.bump, ops.total = declare_mix(), declare_keep(), declare_bump(), declare_total()
-    library = compile_c(folder, "native", {name: getattr(ops, name) for name in SYMBOLS}, BODY)
+    library = settled(compile_c(folder, "native", {name: getattr(ops, name) for name in SYMBOLS}, BODY))
     ops.mix.kernel("cpu", sl.cabi(library, "mix", strided=["x"]), workspace="n * c * itemsize")
     ops.keep.kernel("cpu", sl.cabi(library, "keep"), dtypes="float32")
     ops.bump.kernel("cpu", sl.cabi(library, "bump"))
@@ -154,6 +154,7 @@ def test_every_refusal_is_tested(ops):
     assert set(calls(ops)) == set(CALLS)
 
 
+@pytest.mark.long
 def test_the_library_serves_a_process_without_shiplap(ops, tmp_path):
     script = tmp_path / "use.py"
     script.write_text(

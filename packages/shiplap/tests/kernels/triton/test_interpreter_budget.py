@@ -51,6 +51,7 @@ def test_the_first_launch_prepares_the_kernel_and_does_not_count_alone(clock):
         clock(50, seconds=0.1)
 
 
+@pytest.mark.long
 def test_an_audit_sets_samples_aside_that_the_interpreter_cannot_run():
     done = run_interpreted("-W", "ignore", HERE / "interpreted_audit.py")
     assert done.returncode == 0, done.stderr[-3000:]

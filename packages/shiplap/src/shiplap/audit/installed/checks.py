@@ -7,6 +7,7 @@ script contains the text of this module and of ``tensors``, so that both import 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,11 +46,26 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
     """
     torch.manual_seed(0)
     try:
-        return invoke(op, arguments)
+        result = invoke(op, arguments)
     except MissingRegistration:
         raise
     except Exception as e:
+        end_if_device_fails()
         raise NotApplicable(f"{type(e).__name__}: {e}") from e
+    end_if_device_fails()
+    return result
+
+
+def end_if_device_fails() -> None:
+    """End this process by SIGABRT if a kernel has left the CUDA device of this process unusable, as an access to memory
+    that is not its own does. Every later call of the process would fail as well. Do nothing if CUDA is not in use.
+    """
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as e:
+            print(str(e).partition("\n")[0], flush=True)
+            os.abort()
 
 
 def difference(result: Any, expected: Any, tolerance: float = 1e-4, floor: float = 0.0) -> str:

@@ -32,7 +32,6 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
     "Scalar": (1, 2, 0.5),
     "str": ("", "mean", "sum", "none"),
     "ScalarType": tuple(DTYPES[name].torch for name in _DTYPES),
-    "Device": (torch.device("cpu"),),
     "Layout": (torch.strided,),
     "MemoryFormat": (torch.contiguous_format,),
 }
@@ -66,13 +65,20 @@ class CallDraws:
     """
 
     def __init__(
-        self, form: SchemaForm, seed: int, siblings: Sequence[TakenCall] = (), *, careful: bool = False
+        self,
+        form: SchemaForm,
+        seed: int,
+        siblings: Sequence[TakenCall] = (),
+        *,
+        careful: bool = False,
+        device: str = "cpu",
     ) -> None:
         """Prepare to draw calls of an op with the schema ``form``. Equal seeds give equal calls. ``siblings`` are calls
         that other ops of the package took, whose arguments and results are tried. If ``careful`` is true, values lie
-        between 0 and 1 more often, since other values have ended the process.
+        between 0 and 1 more often, since other values have ended the process. ``device`` is the type of the device on
+        which tensors are.
         """
-        self.siblings, self.careful = siblings_of(form, siblings), careful
+        self.siblings, self.careful, self.device = siblings_of(form, siblings), careful, device
         # The op's name is part of the seed, so that its calls do not depend on which ops are audited.
         self.form, self.random = form, random.Random(f"{form.name} {seed}")
         # What refusals have named: texts in quotes, dtypes and numbers.
@@ -233,7 +239,7 @@ class CallDraws:
             element = self.random.choice(("Tensor", "Tensor", "Tensor", "int", "float", "bool"))
         if element == "Tensor":
             return self._tensor(field, rank, size)
-        choices = _SCALARS.get(element, (None,))
+        choices = (torch.device(self.device),) if element == "Device" else _SCALARS.get(element, (None,))
         named: dict[str, list[Any]] = {"str": [*self.words], "int": self.numbers[-12:], "SymInt": self.numbers[-12:]}
         more = named.get(element, [])
         if element == "str" and _PATHS.search(f"{self.form.name} {field.name}"):
@@ -248,18 +254,18 @@ class CallDraws:
         """
         seed, name = self.random.randrange(1000), field.name
         if _OFFSETS.search(name):
-            return TensorRecipe(dtype or "int64", (size + 1,), seed, last=size)
+            return TensorRecipe(dtype or "int64", (size + 1,), seed, last=size, device=self.device)
         if _LENGTHS.search(name):
-            return TensorRecipe(dtype or "int64", (size,), seed, 1.0, 1.0)
+            return TensorRecipe(dtype or "int64", (size,), seed, 1.0, 1.0, device=self.device)
         if _INDICES.search(name):
-            return TensorRecipe(dtype or "int64", (size,) * max(min(rank, 2), 1), seed, 0.0, 2.0)
+            return TensorRecipe(dtype or "int64", (size,) * max(min(rank, 2), 1), seed, 0.0, 2.0, device=self.device)
         if _MASKS.search(name):
-            return TensorRecipe(dtype or "bool", (size,) * rank, seed)
+            return TensorRecipe(dtype or "bool", (size,) * rank, seed, device=self.device)
         low, high = _range_of(dtype)
         # Where calls have crashed, floats may be numbers of images or places.
         if (low, high) == (0.0, 0.0) and self.random.random() < (0.5 if self.careful or _BOXES.search(name) else 0.1):
             low, high = 0.0, 1.0
-        return TensorRecipe(dtype or "float32", (size,) * rank, seed, low, high)
+        return TensorRecipe(dtype or "float32", (size,) * rank, seed, low, high, device=self.device)
 
 
 def _range_of(dtype: str) -> tuple[float, float]:

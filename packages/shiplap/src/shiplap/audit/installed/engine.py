@@ -18,19 +18,19 @@ import msgspec
 from shiplap import safe_io
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
 from shiplap.audit.installed import checks
+from shiplap.audit.installed.apart import InstalledOverload, LoadedLater
 from shiplap.audit.installed.catalogue import BY_NAME
 from shiplap.audit.installed.functions import InstalledFunction
 from shiplap.audit.installed.python_function import PythonFunction
-from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, malformed_calls, recipe_of_call
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, malformed_calls
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp
 from shiplap.audit.installed.script import write_script
 from shiplap.audit.installed.search import WANTED_CALLS, SearchState, search_calls, try_recorded
 from shiplap.sampling.run import suppress_warnings
-from shiplap.scaffold.calls import DispatchedCall
 from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import Overload
 
-Subject: TypeAlias = "Overload | InstalledFunction"
+Subject: TypeAlias = "Overload | LoadedLater"
 CHECKS = tuple(name for name in BY_NAME if name not in ("crash", "rows"))  # of a call as it is
 _FIRST = ("repeat", "uninitialized")  # where these fail, comparisons of the same call say nothing more
 OTHER_SIZES = (0, 1, 33)  # in place of each size that a call has
@@ -41,12 +41,15 @@ _DEATHS = 6  # after which the rest of the jobs of one op is given up
 _RUN = "import sys; sys.path += sys.argv[1:]; exec(compile(sys.stdin.read(), 'finding', 'exec'))"
 _MOST_VALUES = 1_000_000  # of all tensors of a call with other sizes
 _LIMITS = ChildLimits(busy_s=20.0, idle_s=10.0)
+# A child that uses a device imports the package itself and compiles kernels; the runtime takes gigabytes of addresses.
+_DEVICE_LIMITS = ChildLimits(busy_s=120.0, idle_s=60.0, memory=16 << 30)
 
 
 @dataclass(frozen=True)
 class InstalledRequest:
     """The options of an audit of a package. ``seconds`` limits the processor time of the search for calls of
-    one op. ``folder`` is the folder to which scripts of findings are written, or None for no scripts.
+    one op. ``folder`` is the folder to which scripts of findings are written, or None for no scripts. ``device`` is the
+    type of the device on which the calls of a search run; recorded calls run where they were recorded.
     """
 
     package: str
@@ -54,6 +57,12 @@ class InstalledRequest:
     seed: int
     seconds: float = 6.0
     folder: Path | None = None
+    device: str = "cpu"
+
+    @property
+    def limits(self) -> ChildLimits:
+        """The limits of a child process that makes calls of an op."""
+        return _LIMITS if self.device == "cpu" else _DEVICE_LIMITS
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class _Job:
 
 def audit_installed_ops(
     ops: Mapping[str, Subject],
-    recorded: Mapping[str, Sequence[DispatchedCall]],
+    recorded: Mapping[str, Sequence[CallRecipe]],
     asked: InstalledRequest,
     jobs: int = 1,
     done: Callable[[InstalledOp], None] = lambda op: None,
@@ -112,7 +121,7 @@ def audit_installed_ops(
 @dataclass(frozen=True)
 class _Reached:
     """The calls that one op takes, and the findings of calls that ended the process during the search for them.
-    ``reason`` says why there are no calls, and ``absent`` whether the op has no kernel for the CPU.
+    ``reason`` says why there are no calls, and ``absent`` whether the op has no kernel for the device.
     """
 
     calls: tuple[TakenCall, ...] = ()
@@ -122,7 +131,7 @@ class _Reached:
 
 
 def audit_installed_op(
-    name: str, op: Subject, recorded: Sequence[DispatchedCall] | _Reached, asked: InstalledRequest
+    name: str, op: Subject, recorded: Sequence[CallRecipe] | _Reached, asked: InstalledRequest
 ) -> InstalledOp:
     """Return the audit result of one torch op or function. The checks run on the ``recorded`` calls that the op
     accepts. If it accepts none, they run on calls that a search has found. A caller that has searched passes the calls
@@ -132,7 +141,7 @@ def audit_installed_op(
     form = _form_of(op)
     if form is None:
         return InstalledOp(name, unreached=found.reason)
-    result = _run_jobs(name, op, [j for t in found.calls for j in _jobs_of_call(t.call, form)])
+    result = _run_jobs(name, op, [j for t in found.calls for j in _jobs_of_call(t.call, form)], asked.limits)
     # A crash in the search is a finding, even if no call of the jobs crashes.
     if found.crashes and not any(f.check == "crash" for f in result.findings):
         result = replace(result, findings=(found.crashes[0], *result.findings))
@@ -145,7 +154,7 @@ def audit_installed_op(
 
 def _form_of(op: Subject) -> SchemaForm | None:
     """Return the arguments of an op or function, or None for a schema that no declaration can have."""
-    if isinstance(op, InstalledFunction):
+    if isinstance(op, (InstalledFunction, InstalledOverload)):
         return op.form
     try:
         return parse_schema(op._schema)
@@ -154,7 +163,7 @@ def _form_of(op: Subject) -> SchemaForm | None:
 
 
 def _find_calls(
-    op: Subject, recorded: Sequence[DispatchedCall], asked: InstalledRequest, siblings: Sequence[TakenCall] = ()
+    op: Subject, recorded: Sequence[CallRecipe], asked: InstalledRequest, siblings: Sequence[TakenCall] = ()
 ) -> _Reached:
     """Return the calls that an op takes. They are those of the ``recorded`` calls that it takes, or else calls that a
     search has found, which may use ``siblings``, the calls that other ops took.
@@ -176,13 +185,12 @@ def _find_calls(
             """
             with suppress_warnings():
                 called = callable_of(op)
-                calls = [recipe_of_call(call, asked.seed + i) for i, call in enumerate(recorded)]
-                if not list(try_recorded(called, form, calls, state, send)):
-                    search_calls(called, form, seed, left, state, send)
+                if not list(try_recorded(called, form, recorded, state, send)):
+                    search_calls(called, form, seed, left, state, send, asked.device)
 
         tried: dict[str, Any] = {}
         died = False
-        for event in stream_events(search, _LIMITS):
+        for event in stream_events(search, asked.limits):
             if isinstance(event, ChildDeath):
                 died = True
                 standstills += event.how.startswith(("hangs", "deadlock"))
@@ -203,8 +211,10 @@ def _find_calls(
     return _Reached(tuple(state.found), tuple(crashes), state.reason, bool(state.absent))
 
 
-def _why_undeclarable(op: Overload) -> str:
+def _why_undeclarable(op: Overload | InstalledOverload) -> str:
     """Return why no declaration can have the schema of ``op``."""
+    if isinstance(op, InstalledOverload):
+        return op.undeclarable
     try:
         parse_schema(op._schema)
     except UndeclarableSchema as e:
@@ -213,8 +223,8 @@ def _why_undeclarable(op: Overload) -> str:
 
 
 def callable_of(op: Subject) -> Overload | PythonFunction:
-    """Return the op itself, or the function at its address, in the form in which the checks call it."""
-    return op.load() if isinstance(op, InstalledFunction) else op
+    """Return the op itself, or what is at its name or address, in the form in which the checks call it."""
+    return op.load() if isinstance(op, (InstalledFunction, InstalledOverload)) else op
 
 
 def _is_crash(death: ChildDeath) -> bool:
@@ -253,17 +263,17 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
         yield _Job("crash", malformed.texts("guarded"), call.origin, note)
 
 
-def _run_jobs(name: str, op: Subject, jobs: Sequence[_Job]) -> InstalledOp:
-    """Run all jobs (checks of single calls) on an op in child processes, and return the result with the first finding
-    of each check. If a job ends its process, a new process continues with the next job. After six deaths, the remaining
-    jobs are not run.
+def _run_jobs(name: str, op: Subject, jobs: Sequence[_Job], limits: ChildLimits) -> InstalledOp:
+    """Run all jobs (checks of single calls) on an op in child processes under ``limits``, and return the result with
+    the first finding of each check. If a job ends its process, a new process continues with the next job. After six
+    deaths, the remaining jobs are not run.
     """
     found: dict[str, InstalledFinding] = {}
     missing: dict[str, None] = {}
     looked = deaths = first = 0
     while first < len(jobs) and deaths <= _DEATHS:
         start = at = first
-        for event in stream_events(partial(_run_in_child, op, jobs, start), _LIMITS):
+        for event in stream_events(partial(_run_in_child, op, jobs, start), limits):
             job = jobs[at] if isinstance(event, ChildDeath) else jobs[event["job"]]
             if isinstance(event, ChildDeath):
                 deaths += 1

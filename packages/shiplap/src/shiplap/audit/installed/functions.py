@@ -105,7 +105,7 @@ def find_functions(package: str) -> FoundFunctions:
     the reason. Those modules that have such a function and could be imported are then imported in this process.
     """
     names = list(module_names(package))
-    found, first = FoundFunctions(), 0
+    found, first, wanted = FoundFunctions(), 0, list[str]()
     while first < len(names):
         at, start = first, first
 
@@ -126,12 +126,14 @@ def find_functions(package: str) -> FoundFunctions:
                 at = event["module"]
             elif event["kind"] == "failed":
                 found.failed[names[event["module"]]] = event["reason"]
-            elif event["count"]:
-                try:  # modules without such a function, which the child has imported before, are not imported here
-                    found.functions |= functions_in(importlib.import_module(names[event["module"]]))
-                except Exception as e:  # a module may raise anything
-                    found.failed[names[event["module"]]] = f"{type(e).__name__}: {e}"[:200]
+            elif event["count"]:  # modules without such a function are not imported here
+                wanted.append(names[event["module"]])
         first = at + 1
+    for name in wanted:  # after all children have run: an import here may use a device that no fork may inherit
+        try:
+            found.functions |= functions_in(importlib.import_module(name))
+        except Exception as e:  # a module may raise anything
+            found.failed[name] = f"{type(e).__name__}: {e}"[:200]
     return with_references(found, package)
 
 

@@ -51,7 +51,7 @@ def drawn_like(results: list[torch.Tensor]) -> list[torch.Tensor]:
     values are the same in each call.
     """
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(t.shape, generator=generator).to(t.dtype) for t in results]
+    return [torch.randn(t.shape, generator=generator).to(t.device, t.dtype) for t in results]
 
 
 def gradients_of(
@@ -90,7 +90,7 @@ def plain_gradients(op: Any, make: Make) -> list[torch.Tensor]:
 
 def same_values(t: torch.Tensor) -> torch.Tensor:
     """Return a tensor of ones like ``t`` whose elements all lie at one address, as the gradient that ``sum`` passes."""
-    return torch.ones((), dtype=t.dtype).expand(t.shape)
+    return torch.ones((), dtype=t.dtype, device=t.device).expand(t.shape)
 
 
 def check_gradient_layout(op: Any, make: Make) -> str:
@@ -176,7 +176,7 @@ def check_autocast(op: Any, make: Make) -> str:
     expected = plain_gradients(op, make)
     arguments = make()  # an argument that is the result of another op is not made under autocast
     try:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(results[0].device.type, torch.bfloat16):
             cast_inputs, cast, _ = call_with_gradients(op, lambda: arguments)
     except NotApplicable as e:
         if e.__cause__ is None:
@@ -245,7 +245,7 @@ def require_smoothness(function: Callable[..., Any], inputs: list[torch.Tensor],
     if not any(t.numel() for t in inputs):
         return  # nothing can be changed
     generator = torch.Generator().manual_seed(2)
-    steps = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in inputs]
+    steps = [torch.randn(t.shape, generator=generator, dtype=t.dtype).to(t.device) for t in inputs]
 
     def slopes(width: float) -> list[torch.Tensor]:
         """Return the finite differences of the results for a step of ``width`` in the direction of ``steps``."""

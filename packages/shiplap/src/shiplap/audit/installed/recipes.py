@@ -18,7 +18,8 @@ class TensorRecipe:
     """The description of a tensor by its dtype, its shape, the seed of its random values and their range (``low`` to
     ``high``). If ``low`` and ``high`` are both 0, floating-point values are normally distributed. If ``last`` is not
     None, the tensor holds ascending offsets up to ``last``. ``values`` has all values of a recorded tensor, or is
-    empty. ``source`` is a Python expression that builds the tensor by a call of an op, or is empty.
+    empty. ``source`` is a Python expression that builds the tensor by a call of an op, or is empty. ``device`` is the
+    type of the device on which the tensor is.
     """
 
     dtype: str
@@ -29,6 +30,7 @@ class TensorRecipe:
     last: int | None = None
     values: tuple[float, ...] = ()
     source: str = ""
+    device: str = "cpu"
 
     def reshaped(self, shape: tuple[int, ...]) -> TensorRecipe:
         """Return a recipe of another shape. Values that were made for the present shape are dropped."""
@@ -38,6 +40,10 @@ class TensorRecipe:
         """Return the Python expression that builds the tensor."""
         if self.source:
             return self.source
+        return self._host_text() + ("" if self.device == "cpu" else f".to({self.device!r})")
+
+    def _host_text(self) -> str:
+        """Return the Python expression that builds the tensor in the memory of the CPU."""
         if self.values:
             return f"torch.tensor({list(self.values)}, dtype=torch.{self.dtype}).view({self.shape})"
         if self.last is not None:
@@ -105,15 +111,20 @@ class TakenCall:
     call: CallRecipe
     results: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
+    @property
+    def device(self) -> str:
+        """The type of the device of the first tensor of the call that is not on the CPU, or ``cpu``."""
+        return next((t.device for _, t in self.call.tensors() if t.device != "cpu"), "cpu")
+
     def result_recipes(self) -> list[TensorRecipe]:
         """Return a recipe of each result. That of an op makes the call again. That of a function, which is not in
         ``torch.ops``, draws other values of the same dtype and shape.
         """
         if "::" not in self.op:
-            return [TensorRecipe(dtype, shape, 0) for dtype, shape in self.results]
+            return [TensorRecipe(dtype, shape, 0, device=self.device) for dtype, shape in self.results]
         texts = ", ".join(f"{n!r}: {text}" for n, text in self.call.texts().items())
         return [
-            TensorRecipe(dtype, shape, 0, source=f"result({self.op!r}, {{{texts}}}, {number})")
+            TensorRecipe(dtype, shape, 0, source=f"result({self.op!r}, {{{texts}}}, {number})", device=self.device)
             for number, (dtype, shape) in enumerate(self.results)
         ]
 
@@ -150,7 +161,7 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
         high = high if high > low or whole else low + 1e-9
-        return TensorRecipe(seen.dtype, seen.shape, seed, low, high, values=seen.values)
+        return TensorRecipe(seen.dtype, seen.shape, seed, low, high, values=seen.values, device=seen.device)
 
     return CallRecipe({n: map_seen(v, recipe) for n, v in call.arguments.items()}, "recorded")
 

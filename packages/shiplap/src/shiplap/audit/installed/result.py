@@ -29,6 +29,12 @@ HARM = (
     "alias",
 )
 
+
+def device_name(device: str) -> str:
+    """Return the type of a device as a sentence names it."""
+    return {"cpu": "the CPU", "cuda": "CUDA"}.get(device, device)
+
+
 _MOST_ROWS = 20  # of the table for a terminal; more findings are shown as one row for each check
 
 
@@ -80,13 +86,14 @@ class InstalledOp:
 @dataclass
 class InstalledReport:
     """The results of all ops of a package. ``known`` holds the keys of the findings that a baseline (a file of known
-    findings) lists.
+    findings) lists. ``device`` is the type of the device on which calls were searched.
     """
 
     package: str
     version: str
     ops: list[InstalledOp] = field(default_factory=list)
     known: frozenset[str] = frozenset()
+    device: str = "cpu"
 
     @property
     def findings(self) -> list[InstalledFinding]:
@@ -112,6 +119,7 @@ class InstalledReport:
         return {
             "package": self.package,
             "version": self.version,
+            "device": self.device,
             "ops": len(self.ops),
             "reached": len(reached),
             "findings": [asdict(f) | {"new": f.key not in self.known} for f in self.findings],
@@ -126,7 +134,9 @@ class InstalledReport:
         # Ops for other devices are no failure of the search.
         absent = [op for op in self.ops if op.unreached.startswith("no kernel")]
         head = f"{self.package} {self.version}: {self.subjects}, {len(reached)} reached"
-        yield line(head + (f", {len(absent)} without a kernel for the CPU" if absent else ""), "bold")
+        yield line(
+            head + (f", {len(absent)} without a kernel for {device_name(self.device)}" if absent else ""), "bold"
+        )
         if len(self.findings) > _MOST_ROWS:
             yield TextTable(("check", "findings", "ops", "first problem"), self._check_rows(), unwrapped=("check",))
             yield line("one row for each check; the page of --html or --out and --json show every finding", "dim")

@@ -14,6 +14,7 @@ from shiplap.audit.installed.checks import NotApplicable, call_op, on_cpu_alone
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text
+from shiplap.audit.installed.result import device_name
 from shiplap.audit.installed.tensors import map_tensors, tensors_in
 from shiplap.scaffold.schema import SchemaForm
 
@@ -42,8 +43,8 @@ def refusal_form(text: str) -> str:
 
 
 def has_no_kernel(op: str, refusal: str) -> bool:
-    """Return whether ``refusal`` says that the op ``op`` has no kernel for the CPU. The dispatcher's error may also
-    come from another op inside of it.
+    """Return whether ``refusal`` says that the op ``op`` has no kernel for the device of its arguments. The
+    dispatcher's error may also come from another op inside of it.
     """
     missing = "Could not run" in refusal and f"'{op.removesuffix('.default')}'" in refusal
     return missing or bool(_NO_DEVICE.search(refusal))
@@ -123,15 +124,18 @@ def _tried(call: CallRecipe, wrap: str, source: CallRecipe | None) -> ChildEvent
     return {"kind": "try", "call": repr(call), "texts": texts, "by": call.origin, "origin": repr(source), "used": used}
 
 
-def search_calls(op: Any, form: SchemaForm, seed: int, seconds: float, state: SearchState, send: SendEvent) -> None:
+def search_calls(
+    op: Any, form: SchemaForm, seed: int, seconds: float, state: SearchState, send: SendEvent, device: str = "cpu"
+) -> None:
     """Search for calls that the op accepts by random changes, within ``seconds`` of processor time, until ``state`` and
-    this search have six of them. A search whose calls wait rather than compute ends after 20 times as long. Every
-    tensor ends directly before memory that cannot be accessed, so that a read beyond its end is a crash.
+    this search have six of them. Tensors are on a device of the type ``device``. A search whose calls wait rather than
+    compute ends after 20 times as long. On the CPU every tensor ends directly before memory that cannot be accessed, so
+    that a read beyond its end is a crash.
 
     Each call is sent by ``send`` before it is made. If a call ends the process, the parent process starts the search
     again, with this call among those that ``state`` avoids.
     """
-    draws = CallDraws(form, seed, state.siblings, careful=bool(state.avoided))
+    draws = CallDraws(form, seed, state.siblings, careful=bool(state.avoided), device=device)
     for refusal in state.refusals:
         draws.hint(refusal)
     frontier, forms = list(state.frontier), set(map(refusal_form, state.refusals))
@@ -147,9 +151,9 @@ def search_calls(op: Any, form: SchemaForm, seed: int, seconds: float, state: Se
             continue
         send(_tried(call, "guarded", source))
         if refusal := why_refused(op, call):
-            # No change of the arguments gives the op a kernel for the CPU, so the search ends.
+            # No change of the arguments gives the op a kernel for the device, so the search ends.
             if has_no_kernel(form.name, refusal):
-                send({"kind": "absent", "reason": f"no kernel for the CPU: {refusal}"[:160]})
+                send({"kind": "absent", "reason": f"no kernel for {device_name(device)}: {refusal}"[:160]})
                 return
             draws.hint(refusal)
             # A refusal in a new form may come from a later check of the op, so its call is worth changing further.

@@ -61,7 +61,7 @@ def strided(t: torch.Tensor) -> torch.Tensor:
     """
     if not t.dim():
         return t
-    wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
+    wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype, device=t.device)
     view = wide[..., ::2]
     return view.copy_(t)
 
@@ -75,14 +75,14 @@ def transposed(t: torch.Tensor) -> torch.Tensor:
 
 def shifted(t: torch.Tensor) -> torch.Tensor:
     """Return a copy of ``t`` that begins one element behind the start of its storage."""
-    return torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape).copy_(t)
+    return torch.zeros(t.numel() + 1, dtype=t.dtype, device=t.device)[1:].view(t.shape).copy_(t)
 
 
 def guarded(t: torch.Tensor) -> torch.Tensor:
     """Return a copy of ``t`` directly before memory that cannot be accessed, so that an access behind its end crashes.
-    Return ``t`` itself if it is not contiguous.
+    Return ``t`` itself if it is not contiguous, or not in the memory of the CPU.
     """
-    return copy_beside_guard(t, after=True) if t.is_contiguous() else t
+    return copy_beside_guard(t, after=True) if t.is_contiguous() and t.device.type == "cpu" else t
 
 
 def map_tensors(value: Any, function: Any) -> Any:

@@ -1,0 +1,115 @@
+"""Find and record the ops of a package in a process of its own, for a device whose driver no fork may inherit.
+
+The process that starts the audits forks one child for each. CUDA does not work in a fork of a process that has used it,
+and the import of a package for GPUs may use it already, so that only children import such a package.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, run_isolated
+from shiplap.audit.installed.functions import FunctionRecorder, InstalledFunction
+from shiplap.audit.installed.recipes import CallRecipe, recipe_from_text, recipe_of_call
+from shiplap.scaffold.calls import DispatchRecorder
+from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
+from shiplap.torch_private.dispatcher_library import find_overload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shiplap.torch_private.dispatcher_library import Overload
+
+# The program whose calls are recorded may compile for minutes, and the import of a package for seconds.
+_LIMITS = ChildLimits(busy_s=900.0, idle_s=120.0, memory=64 << 30)
+
+
+@dataclass(frozen=True)
+class InstalledOverload:
+    """The name of a torch op that the import of ``package`` registers. ``form`` describes its arguments, and is None
+    for a schema that no declaration can have, for which ``undeclarable`` says why.
+    """
+
+    name: str
+    package: str
+    form: SchemaForm | None
+    undeclarable: str = ""
+
+    def load(self) -> Overload:
+        """Import the package, and return the op. Raise ``LookupError`` if the import does not register it."""
+        importlib.import_module(self.package)
+        space, _, rest = self.name.partition("::")
+        op = find_overload(space, rest)
+        if op is None:
+            raise LookupError(f"{self.package} does not register {self.name}")
+        return op
+
+
+LoadedLater: TypeAlias = InstalledOverload | InstalledFunction
+
+
+def describe_overload(name: str, package: str, op: Overload) -> InstalledOverload:
+    """Return the description of the op ``name`` of ``package``, of which ``op`` is the overload in this process."""
+    try:
+        return InstalledOverload(name, package, parse_schema(op._schema))
+    except UndeclarableSchema as e:
+        return InstalledOverload(name, package, None, str(e))
+
+
+def find_apart(
+    package: str, find: Callable[[], tuple[Mapping[str, Overload], Mapping[str, InstalledFunction]]]
+) -> dict[str, LoadedLater] | ChildDeath:
+    """Return the ops and functions that ``find()`` returns in a child process, by name, in a form from which another
+    process can load them. If the child dies, return its ``ChildDeath``.
+    """
+
+    def work(send: SendEvent) -> Any:
+        """Return the descriptions of the ops and of the functions as plain data."""
+        ops, functions = find()
+        return msgspec.to_builtins(
+            [[describe_overload(n, package, op) for n, op in ops.items()], [*functions.values()]]
+        )
+
+    made = run_isolated(work, _LIMITS)
+    if isinstance(made, ChildDeath):
+        return made
+    overloads = msgspec.convert(made[0], list[InstalledOverload])
+    subjects: list[LoadedLater] = [*overloads, *msgspec.convert(made[1], list[InstalledFunction])]
+    return {subject.name: subject for subject in subjects}
+
+
+def record_apart(
+    subjects: Mapping[str, LoadedLater], seed: int, run: Callable[[AbstractContextManager[Any]], str]
+) -> tuple[dict[str, list[CallRecipe]], str]:
+    """Return the calls of ``subjects`` that ``run(recording)`` makes in a child process, by name, and the text that it
+    returns, which says how it failed. ``recording`` is the context in which calls are recorded. If the child dies,
+    there are no calls, and the text says how it died.
+    """
+
+    def work(send: SendEvent) -> Any:
+        """Run the program, and return the recorded calls as texts."""
+        functions = {n: s for n, s in subjects.items() if isinstance(s, InstalledFunction)}
+        for subject in subjects.values():
+            if isinstance(subject, InstalledOverload):
+                subject.load()
+        recorder = DispatchRecorder([n for n in subjects if n not in functions])
+        failed = run(FunctionRecorder(functions, recorder).mode() if functions else recorder.mode())
+        return failed, {n: [repr(c) for c in calls] for n, calls in recipes_of_calls(recorder, seed).items()}
+
+    made = run_isolated(work, _LIMITS)
+    if isinstance(made, ChildDeath):
+        return {}, str(made)
+    failed, calls = made
+    return {n: [recipe_from_text(text) for text in texts] for n, texts in calls.items()}, failed
+
+
+def recipes_of_calls(recorder: DispatchRecorder, seed: int) -> dict[str, list[CallRecipe]]:
+    """Return the calls of ``recorder`` as recipes, by name. Their values are drawn from ``seed`` on."""
+    calls: Mapping[str, Sequence[Any]] = recorder.calls
+    return {name: [recipe_of_call(c, seed + i) for i, c in enumerate(made)] for name, made in calls.items()}

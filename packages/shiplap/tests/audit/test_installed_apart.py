@@ -1,0 +1,122 @@
+"""A package that only child processes import: what they find and record is what this process would."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from shiplap.audit.child_process import ChildDeath
+from shiplap.audit.installed import engine
+from shiplap.audit.installed.apart import InstalledOverload, find_apart, record_apart
+from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
+from shiplap.audit.installed.functions import InstalledFunction
+from shiplap.audit.installed.recipes import TensorRecipe, evaluate
+from shiplap.audit.installed.search import has_no_kernel
+from shiplap.cli.audit_installed import InstalledOptions, _find_subjects, audit_package
+from shiplap.cli.recording import run_recorded
+from shiplap.errors import ShiplapError
+
+PACKAGE = """\
+import torch
+from torch.autograd import Function
+
+library = torch.library.Library("apart_ops", "DEF")
+library.define("double(Tensor x) -> Tensor")
+library.define("trailing(Tensor x) -> Tensor")
+library.define("named(Dict(str, Tensor) x) -> Tensor")
+library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+packed = lambda x: torch.as_strided(x, x.shape, torch.empty(x.shape, device="meta").stride())
+library.impl("trailing", lambda x: packed(x) * 2, "CPU")
+
+
+class Triple(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+"""
+SCRIPT = """\
+import torch, apart_package
+apart_package.Triple.apply(torch.ones(3, 2))
+torch.ops.apart_ops.trailing(torch.ones(5, 4))
+"""
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    (tmp_path / "apart_package.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return InstalledOptions("apart_package", ["apart_ops"], None, [], None, False, None, 5, 4.0, 1, True, "cuda")
+
+
+def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch):
+    found = find_apart("apart_package", lambda: _find_subjects(options))
+    assert "apart_package" not in sys.modules
+    assert not isinstance(found, ChildDeath)
+    kinds = {name: type(subject) for name, subject in found.items()}
+    assert kinds == {
+        "apart_ops::double": InstalledOverload,
+        "apart_ops::trailing": InstalledOverload,
+        "apart_ops::named": InstalledOverload,
+        "apart_package:Triple": InstalledFunction,
+    }
+    named = found["apart_ops::named"]
+    assert named.form is None
+    assert "Dict" in named.undeclarable
+    (tmp_path / "calls.py").write_text(SCRIPT)
+    recorded, failed = record_apart(found, 5, lambda m: run_recorded(tmp_path / "calls.py", [], m))
+    assert not failed
+    assert evaluate(recorded["apart_package:Triple"][0].texts())["x"].shape == (3, 2)
+    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    asked = InstalledRequest("apart_package", "1", seed=5, seconds=4.0)
+    findings = {
+        name: {f.check for f in audit_installed_op(name, found[name], recorded.get(name, ()), asked).findings}
+        for name in found
+    }
+    assert findings["apart_ops::double"] == set()
+    assert findings["apart_ops::named"] == set()
+    assert "layout" in findings["apart_ops::trailing"]
+    assert "gradient" in findings["apart_package:Triple"]
+    assert "apart_package" not in sys.modules
+
+
+def test_a_program_that_dies_leaves_no_call_and_is_named(options, tmp_path):
+    found = find_apart("apart_package", lambda: _find_subjects(options))
+    (tmp_path / "dies.py").write_text("import os\nos.abort()\n")
+    recorded, failed = record_apart(found, 5, lambda m: run_recorded(tmp_path / "dies.py", [], m))
+    assert recorded == {}
+    assert "SIGABRT" in failed
+
+
+def test_a_package_that_ends_its_process_is_an_error(options, tmp_path, monkeypatch):
+    (tmp_path / "apart_package.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.setattr("shiplap.cli.console.require_device", lambda device: None)
+    with pytest.raises(ShiplapError, match=r"SL601: the package cannot be imported"):
+        audit_package(options, as_json=False, html=None)
+
+
+def test_a_device_that_is_missing_is_an_error(options):
+    with pytest.raises(ShiplapError, match="SL605"):
+        audit_package(
+            InstalledOptions(**{**vars(options), "device": "mtia"}),
+            as_json=False,
+            html=None,
+        )
+
+
+def test_a_recipe_names_its_device():
+    recipe = TensorRecipe("float32", (2, 3), 1, device="meta")
+    assert str(recipe).endswith(".to('meta')")
+    made = evaluate({"x": f"guarded({recipe})", "y": f"strided({recipe})", "z": f"shifted({recipe})"})
+    assert {t.device.type for t in made.values()} == {"meta"}
+    assert made["y"].stride() == (6, 2)
+
+
+def test_a_kernel_that_is_missing_on_cuda_is_told_from_another_refusal():
+    text = "Could not run 'apart_ops::trailing' with arguments from the 'CUDA' backend."
+    assert has_no_kernel("apart_ops::trailing", text)
+    assert not has_no_kernel("apart_ops::double", text)
