@@ -132,7 +132,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "stride": ("{name}.stride()",),
     "device": ("{name}.device", "type({name})"),
     "type": ("type({name})",),
-    "length": ("len({name})", "tuple({name})"),
+    "length": ("len({name})", "tuple({name})", "tuple({name}.items())"),
     "grad": ("{name}.requires_grad",),
 }
 # The expressions for what is no value of an argument; {model} is the compiled module.
@@ -192,11 +192,13 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
     subject = case.subject.partition(", dim ")[0]
     root = re.match(r"\w*", subject)
     if "global setting" in subject or "grad mode" in subject:
-        yield "torch.is_grad_enabled()"
+        yield "(torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ('cpu', 'cuda')))"
         return
     known = root is not None and re.search(rf"(^|\W){root[0]}(\W|$)", parameters)
     if known and re.fullmatch(r"[\w.\[\]']+", subject):
         yield from (key.replace("{name}", subject) for key in _KEYS.get(case.cause, ()))
+    elif model.isidentifier() and re.fullmatch(r"self(\.[A-Za-z_]\w*)+", subject) and case.cause == "attribute":
+        yield subject.replace("self", model, 1)
     elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
         yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 

@@ -66,6 +66,7 @@ def _setting(
 
 _CONFIG = "torch._dynamo.config"
 _REORDERED = f"{_CONFIG}.reorderable_logging_functions"
+_TENSOR_PROPERTIES = ("dtype", "rank", "stride", "device")
 _FROZEN = "the value is read once and stays the same in compiled code"
 _SILENT = "the call does not run in compiled code"
 
@@ -227,7 +228,20 @@ REMEDIES: tuple[Remedy, ...] = (
         "versions",
         "compile a function of its own for each kind of call",
         edits_of_calls.compile_versions,
-        ("optional", "lazy", "value", "dtype", "rank", "stride", "device", "type", "length", "grad", "mode"),
+        (
+            "optional",
+            "lazy",
+            "value",
+            "dtype",
+            "rank",
+            "stride",
+            "device",
+            "type",
+            "length",
+            "grad",
+            "mode",
+            "attribute",
+        ),
         own=False,
         caveat="as many versions are compiled as before; none counts against the limit of another",
         repeated=True,
