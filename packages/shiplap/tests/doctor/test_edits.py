@@ -289,6 +289,12 @@ def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: 
         assert f"lambda x, how=None: {key}, backend=count)(model)" in text
 
 
+def test_options_of_the_compiler_are_kept(tmp_path: Path) -> None:
+    source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(model, dynamic=False, **more)")
+    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "how", "", "forward", "value")
+    assert "compile_each(lambda x, how=None: how, dynamic=False, **more)(model)" in found
+
+
 def test_a_compiled_function_gets_contiguous_tensors(tmp_path: Path) -> None:
     source = CALLS.replace("return x if how is None", "assert x.is_contiguous()\n            return x if how is None")
     decorated, called = proposals(tmp_path, source, edits_of_calls.wrap_contiguous, "x", "", "f", "stride")

@@ -150,18 +150,14 @@ def compile_versions(case: Case) -> Iterator[Edits]:
         called = _is_call_of_torch(node)
         if function is None and not called:
             continue
-        options = [source.code(k.value) if k.arg is None else f"{k.arg}={source.code(k.value)}" for k in _options(node)]
+        keywords = node.keywords if isinstance(node, ast.Call) else []
+        options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
         model = source.code(node.args[0]) if called and isinstance(node, ast.Call) else ""
         parameters = _parameters(case, function)
         for key in _keys_of(case, parameters, model):
             text = f"compile_each({', '.join([f'lambda {parameters}: {key}', *options])})"
             edit = source.replace(node, text if function is not None else f"{text}({model})")
             yield _with_helper([(source, edit)], "compile_each", _VERSIONS)
-
-
-def _options(node: ast.expr) -> list[ast.keyword]:
-    """Return the keyword arguments of a use of ``torch.compile``, which is a call or a bare decorator."""
-    return node.keywords if isinstance(node, ast.Call) else []
 
 
 def _parameters(case: Case, function: ast.FunctionDef | None) -> str:
