@@ -401,7 +401,7 @@ def _take_one_device(config: pytest.Config) -> None:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = named.split(",") if named is not None else sorted(glob("/dev/nvidia[0-9]*"))
     several = max(len(devices), 1)
-    worker: dict[str, str] = getattr(config, "workerinput", {})  # pytest-xdist adds it
+    worker: dict[str, str] = getattr(config, "workerinput", {})
     turn = int(worker["workerid"].removeprefix("gw")) % several
     if several > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[turn].removeprefix("/dev/nvidia")
