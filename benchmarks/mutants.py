@@ -44,7 +44,19 @@ from _source_mutants import ROOMS, SOURCE, SourceMutant, draw_mutants
 from shiplap_testing.changed import Graph
 
 TESTS = "packages/shiplap/tests"
-AWAY = ("gpu", "judge", "sandbox")  # whose tests reach the four rooms through others, and take long
+# Whose tests may kill a mutant, in the order in which they are looked at. Other rooms reach the four through these.
+NEAR = (
+    "kernels",
+    "dispatch",
+    "declare",
+    "plan",
+    "codegen",
+    "sampling",
+    "sharding",
+    "plugin_api",
+    "safe_io",
+    "packaging",
+)
 MARKS = "not gpu and not long and not docs and not device"
 STARTS = ("os.fork", "os.posix_spawn", "os.forkpty", "subprocess.Popen", "socket.connect")
 PROGRAM = "a program"  # among the files that a test reaches: it starts a process, of which lines are not listed
@@ -53,9 +65,8 @@ PER_FILE, ONE_S = 3, 20.0
 
 def list_tests() -> list[str]:
     """Return the files and folders of tests that may kill a mutant."""
-    inside = sorted((ROOT / TESTS).iterdir())
-    found = [path for path in inside if path.name.startswith("test_") or (path / "__init__.py").exists()]
-    return [str(path.relative_to(ROOT)) for path in found if path.name not in AWAY]
+    alone = sorted(path.name for path in (ROOT / TESTS).glob("test_*.py"))
+    return [f"{TESTS}/{name}" for name in (*NEAR, *alone) if (ROOT / TESTS / name).exists()]
 
 
 def exchange_code(mutant: SourceMutant) -> None:
@@ -95,10 +106,51 @@ class Tracer:
         self.lines, self.files, self.program = set[tuple[str, int]](), set[str](), False
 
     def begin(self) -> None:
-        """Trace this thread and all that begin later, and note when a process is started."""
+        """Trace all threads, or without the monitoring of Python 3.12 this one and those that begin later. Note when a
+        process is started.
+        """
         sys.addaudithook(self.note_start)
-        sys.settrace(self.enter)
-        threading.settrace(self.enter)
+        if hasattr(sys, "monitoring"):
+            self.monitor(sys.monitoring)
+        else:
+            sys.settrace(self.enter)
+            threading.settrace(self.enter)
+
+    def monitor(self, monitoring: Any) -> None:
+        """Let Python report the lines of the code that is loaded already, and of what is loaded later."""
+        self.monitoring, events = monitoring, monitoring.events
+        monitoring.use_tool_id(monitoring.COVERAGE_ID, "mutants")
+        monitoring.register_callback(monitoring.COVERAGE_ID, events.PY_START, self.start)
+        monitoring.register_callback(monitoring.COVERAGE_ID, events.LINE, self.run_line)
+        for each in gc.get_objects():
+            if type(each) is FunctionType and each.__code__.co_filename in self.wanted:
+                self.report_lines(each.__code__)
+        monitoring.set_events(monitoring.COVERAGE_ID, events.PY_START)
+
+    def report_lines(self, code: CodeType) -> None:
+        """Let Python report the lines of ``code``, and of the code within it, if any is wanted."""
+        if code not in self.known:
+            self.known[code] = any(line in self.wanted[code.co_filename] for _, _, line in code.co_lines() if line)
+            if self.known[code]:
+                self.monitoring.set_local_events(self.monitoring.COVERAGE_ID, code, self.monitoring.events.LINE)
+            for within in code.co_consts:
+                if isinstance(within, CodeType):
+                    self.report_lines(within)
+
+    def start(self, code: CodeType, offset: int) -> Any:
+        """Note a file of which code runs."""
+        if code.co_filename not in self.wanted:
+            return self.monitoring.DISABLE
+        self.files.add(code.co_filename)
+        self.report_lines(code)
+        return None
+
+    def run_line(self, code: CodeType, line: int) -> Any:
+        """Note a line that runs."""
+        if line not in self.wanted[code.co_filename]:
+            return self.monitoring.DISABLE
+        self.lines.add((code.co_filename, line))
+        return None
 
     def note_start(self, event: str, arguments: object) -> None:
         """Note an event that starts a process, or that asks another process for one."""
@@ -214,6 +266,11 @@ def start_server() -> None:
     thread.join()
 
 
+def place_among(order: list[Path], file: Path) -> int:
+    """Return the place in ``order`` of the folder or file that holds ``file``, or the end if none does."""
+    return next((i for i, path in enumerate(order) if file.is_relative_to(path)), len(order))
+
+
 class Workshop:
     """A plugin of pytest that tries mutants in forks instead of running the collected tests.
 
@@ -226,6 +283,7 @@ class Workshop:
         self.given, self.mutants, self.ends = given, mutants, time.monotonic() + given.limit
         self.folder: Path = given.folder
         self.jobs: int = given.jobs
+        self.tried = [mutant for mutant in mutants if mutant.room in given.rooms]
         self.picks = list_picks(mutants)
         self.reached: dict[str, dict[str, Any]] = {}
         self.failed: list[str] = []
@@ -249,7 +307,7 @@ class Workshop:
         )
         self.reached = read_reached(self.folder)
         items_by_name = {item.nodeid: item for item in session.items}
-        spread(lambda number: self.write_row(self.mutants[number], items_by_name), len(self.mutants), self.jobs)
+        spread(lambda number: self.write_row(self.tried[number], items_by_name), len(self.tried), self.jobs)
         return True
 
     def write_row(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> None:
@@ -287,7 +345,8 @@ class Workshop:
                 self.run_items(items, pass_on, tracer)
 
             rows, how = fork_child(work, min(120, self.ends - time.monotonic()), 100)
-            place.write_text(json.dumps({name: rest for name, *rest in rows}))
+            if time.monotonic() < self.ends:
+                place.write_text(json.dumps({name: rest for name, *rest in rows}))
             print(file, len(rows), "of", len(items), how, file=sys.__stderr__, flush=True)
 
     def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
@@ -392,18 +451,26 @@ def try_text(given: argparse.Namespace, mutant: SourceMutant, chosen: list[str],
     if not place.exists():
         copy_repository(place)
     path, data = place / mutant.file, (ROOT / mutant.file).read_bytes()
-    path.write_bytes(mutant.change(data))
-    try:
-        killer, count = run_texts(place, chosen, min(180.0, ends - time.monotonic()))
-    finally:
-        path.write_bytes(data)
-    if time.monotonic() > ends:
-        return
-    is_right = killer and run_texts(place, [killer] if "::" in killer else chosen[:1], 120)[0] is None
+    killer, count, left = None, 0, list(chosen)
+    while left:
+        path.write_bytes(mutant.change(data))
+        try:
+            killer, ran = run_texts(place, left, min(180.0, ends - time.monotonic()))
+        finally:
+            path.write_bytes(data)
+        if time.monotonic() > ends:
+            return
+        count += ran
+        if killer is None:
+            break
+        last = killer if "::" in killer else left[min(ran, len(left) - 1)]  # which was running when the time was over
+        if run_texts(place, [last], 120)[0] is None:
+            break
+        killer, left = None, left[left.index(last) + 1 :] if last in left else []
     before = json.loads(row_place.read_text()) if row_place.exists() else {}
     count += before.get("ran", 0) if given.also else 0
-    row = {"killed": killer if is_right else None, "ran": count, "of": len(chosen), "way": "text"}
-    row_place.write_text(json.dumps(row | {"note": "" if row["killed"] == killer else f"{killer} fails unchanged"}))
+    row = {"killed": killer, "ran": count, "of": len(chosen), "way": "text"}
+    row_place.write_text(json.dumps(row))
     print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
 
 
@@ -443,7 +510,7 @@ def run_texts(place: Path, chosen: list[str], seconds: float) -> tuple[str | Non
         shutil.rmtree(tempfile.tempdir, ignore_errors=True)
         pass_on([int(code)])
 
-    codes, how = fork_child(work, seconds, int(seconds)) if chosen else ([[0]], "right")
+    codes, how = fork_child(work, seconds, int(seconds) + 60) if chosen else ([[0]], "right")
     lines = told.read_text().splitlines() if told.exists() else []
     failed = next((line.partition(" ")[2] for line in lines if line.startswith("failed")), None)
     if failed is None and (how != "right" or codes[0][0] not in (0, 5)):
@@ -495,6 +562,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=3506)
     parser.add_argument("--each", type=int, default=60)
+    parser.add_argument("--rooms", nargs="+", default=ROOMS, help="whose mutants are tried")
     parser.add_argument("--limit", type=float, default=500.0)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="forks side by side")

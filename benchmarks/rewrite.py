@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -229,7 +230,7 @@ def run(
     """Measure, and write after each case: time on a machine may end early. What ``path`` has of these sources stays."""
     cases = kept(path, sources)
     for case in wanted:
-        if only not in case.name or any(f["case"] == case.name for f in cases):
+        if not re.search(only, case.name) or any(f["case"] == case.name for f in cases):
             continue
         cases.append(measured(case, device, rounds))
         print(json.dumps(cases[-1]), flush=True)
@@ -262,7 +263,7 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="record, kept up to date after each case")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--only", default="", help="cases with this regular expression in their name")
     return parser
 
 

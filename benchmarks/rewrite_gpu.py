@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -220,7 +221,7 @@ def run_together(wanted: Sequence[Case], args: argparse.Namespace) -> None:
     Calls of the others would disturb what is timed while the tuned ones are compiled.
     """
     end, cases = time.monotonic() + args.together, kept(args.json, OURS)
-    left = [c for c in wanted if args.only in c.name and all(f["case"] != c.name for f in cases)]
+    left = [c for c in wanted if re.search(args.only, c.name) and all(f["case"] != c.name for f in cases)]
     again = [sys.executable, __file__, "--device", args.device, "--rounds", str(args.rounds)]
     again += ["--stop", str(args.stop), *(["--lock", args.lock] if args.lock else []), *["--tiny"] * args.tiny]
     tuned = [c.name for c in left if c.mode == TUNED]

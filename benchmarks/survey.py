@@ -286,24 +286,24 @@ def keep_record(options: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def _sort_here(options: argparse.Namespace, folder: Path) -> None:
-    """Sort the points of ``in.las`` with all cores into ``sorted``, for surveys of today's code to begin with."""
+    """Sort the points of ``in.las`` with eight processes into ``sorted``, for surveys of today's code to begin with."""
     from shiplap_sparse3d import survey
     from shiplap_sparse3d.survey import run, tasks
 
     model = _survey_models.MODELS[options.model](survey)
     job = run.open_job(folder / "in.las", folder / "sorted", model, (options.tile,))
     job = replace(job, model=replace(model, net=torch.nn.Identity()))  # weights that nobody needs would be sent, too
-    with job.folder.open_for_work(), multiprocessing.get_context("fork").Pool(min(16, os.cpu_count() or 1)) as pool:
-        pool.map(partial(tasks.sort_segment, job), job.segments, chunksize=1)
+    with job.folder.open_for_work(), multiprocessing.get_context("spawn").Pool(8, torch.set_num_threads, (1,)) as pool:
+        pool.map(partial(tasks.sort_segment, job), job.segments, chunksize=3)
 
 
 def _start_round(options: argparse.Namespace, folder: Path, names: list[str], turn: int) -> dict[str, Run]:
-    """Start the surveys ``names``, such as ``dask 2``, and return them when each waits before its first tile.
+    """Start the surveys ``names``, such as ``dask 2``, and return those that wait before their first tile in time.
 
     In the first round another survey predicts meanwhile, in one process, and ends before they go on: it compiles the
     kernels and writes them to the disk, whence all of them load them. Its classes stay, for a comparison.
     """
-    runs = dict[str, Run]()
+    runs, until = dict[str, Run](), time.monotonic() + options.patience
     for name in (*names, *(["warm 0"] if turn == 0 else [])):
         (kind, count), target = name.split(), folder / f"{name}.las"
         place = target.with_name(f"{target.name}.survey")
@@ -317,52 +317,68 @@ def _start_round(options: argparse.Namespace, folder: Path, names: list[str], tu
         if kind == "warm":
             gate.touch()
         runs[name] = Run(folder / "in.las", target, options.model, int(count), options.tile, gate=gate, **more)
-    if turn == 0:
-        print("kernels compiled by", runs.pop("warm 0").end(), flush=True)
-    while any(not gates.exists() for run in runs.values() for gates in run.waiting):
+    waiting = set(runs)
+    while waiting and time.monotonic() < until:
         time.sleep(0.1)
-        if any(process.poll() is not None for run in runs.values() for process in run.processes):
-            raise SystemExit("\n".join(run.stop() for run in runs.values()))
+        for name in [*waiting]:
+            ended = [process.poll() is not None for process in runs[name].processes]
+            if any(ended) or (name[:4] != "warm" and all(gate.exists() for gate in runs[name].waiting)):
+                waiting.remove(name)
+                print(name, "ended" if any(ended) else "waits", f"{until - time.monotonic():.0f} s left", flush=True)
+    for name in [name for name, run in runs.items() if name in waiting or run.processes[0].poll() is not None]:
+        said = runs.pop(name).stop()
+        print(name, "is left out" if name[:4] != "warm" or name in waiting else "is done", said[-2000:], flush=True)
     return runs
+
+
+def _predict_tiles(name: str, run: Run, tiles: int, most: float) -> list[float]:
+    """Let the survey ``run`` predict for ``most`` seconds at most, and return the seconds at which tiles were done."""
+    until = time.monotonic() + most
+    run.gate.touch()
+    while run.processes[0].poll() is None and len([*run.classes.glob("*.bin")]) < 0.97 * tiles:
+        time.sleep(0.05)
+        if time.monotonic() > until:
+            break
+    said, times = run.stop(), run.times()
+    if len(times) < 0.95 * tiles:
+        print(name, f"has {len(times)} of {tiles} tiles", said[-2000:], flush=True)
+        return []
+    return times
 
 
 def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Predict the tiles of a survey by one and by two GPUs, with Dask and with the old pool, in turn."""
+    begun = time.monotonic()
     made_scan(folder / "in.las", round(options.millions[0] * 1e6))
     _sort_here(options, folder)
+    print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
     names = [f"{kind} {count}" for count in (2, 1) for kind in (("dask", "pool") if options.pool else ("dask",))]
-    rates, tenths, until = dict[str, list[float]](), dict[str, list[list[float]]](), time.monotonic() + options.limit
+    rates, tenths, until = dict[str, list[float]](), dict[str, list[list[float]]](), begun + options.limit
     result, same = dict[str, Any](), True
     for turn in range(options.rounds):
         begun = time.monotonic()
         runs = _start_round(options, folder, names if turn % 2 == 0 else names[::-1], turn)
-        print(f"started and sorted after {time.monotonic() - begun:.0f} s", flush=True)
-        tiles = int(runs["dask 2"].waiting[0].read_text())
+        tiles = max(int(run.waiting[0].read_text()) for run in runs.values())
         right = {path.name: path.read_bytes() for path in (folder / "warm 0.las.survey" / "classes").glob("*.bin")}
         for name, run in runs.items():
-            run.gate.touch()
-            while run.processes[0].poll() is None and len([*run.classes.glob("*.bin")]) < 0.97 * tiles:
-                time.sleep(0.05)
-            said, times = run.stop(), run.times()
-            if len(times) < 0.95 * tiles:
-                raise SystemExit(said)
+            if not (times := _predict_tiles(name, run, tiles, options.patience)):
+                continue
             if name.startswith("dask"):
-                same &= all(path.read_bytes() == right[path.name] for path in run.classes.glob("*.bin"))
+                same &= all(path.read_bytes() == right.get(path.name) for path in run.classes.glob("*.bin"))
             first, last = round(0.4 * tiles), round(0.95 * tiles) - 1
             rates.setdefault(name, []).append((last - first) / (times[last] - times[first]))
             tenths.setdefault(name, []).append([round(times[round(part * tiles / 10)], 3) for part in range(10)])
             print(name, f"{rates[name][-1]:.2f} tiles a second; tenths after {tenths[name][-1]}", flush=True)
         middle = {name: statistics.median(of) for name, of in rates.items()}
         result = {"tiles": tiles, "points": round(options.millions[0] * 1e6), "model": options.model}
-        result |= {
-            "rates": rates,
-            "tenths": tenths,
-            "medians": middle,
-            "two over one": round(middle["dask 2"] / middle["dask 1"], 3),
-            "right": same,  # the classes of Dask's tiles are those of one process
-        }
-        if options.pool:
-            result |= {f"dask over pool, {n}": round(middle[f"dask {n}"] / middle[f"pool {n}"], 3) for n in (1, 2)}
+        result |= {"rates": rates, "tenths": tenths, "medians": middle}
+        for label, of, to in (
+            ("two over one", "dask 2", "dask 1"),
+            *((f"dask over pool, {count}", f"dask {count}", f"pool {count}") for count in (1, 2)),
+        ):
+            if of in middle and to in middle:
+                result[label] = round(middle[of] / middle[to], 3)
+        result["right"] = same and len(right) == tiles  # the classes of Dask's tiles are those of one process
         print({key: value for key, value in result.items() if key not in ("rates", "tenths")}, flush=True)
         keep_record(options, result)
         if time.monotonic() + 1.1 * (time.monotonic() - begun) > until:
@@ -382,6 +398,7 @@ def main() -> int:
     parser.add_argument("--target", type=float, help="for speed: as many copies as one core predicts in these seconds")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds, after which no round begins")
+    parser.add_argument("--patience", type=float, default=120.0, help="for gpus: seconds for the start of a survey")
     parser.add_argument("--tile", type=int)
     parser.add_argument("--model", choices=_survey_models.MODELS, default="wide", help="memory has its own")
     parser.add_argument("--device", default="cuda")

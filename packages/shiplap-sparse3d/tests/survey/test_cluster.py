@@ -437,7 +437,7 @@ def test_the_threads_of_local_workers(asked: str | None, monkeypatch: pytest.Mon
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
     with contextlib.ExitStack() as opened:
-        cluster = clusters._begin_cluster(2, None, opened).result()
+        cluster = clusters._begin_cluster(2, "cpu", opened).result()
         with distributed.Client(cluster, set_as_default=False) as client:
             found = client.run(lambda: [os.environ[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL")])
     assert [*found.values()] == [[asked or "2"] * 2] * 2

@@ -97,6 +97,7 @@ def test_las_of_a_newer_format_with_extra_dimensions(corner: Path, model: Survey
     assert set(np.unique(out.classification)) == {1, 2, 200}
 
 
+@pytest.mark.long
 def test_order_of_the_file_does_not_matter_to_the_grid(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
     """Shuffled points, read in small chunks: tiles and untiled agree, and every point keeps its own class."""
     las = laspy.read(corner)
@@ -107,6 +108,7 @@ def test_order_of_the_file_does_not_matter_to_the_grid(corner: Path, model: Surv
     assert np.array_equal(classes_of(tmp_path / "whole.laz"), classes_of(tmp_path / "tiled.laz"))
 
 
+@pytest.mark.long
 def test_features_with_context_see_the_same_neighbours(corner: Path, tmp_path: Path) -> None:
     def lowest(points: Points) -> torch.Tensor:
         """Height over the lowest point of a square of 60 feet."""

@@ -401,7 +401,8 @@ def _take_one_device(config: pytest.Config) -> None:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = named.split(",") if named is not None else sorted(glob("/dev/nvidia[0-9]*"))
     several = max(len(devices), 1)
-    turn = int(config.workerinput["workerid"].removeprefix("gw")) % several  # type: ignore[attr-defined]
+    worker: dict[str, str] = getattr(config, "workerinput", {})
+    turn = int(worker["workerid"].removeprefix("gw")) % several
     if several > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[turn].removeprefix("/dev/nvidia")
     config.stash[_TOGETHER] = len(range(turn, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), several))

@@ -43,6 +43,7 @@ def test_c_abi_skips_what_has_no_c_function():
     assert (finding.verdict, finding.evidence) == ("skip", "no C ABI kernel for the CPU")
 
 
+@pytest.mark.long
 def test_the_reproducer_of_an_exception_fails_the_same_way():
     finding = look(boundary.SPECIMENS[0].op, "c_abi")
     done = python("-c", finding.reproducer)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import Finding, audit
-from shiplap.audit.causes import REQUIRES_FIX, environment_fault, group_by_cause
+from shiplap.audit.causes import REQUIRES_FIX, STATE_FIX, environment_fault, group_by_cause
 from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
 from shiplap.render import print_findings
@@ -77,6 +77,47 @@ def test_the_most_harmful_cause_comes_first_and_an_empty_tensor_last():
     assert [cause[0] for cause in group_by_cause((empty, fake, plain))] == [plain, fake, empty]
 
 
+def test_checks_that_repeat_a_wrong_value_are_its_symptoms():
+    plain, other = (
+        Finding("numerics", "fail", "a::b", "wrong"),
+        Finding("sizes", "fail", "a::b", "wrong", varied="size"),
+    )
+    again = [Finding(check, "fail", "a::b", "wrong") for check in ("threads", "kernels", "compile")]
+    strides = Finding("edges", "fail", "a::b", "wrong", varied="layout")
+    causes = group_by_cause((strides, other, *again, plain))
+    assert [[f.check for f in cause] for cause in causes] == [
+        ["numerics", "sizes", "kernels", "threads", "compile"],
+        ["edges"],
+    ]
+    assert Report("a::b", (plain, *again), ()).headline == "a::b: failed (numerics and 3 more)"
+    # Where only other sizes are wrong, the repeating checks follow from these.
+    causes = group_by_cause((*again, other))
+    assert [[f.check for f in cause] for cause in causes] == [["sizes", "kernels", "threads", "compile"]]
+    unwritten = Finding("workspace", "fail", "a::b", "fresh memory")
+    assert group_by_cause((plain, unwritten, *again))[0][0] == unwritten
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda x, by: x / by * x.abs().amax() / x.abs().amax(), "guard each division"),
+        (lambda x, by: torch.where(x.abs() < 1e-30, 0.0, x / by), "compute with numbers as small as these"),
+        (lambda x, by: torch.where(x.isnan(), 0.0, x / by), "propagate NaN"),
+        (lambda x, by: x / 2, "compute with the value of the scalar"),
+    ],
+)
+def test_the_fix_fits_the_values_that_fail(ns, wrong, says):
+    @sl.op(f"{ns}::divided")
+    def divided(x: Float32[Tensor, "n"], by: float = 2.0) -> Float32[Tensor, "n"]:
+        return x / by
+
+    divided.kernel("cpu", lambda x, by: wrong(x, by) if len(x) else x / by)
+    report = audit(divided, checks=("numerics", "special"), seed=1)
+    first = report.causes[0][0]
+    assert says in first.fix, first
+    assert ("another scalar (by)" in first.evidence) == ("scalar" in says)
+
+
 @sl.op("audit_causes::capped")
 def capped(x: Float32[Tensor, "n"], cap: float = 2.0) -> Float32[Tensor, "n"]:
     return x / cap
@@ -111,6 +152,7 @@ def test_a_script_of_a_fault_that_depends_on_earlier_calls_repeats_them(tmp_path
     finding = look(kept, "numerics")
     assert finding.verdict == "fail"
     assert "the sample alone shows nothing" in finding.evidence
+    assert finding.fix == STATE_FIX
     script = tmp_path / "reproducer.py"
     script.write_text(finding.reproducer)
     ran = python(script, env={**os.environ, "PATH": ""})

@@ -87,6 +87,18 @@ def no_fake(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 # --8<-- [end:opcheck]
 
 
+def test_the_base_and_other_forms_are_compiled_and_other_sizes_are_not(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        compile_check, "_compare_with_eager", lambda op, case, *rest: compiled.append(case.recipe) or Observation()
+    )
+    samples = Samples(scale, SEED)
+    forms = [samples.base, samples.base.but(layouts={"x": "transposed"}), samples.base.but(sizes={"n": 3, "c": 4})]
+    for recipe in forms:
+        compile_check.observe_compile(scale, samples.make(recipe))
+    assert compiled == forms[:2]
+
+
 def test_fake_fires():
     finding = look(stride_bug, "fake")
     assert finding.verdict == "fail"
@@ -116,18 +128,6 @@ def test_compile_fires_on_a_result_that_is_not_as_promised():
     finding = look(stride_bug, "compile")
     assert finding.verdict == "fail"
     assert finding.reproducer
-
-
-def test_the_base_and_other_forms_are_compiled_and_other_sizes_are_not(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(
-        compile_check, "_compare_with_eager", lambda op, case, *rest: compiled.append(case.recipe) or Observation()
-    )
-    samples = Samples(scale, SEED)
-    forms = [samples.base, samples.base.but(layouts={"x": "transposed"}), samples.base.but(sizes={"n": 3, "c": 4})]
-    for recipe in forms:
-        compile_check.observe_compile(scale, samples.make(recipe))
-    assert compiled == forms[:2]
 
 
 def test_compile_fires_on_recompilation():

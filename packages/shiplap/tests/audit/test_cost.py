@@ -21,6 +21,7 @@ def saxpy():
     return measure_cost(good.saxpy)
 
 
+@pytest.mark.long
 def test_a_c_kernel_costs_less_than_its_call(saxpy):
     assert saxpy.subject == "zoo_good::saxpy"
     assert saxpy.binding in ("native", "python")

@@ -43,6 +43,7 @@ def files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_class_with_parameters_is_accepted_as_json_and_as_a_page(run: Any, files: Any) -> None:
     page = files / "page.html"
     options = "--seconds", "60", "--rounds", "5", "--json", "--html", str(page)
@@ -54,7 +55,6 @@ def test_a_class_with_parameters_is_accepted_as_json_and_as_a_page(run: Any, fil
     assert "good.py: accepted" in page.read_text()
 
 
-@pytest.mark.long
 def test_a_wrong_one_is_refused_with_the_input(run: Any, files: Any) -> None:
     result = run("judge", str(files / "ref.py"), str(files / "bad.py"), "--seconds", "30")
     assert result.exit_code == 1

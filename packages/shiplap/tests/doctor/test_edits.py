@@ -269,11 +269,16 @@ def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: s
         ("x", "dtype", ["x.dtype"]),
         ("x, dim 1", "stride", ["x.stride()"]),
         ("how", "value", ["how"]),
-        ("how", "length", ["len(how)", "tuple(how)"]),
-        ("the grad mode or another global setting", "grad", ["torch.is_grad_enabled()"]),
+        ("how", "length", ["len(how)", "tuple(how)", "tuple(how.items())"]),
+        (
+            "the grad mode or another global setting",
+            "grad",
+            ["(torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ('cpu', 'cuda')))"],
+        ),
         ("self.weight", "grad", ["tuple(p.requires_grad for p in model.parameters())"]),
         ("self.drop.training", "mode", ["tuple(m.training for m in model.modules())"]),
-        ("self.scale", "attribute", []),
+        ("self.act.name", "attribute", ["model.act.name"]),
+        ("self.scale", "counter", []),
         ("other", "value", []),
     ],
 )
@@ -282,6 +287,12 @@ def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: 
     assert len(found) == len(keys)
     for text, key in zip(found, keys, strict=True):
         assert f"lambda x, how=None: {key}, backend=count)(model)" in text
+
+
+def test_options_of_the_compiler_are_kept(tmp_path: Path) -> None:
+    source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(model, dynamic=False, **more)")
+    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "how", "", "forward", "value")
+    assert "compile_each(lambda x, how=None: how, dynamic=False, **more)(model)" in found
 
 
 def test_a_compiled_function_gets_contiguous_tensors(tmp_path: Path) -> None:
@@ -375,7 +386,9 @@ def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
                 x = -x
             return x
     """
-    plain, picked = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    plain, number, picked = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    assert "if random_random_op(RANDOM_DRAWS).item() < 0.5:  # HERE" in number
+    assert "capture_scalar_outputs = True" in number
     assert "if random_random_op(RANDOM_DRAWS) < 0.5:  # HERE" in plain
     twice = picked.replace("return x\n", "return x * random_random_op(RANDOM_DRAWS)\n")
     assert twice != picked

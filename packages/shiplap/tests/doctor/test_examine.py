@@ -49,6 +49,7 @@ def test_arguments_directory_streams_and_status_are_the_programs_own(
     assert [(b.graphs, b.times) for b in diagnosis.breaks] == [(2, 2)]
 
 
+@pytest.mark.long
 def test_a_crash_leaves_what_was_seen_until_then_and_a_trace_that_the_user_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,9 +97,16 @@ def test_where_nothing_helps_the_cause_is_said(tmp_path: Path) -> None:
     assert "your code" in text
 
 
-@pytest.mark.parametrize(("calls", "removed"), [(3, True), (2, False)])
-def test_versions_are_tried_only_where_one_is_used_again(tmp_path: Path, calls: int, removed: bool) -> None:
-    """A version for each of two calls would be compiled in each call."""
+@pytest.mark.parametrize(
+    ("calls", "graphs", "refusal"),
+    [
+        (3, 2, ""),
+        (2, 2, "no version was used a second time"),
+        (3, 3, "3 graphs are compiled instead of 2"),
+    ],
+)
+def test_versions_are_tried_only_where_one_is_used_again(tmp_path: Path, calls: int, graphs: int, refusal: str) -> None:
+    """A version for each of two calls would be compiled in each call, and so would one for each new object."""
     source = "import torch\n@torch.compile\ndef f(x, how=None):\n    return x if how is None else x + 1\n"
     (tmp_path / "program.py").write_text(source)
     place = replace(PLACE, file=str(tmp_path / "program.py"))
@@ -108,12 +115,13 @@ def test_versions_are_tried_only_where_one_is_used_again(tmp_path: Path, calls: 
     class TwoKinds(Laboratory):
         def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
             cured = "compile_each" in texts.get("program.py", "")
-            return run(*(() if cured else (recompile,)), counts={"calls": calls})
+            made = run(*(() if cured else (recompile,)), counts={"calls": calls})
+            return replace(made, diagnosis=replace(made.diagnosis, graphs=graphs if cured else 2))
 
     laboratory = TwoKinds(Program(("python",), (place.file,), tmp_path), tmp_path, None)
     (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
-    assert found.removed == removed
-    assert found.refused == ({} if removed else {"versions": "no version was used a second time"})
+    assert found.removed == (not refusal)
+    assert found.refused == ({"versions": refusal} if refusal else {})
 
 
 @pytest.mark.parametrize(("lines", "remedy"), [(2, "reorder_print"), (1, "eager_effect")])

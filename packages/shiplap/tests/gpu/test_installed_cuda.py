@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
-
-from shiplap_testing.forked import python
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -73,13 +73,19 @@ for function in (f.Right, f.IgnoresStrides, f.WrongGradient, f.FarAway):
 def test_each_fault_is_found_and_nothing_else(tmp_path):
     (tmp_path / "cuda_functions.py").write_text(PACKAGE)
     (tmp_path / "calls.py").write_text(SCRIPT)
-    done = python(
-        "-c",
-        "from shiplap.cli.app import main; main()",
-        *("audit", "--installed", "cuda_functions", "--functions", "--device", "cuda", "--record", "calls.py"),
-        *("--json", "--out", "found", "--jobs", "4", "--seed", "3"),
+    # In an interpreter of its own: the process from which tests fork theirs has looked for devices, as no fork may.
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", "from shiplap.cli.app import main; main()", "audit", "--json"),
+            *("--installed", "cuda_functions", "--functions", "--device", "cuda", "--record", "calls.py"),
+            *("--out", "found", "--jobs", "4", "--seed", "3"),
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     report = json.loads(done.stdout)
     print(json.dumps(report, indent=1), done.stderr)

@@ -221,6 +221,11 @@ def candidate(x, w): return honest(x, w) * INSIDE
 }
 """Name → the reference, and the source of a candidate that must not be accepted."""
 
+TANH = """
+def tanh(x):
+    t = torch.expm1(-2 * x.abs())
+    return torch.copysign(-t / (t + 2), x)
+"""
 SOUND = {
     "batch statistics": (
         NORM,
@@ -229,28 +234,39 @@ class ModelNew(nn.Module):
     def __init__(self, width):
         super().__init__(); self.bn = nn.BatchNorm1d(width)
     def forward(self, x):
-        b = self.bn
-        return F.batch_norm(x, b.running_mean, b.running_var, b.weight, b.bias, self.training, b.momentum, b.eps)
+        b, n = self.bn, len(x)
+        v, m = torch.var_mean(x, 0, correction=0) if self.training else (b.running_var, b.running_mean)
+        if self.training:
+            b.num_batches_tracked.add_(1)
+            b.running_mean.lerp_(m.detach(), b.momentum)
+            b.running_var.lerp_(v.detach() * n / (n - 1), b.momentum)
+        return torch.addcmul(b.bias, (x - m) * torch.rsqrt(v + b.eps), b.weight)
 """,
     ),
     "a gradient": (PRODUCT, _function()),
     "greater": (COMPARED, "def candidate(x, y): return torch.where(x <= y, y + y, x)\n"),
     "flags": (
         FLAGS,
-        "def candidate(x, first, second):\n    x = x * (1 - 2 * first)\n"
-        "    return torch.expm1(x).add_(1) if second else torch.sigmoid(2 * x).mul_(2).sub_(1)\n",
+        TANH
+        + """
+def candidate(x, first, second):
+    x = x * (1 - 2 * first)
+    return x.double().exp().float() if second else tanh(x)
+""",
     ),
     "numbers": (
         NUMBER,
-        "def candidate(x, n):\n    at = (torch.arange(x.shape[1]) - n) % x.shape[1]\n"
-        "    return torch.sigmoid(x.index_select(1, at) * (2 * n)).mul_(2).sub_(1)\n",
+        TANH
+        + """
+def candidate(x, n):
+    return tanh(x.index_select(1, (torch.arange(x.shape[1]) - n) % x.shape[1]) * n)
+""",
     ),
     "defaults": (
         DEFAULTED,
-        "def candidate(x, scale=2.0, negate=False):\n"
-        "    return torch.sigmoid(x * (2 * scale)).mul_(2).sub_(1) * (1 - 2 * negate)\n",
+        TANH + "def candidate(x, scale=2.0, negate=False): return tanh(x * scale) * (1 - 2 * negate)\n",
     ),
-    "no defaults": (DEFAULTED, "def candidate(x, BLOCK=64): return torch.sigmoid(x * 4).mul_(2).sub_(1)\n"),
+    "no defaults": (DEFAULTED, TANH + "def candidate(x, BLOCK=64): return tanh(x + x)\n"),
     "a slope": (SLOPE, "def candidate(x, a): return (x.clamp_min(0) + x.clamp_max(0) * a).tanh()\n"),
     "rows": (ROWS, "def candidate(x, w): return F.rms_norm(x, (x.shape[-1],), w, 1e-6)\n"),
 }

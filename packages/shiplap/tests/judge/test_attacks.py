@@ -88,6 +88,7 @@ def candidate(x, w):
 """
 
 
+@pytest.mark.long
 def test_times_on_values_that_everybody_knows_do_not_count(judged):
     result = judged(KNOWN, CONSTANT, vary_shapes=False)
     assert not any("drawn" in timed.input for timed in result.timings if "96x128, 128x64" in timed.input), result

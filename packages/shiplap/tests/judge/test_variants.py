@@ -182,3 +182,12 @@ def test_defaults_of_a_reference_get_other_values_where_the_candidate_has_them(n
     added = [f for f in problem.forms() if f.added]
     assert {f.added for f in added} == given
     assert all(problem.draw(f)[1:] == f.added and f.whole for f in added)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, False), ({"kind": "normal"}, False), ({"kind": "whole"}, True), ({"alike": 0}, True), ({"mark": -100}, True)],
+)
+def test_forms_that_change_integers_are_known(changes, expected) -> None:
+    """On a GPU they are tried on the processor first, also in the shapes of the reference's own inputs."""
+    assert InputForm("", shapes=((4,),), **changes).changes_integers == expected

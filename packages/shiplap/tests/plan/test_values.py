@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from shiplap import torch_private
+from shiplap.plan import sharing
+from shiplap.plan.sharing import strided_ranges_meet
 from shiplap.plan.values import has_own_memory, place_call, rule_scope, same_size_lists, sizes_text, why_no_value
 
 
@@ -61,3 +63,22 @@ def test_generated_functions_find_their_constants():
     assert scope["kind"] is torch.float32
     assert scope["cdiv"](7, 2) == 4
     assert rule_scope().keys() == scope.keys() - {"kind"}
+
+
+def test_an_overlap_that_takes_too_long_to_find_counts_as_one(monkeypatch):
+    # Two rows of three bytes each, and columns of two: addresses have several places on the grid of strides.
+    one, two = ((2, 3), (3, 2), 1), ((2, 2), (5, 3), 1)
+    exact = {d for d in range(9) if strided_ranges_meet(d, one, two)}
+    places = [{i * s[0] + j * s[1] for i in range(n[0]) for j in range(n[1])} for n, s, _ in (one, two)]
+    assert exact == {d for d in range(9) if places[0] & {d + p for p in places[1]}}
+    monkeypatch.setattr(sharing, "FEW_ADDRESSES", 9)
+    assert all(strided_ranges_meet(d, one, two) for d in range(8))
+    monkeypatch.setattr(sharing, "FEW_ADDRESSES", 10)
+    assert {d for d in range(9) if strided_ranges_meet(d, one, two)} == exact
+
+
+def test_more_than_65536_addresses_are_not_compared():
+    one, fewer, more = ((2, 20_000), (3, 2), 1), ((2, 12_768), (5, 3), 1), ((2, 12_769), (5, 3), 1)
+    # The last addresses of the first are 39,998 and 40,001, so that nothing begins at 40,000.
+    assert not strided_ranges_meet(40_000, one, fewer)
+    assert strided_ranges_meet(40_000, one, more)

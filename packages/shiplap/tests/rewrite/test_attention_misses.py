@@ -147,6 +147,26 @@ def test_what_weighs_activations_is_never_silent(model: Callable[..., Tensor], s
     assert region.attends is attends
 
 
+class Cached(nn.Module):
+    """Attention whose keys and values are buffers that each call fills, with tokens before heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 3, 8, 4))
+        self.register_buffer("values", torch.zeros(2, 3, 8, 4))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.keys[:, :, :5], self.values[:, :, :5] = k, v
+        weights = torch.einsum("bshd,bthd->bsht", q.mT.contiguous().mT, self.keys[:, :, :5]).softmax(-1)
+        return torch.einsum("bsht,bthd->bshd", weights, self.values[:, :, :5])
+
+
+def test_a_cache_that_the_graph_fills_holds_activations() -> None:
+    placed, regions = looked(Cached())
+    assert [type(p) for p in placed] == [NearMiss]
+    assert len(regions) == 1
+
+
 def router(x: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights, experts = F.linear(x, WEIGHT.t().expand(6, 4)).softmax(-1).topk(2)
     return (k[..., :2] * weights).sum(-1) + v[..., 0] * experts[..., 0]

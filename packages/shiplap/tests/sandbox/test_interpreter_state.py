@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from _pytest.assertion.rewrite import AssertionRewritingHook
 from torch.autograd import profiler
 
 from shiplap.sandbox import interpreter_state
@@ -124,3 +125,21 @@ def test_methods_properties_and_code_that_are_replaced_are_seen(monkeypatch):
         "posixpath.realpath",
         "the code of torch.nn.functional.softmax",
     }
+
+
+class OwnFinder(AssertionRewritingHook):
+    """A finder with a method of its own, in the place of that of a library."""
+
+    def find_spec(self, *args, **named):
+        return None
+
+
+@pytest.mark.parametrize("kind", ["library", "own class", "own method"])
+def test_a_finder_of_an_installed_library_may_stay_and_no_other(kind: str) -> None:
+    """The import of a library may add one, and what it holds, such as modules by name, is not of that library alone."""
+    finder = object.__new__(OwnFinder if kind == "own class" else AssertionRewritingHook)
+    finder.fnpats = [lambda: None]  # something that no library holds
+    if kind == "own method":
+        finder.find_spec = lambda *args: None
+    left = left_by(lambda: sys.meta_path.append(finder), lambda: sys.meta_path.remove(finder))
+    assert left == ([] if kind == "library" else ["sys.meta_path or sys.path_hooks"])

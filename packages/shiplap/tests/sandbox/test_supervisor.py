@@ -602,6 +602,7 @@ class EndsFork:
             os._exit(9)
 
 
+@pytest.mark.long
 def test_a_fork_collects_no_garbage_of_the_program() -> None:
     before = gc.get_threshold()
     launcher = ForkedLauncher()

@@ -68,6 +68,7 @@ def test_other_gaps_keep_values_and_the_order_of_dims():
             assert before.stride() != after.stride()
 
 
+@pytest.mark.long
 def test_an_op_that_a_function_declares_is_verified_in_locked_forks(ns, monkeypatch):
     monkeypatch.setattr(forked_launcher, "START_S", 600.0)  # on a busy machine
     here = os.getpid()

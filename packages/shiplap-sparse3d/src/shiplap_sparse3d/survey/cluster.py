@@ -146,7 +146,7 @@ class DaskEngine(SurveyEngine):
     Args:
         workers: the number of local processes to start, or None to use the workers of ``scheduler``.
         scheduler: the address of a running scheduler. It is used if ``workers`` is None.
-        device: the device of the workers' networks. None stands for the device type of the model.
+        device: the device of the workers' networks.
         progress: called with the stage ``workers`` and a note for the user, as the ``progress`` of :func:`survey`.
 
     Raises:
@@ -155,7 +155,7 @@ class DaskEngine(SurveyEngine):
 
     _most = 16  # items of a batch
 
-    def __init__(self, workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> None:
+    def __init__(self, workers: int | None, scheduler: str | None, device: str, progress: Progress) -> None:
         for name in ("distributed", "distributed.client"):  # errors are raised, and tracebacks are not shown
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._device, self._ticket, self._opened = device, cast(Any, None), contextlib.ExitStack()
@@ -194,8 +194,8 @@ class DaskEngine(SurveyEngine):
         net = deepcopy(job.model.net).cpu()
         content, path = cloudpickle.dumps(replace(job, model=replace(job.model, net=net))), job.folder.path / "job.bin"
         write_whole(path, content, lasting=False)
-        device, digest = self._device or job.model.device.type, hashlib.sha256(content).hexdigest()
-        self._ticket = JobTicket(path, digest, device, _installed_versions())
+        digest = hashlib.sha256(content).hexdigest()
+        self._ticket = JobTicket(path, digest, self._device, _installed_versions())
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False) -> Results[Item, Result]:
         """Yield ``(item, result)`` for each of ``items`` as :meth:`SurveyEngine.run` does, with tasks on the workers.
@@ -269,26 +269,27 @@ class DaskEngine(SurveyEngine):
         self._opened.close()
 
 
-def _begin_cluster(workers: int, device: str | None, opened: contextlib.ExitStack) -> Future[LocalCluster]:
+def _begin_cluster(workers: int, device: str, opened: contextlib.ExitStack) -> Future[LocalCluster]:
     """Begin to start a Dask cluster of ``workers`` processes on this machine, and return its future. For a ``device``
     that is a GPU each process has several threads, and otherwise one. The cluster ends when ``opened`` is closed. If it
     is still starting then, the processes that have started end at once.
     """
-    place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
+    place, threads = "distributed.nanny.pre-spawn-environ", THREADS if device.startswith("cuda") else 1
     # Dask sets each of these to 1, unless the environment has another value. Torch takes the number of MKL.
     cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers))
-    opened.enter_context(dask.config.set({f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}))
+    # Dask's profile, taken a hundred times a second, keeps Python's lock from the threads that launch a network.
+    numbers = {f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}
+    opened.enter_context(dask.config.set({"distributed.worker.profile.enabled": False, **numbers}))
     scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-", ignore_cleanup_errors=True))
     # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     options |= {"threads_per_worker": threads, "local_directory": scratch}
     # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
-    masked: Any = {"initializer": signal.pthread_sigmask, "initargs": (signal.SIG_BLOCK, {signal.SIGINT})}
-    before = {*multiprocessing.active_children()}
+    before, mask = {*multiprocessing.active_children()}, (signal.SIG_BLOCK, {signal.SIGINT})
     resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
     # In a thread of its own: this one gets Ctrl-C, and has other work while the processes start.
-    starting = ThreadPoolExecutor(1, **masked).submit(LocalCluster, **options)
+    starting = ThreadPoolExecutor(1, "", signal.pthread_sigmask, mask).submit(LocalCluster, **options)
     opened.callback(_end_cluster, starting, before)
     return starting
 

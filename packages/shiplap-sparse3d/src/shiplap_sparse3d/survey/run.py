@@ -126,8 +126,8 @@ def _open_engine(
     model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
 ) -> SurveyEngine:
     """Return the engine that runs the tasks of a survey. Without ``workers`` and ``scheduler`` it uses this process,
-    and otherwise Dask, with networks on ``device`` and notes to the user by ``progress``. Raise ``SL613`` for both or
-    for fewer than one worker, and ``SL603`` without Dask.
+    and otherwise Dask, with networks on ``device``, by default of the model's type, and notes to the user by
+    ``progress``. Raise ``SL613`` for both or for fewer than one worker, and ``SL603`` without Dask.
     """
     if workers is None and scheduler is None:
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
@@ -136,7 +136,7 @@ def _open_engine(
     require_packages("survey", "survey", "distributed", "cryptography")
     from shiplap_sparse3d.survey.cluster import DaskEngine
 
-    return DaskEngine(workers, scheduler, device, progress)
+    return DaskEngine(workers, scheduler, device or model.device.type, progress)
 
 
 def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: int = SEGMENT) -> SurveyJob:

@@ -47,7 +47,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 SEGMENT = 250_000  # points that are sorted at a time: five chunks of a LAZ file
-THREADS = 3  # for a GPU: one reads, one sorts points into voxels, one waits for classes and writes them
+THREADS = 4  # for a GPU: one reads and sorts points into voxels, others wait for the network or write classes
 LOOK = 1.0  # seconds between looks at the state of the workers
 
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time

@@ -25,7 +25,36 @@ EMPTY_FIX = "return early where a tensor has no elements, with results of the de
 REQUIRES_FIX = (
     "the reference itself is not finite there: exclude the value of the scalar with requires=, such as requires='a > 0'"
 )
-OWN_FIXES = ("special",)  # checks whose usual fix already names the kind of values
+STATE_FIX = "keep nothing from call to call, or tell calls apart by every argument and by the contents of tensors"
+LARGE_FIX = "compute numbers of elements and offsets in 64 bits, and loop over all tiles: smaller samples are right"
+LARGE_ELEMENTS = 1 << 15  # elements, from which on 16 bits do not number them
+OWN_FIXES = ("special",)  # checks whose fix follows from the kind of values, also where another axis varies
+# Kinds of values with which alone samples fail → the repair.
+VALUE_FIXES = {
+    kind: fix
+    for kinds, fix in {
+        ("nan", "masked nan"): "propagate NaN where the reference does, and select with where() where it does not",
+        ("infinite", "masked"): (
+            "do with infinities and wholly masked rows what the reference does: an infinity minus itself is NaN"
+        ),
+        ("zeros", "mostly zero"): "guard each division by a sum, a norm or a scale that may be zero",
+        ("subnormal", "tiny"): (
+            "compute with numbers as small as these: do not round them to zero or raise them to a constant, and divide "
+            "by them instead of multiplying by a reciprocal, which is infinite"
+        ),
+        ("ties", "constant"): "treat elements that are equal as the reference does, also all of them",
+        ("large", "overflowing", "beyond float16", "saturating"): (
+            "keep intermediate results in range: subtract the maximum before exp, and sum in float32"
+        ),
+        ("cancelling",): "keep the digits of nearly equal numbers: subtract before squaring, and compare exactly",
+        ("negative", "below zero"): "handle numbers below zero as the reference does",
+        ("powers", "extreme", "ends"): (
+            "handle negative numbers and the ends of the dtype as the reference does: round quotients to the same "
+            "side, and widen before a sum or a product"
+        ),
+    }.items()
+    for kind in kinds
+}
 # Errors of the machine, and the step that helps. None of them says anything about the op.
 ENVIRONMENT_FAULTS = {
     r"Could not run '[^']+' with arguments from the '(\w+)' backend": (
@@ -38,7 +67,14 @@ ENVIRONMENT_FAULTS = {
     r"No space left on device": "the disk is full: free some space, or set TMPDIR",
 }
 # Obligations of failing checks, the most harmful first: a wrong value is served, the rest raises or is slow.
-HARM = ("numerics", "edges", "special", "sizes", "kernels", "gradient", "backward", "addresses", "aliases", "fresh")
+# Memory that nobody wrote comes before the wrong values that follow from it.
+HARM = (
+    *("workspace", "numerics", "edges", "special", "sizes", "kernels"),
+    *("gradient", "backward", "addresses", "aliases", "fresh"),
+)
+VALUE_CHECKS = ("numerics", "edges", "special", "sizes")  # which compare a plain call with the reference
+# Checks that compare the same results in another way, and fail with them.
+REPEATING_CHECKS = ("kernels", "threads", "compile", "sharding", "addresses", "fresh", "workspace")
 # The axis of samples without elements, which no recipe names.
 EMPTY = "empty"
 
@@ -71,7 +107,7 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
     ``varied`` names the properties, such as ``layout``, in which all failing samples differ from the base sample. If
     there is advice for one of these, it is returned. Otherwise ``usual``, the advice of the check, is returned. If a
     scalar value makes the reference return infinity or NaN on the failing sample ``case``, the advice is to exclude
-    that value.
+    that value. If only values of one kind fail, such as ``ties``, the advice is about this kind.
     """
     if "scalar" in varied and not _reference_is_finite(op, case):
         return REQUIRES_FIX
@@ -79,8 +115,19 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
         return EMPTY_FIX
     telling = [axis for axis in AXIS_FIXES if axis in varied]
     if not telling or (check in OWN_FIXES and "value" in varied):
-        return usual
-    return AXIS_FIXES[telling[0]]
+        return VALUE_FIXES.get(case.recipe.values, usual) if "value" in varied else usual
+    return LARGE_FIX if telling[0] == "size" and case.numel > LARGE_ELEMENTS else AXIS_FIXES[telling[0]]
+
+
+def names_of_varied(failed: Sequence[SampleCase], base: SampleCase) -> dict[str, tuple[str, ...]]:
+    """Return the names of the scalars and of the dims that have other values in all ``failed`` samples than in the base
+    sample ``base``, under the keys ``"scalar"`` and ``"size"``.
+    """
+    groups = {"scalar": dict(base.recipe.scalars), "size": dict(base.recipe.sizes)}
+    return {
+        axis: tuple(name for name in names if all(case.env.get(name) != base.env.get(name) for case in failed))
+        for axis, names in groups.items()
+    }
 
 
 def _reference_is_finite(op: Op, case: SampleCase) -> bool:
@@ -99,11 +146,19 @@ def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ..
     group comes first, and in each group the most harmful finding.
 
     Two findings have one cause if their failing samples differ from the base sample in the same properties, such as
-    ``layout``. Findings without such a property are grouped by check.
+    ``layout``. Findings without such a property are grouped by check, except those of ``REPEATING_CHECKS``, which join
+    the most harmful wrong value. If the base sample itself has a wrong value, so have samples of other sizes.
     """
     groups: dict[str, list[Finding]] = {}
-    for finding in (f for f in findings if f.verdict == "fail"):
-        groups.setdefault(finding.varied or f"the check {finding.check}", []).append(finding)
+    failed = [f for f in findings if f.verdict == "fail"]
+    wrong = [f for f in failed if f.check in VALUE_CHECKS and not f.varied.startswith(EMPTY)]
+    first = min(wrong, key=_rank_of_harm, default=None)
+    for finding in failed:
+        joins = first is not None and not finding.varied and finding.check in REPEATING_CHECKS
+        if first is not None and first.check == "numerics" and not first.varied:
+            joins = finding.varied in ("", "size") and finding.check in (*VALUE_CHECKS, *REPEATING_CHECKS)
+        named = first if first is not None and joins else finding
+        groups.setdefault(named.varied or f"the check {named.check}", []).append(finding)
     ranked = [sorted(group, key=_rank_of_harm) for group in groups.values()]
     return tuple(tuple(group) for group in sorted(ranked, key=lambda group: _rank_of_harm(group[0])))
 

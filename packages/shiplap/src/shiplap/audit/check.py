@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shiplap.audit.causes import EMPTY, environment_fault, fix_of, varied_of
+from shiplap.audit.causes import EMPTY, environment_fault, fix_of, names_of_varied, varied_of
 from shiplap.audit.device_turns import device_turn
 from shiplap.audit.target import write_reproducer
 from shiplap.cached_property import cached_property
@@ -415,12 +415,16 @@ class _CheckTally:
         # The smallest sample is the easiest to debug, and an empty one says least about the others.
         case, observation = min(self.failed, key=lambda f: (f[0].numel == 0, f[0].numel) if f[0] else (False, 0))
         varied: tuple[str, ...] = ()
+        named: dict[str, tuple[str, ...]] = {}
         if case is not None:
-            varied = varied_of([(c, subject.axes_of(c)) for c, _ in self.failed if c is not None])
+            cases = [c for c, _ in self.failed if c is not None]
+            varied = varied_of([(c, subject.axes_of(c)) for c in cases])
+            named = names_of_varied(cases, subject.first)
             case, observation = _shrink_failure(check, subject, case, observation)
             subject.failing = case.label
         total = len(self.seen)
-        all_of = f", all of them with another {' and '.join(varied)}" if varied and EMPTY not in varied else ""
+        others = [f"{axis} ({', '.join(named[axis])})" if named.get(axis) else axis for axis in varied]
+        all_of = f", all of them with another {' and '.join(others)}" if varied and EMPTY not in varied else ""
         counted = f"{observation.problem} (in {len(self.failed)} of {total} samples{all_of})"
         evidence = counted if case else observation.problem
         usual = fix_of(subject.op, check.name, check.fix, case, varied) if case else check.fix

@@ -94,8 +94,13 @@ def can_isolate(device: str = "cpu") -> bool:
 
 
 def _can_differentiate_in_fork() -> bool:
-    """Return whether autograd works in a fork of this process. A fork is started, and runs a backward."""
-    child = os.fork()
+    """Return whether autograd works in a fork of this process. A fork is started, and runs a backward. Return True if
+    the machine starts no fork: the child process of the audit, which is started next, then reports that.
+    """
+    try:
+        child = os.fork()
+    except OSError:
+        return True
     if child == 0:
         status = 1
         try:

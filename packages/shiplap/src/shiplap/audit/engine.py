@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
+from shiplap.audit.causes import STATE_FIX
 from shiplap.audit.checks import CHECKS, load_check
 from shiplap.audit.child_process import (
     NOT_STARTED,
@@ -207,7 +208,7 @@ class _AuditRun:
         if self._sample_shows_fault(finding.check, label, history=True):
             script = write_reproducer(self.op, finding.check, label, self.plan.seed, self.plan.device, history=True)
             what = f"{finding.evidence}; the sample alone shows nothing: it depends on the calls before"
-            return replace(finding, evidence=what, reproducer=script)
+            return replace(finding, evidence=what, fix=STATE_FIX, reproducer=script)
         what = f"{finding.evidence}; not reproduced in a process of its own: it depends on calls of other checks"
         return replace(finding, evidence=what)
 

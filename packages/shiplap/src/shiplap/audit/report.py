@@ -121,7 +121,8 @@ def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
     shown = []
     for first, *others in causes:
         more = {f.check for f in others} - {first.check}
-        also = f" and {len(more)} more for another {first.varied}" if more else ""
+        also = f" and {len(more)} more" if more else ""
+        also += f" for another {first.varied}" if more and first.varied else ""
         shown.append(f"{first.check}{also}")
     return ", ".join(dict.fromkeys(shown))
 

@@ -228,6 +228,8 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("foreign", r"marked as skipped", r"likely a C extension or builtin|Builtin"),
     ("disabled", r"marked as skipped", ""),
     ("item", r"BUILD_STRING type error", ""),
+    # A number that is drawn while the graph runs, or a scalar of NumPy.
+    ("other", r"builtin op on tensor arguments", r"UnspecializedPython"),
     ("context", r"[Cc]ontext ?[Mm]anager|contextlib|escaped from compiled region|GenericContextWrapping", ""),
     ("generator", r"generator|next\(\) call|[Ii]terat|itertools|tp_iter|SEND with bad type", ""),
     ("foreign", r"C/C\+\+|not implemented in python|C extensions|C method descriptor", ""),

@@ -132,7 +132,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "stride": ("{name}.stride()",),
     "device": ("{name}.device", "type({name})"),
     "type": ("type({name})",),
-    "length": ("len({name})", "tuple({name})"),
+    "length": ("len({name})", "tuple({name})", "tuple({name}.items())"),
     "grad": ("{name}.requires_grad",),
 }
 # The expressions for what is no value of an argument; {model} is the compiled module.
@@ -150,18 +150,14 @@ def compile_versions(case: Case) -> Iterator[Edits]:
         called = _is_call_of_torch(node)
         if function is None and not called:
             continue
-        options = [source.code(k.value) if k.arg is None else f"{k.arg}={source.code(k.value)}" for k in _options(node)]
+        keywords = node.keywords if isinstance(node, ast.Call) else []
+        options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
         model = source.code(node.args[0]) if called and isinstance(node, ast.Call) else ""
         parameters = _parameters(case, function)
         for key in _keys_of(case, parameters, model):
             text = f"compile_each({', '.join([f'lambda {parameters}: {key}', *options])})"
             edit = source.replace(node, text if function is not None else f"{text}({model})")
             yield _with_helper([(source, edit)], "compile_each", _VERSIONS)
-
-
-def _options(node: ast.expr) -> list[ast.keyword]:
-    """Return the keyword arguments of a use of ``torch.compile``, which is a call or a bare decorator."""
-    return node.keywords if isinstance(node, ast.Call) else []
 
 
 def _parameters(case: Case, function: ast.FunctionDef | None) -> str:
@@ -192,11 +188,13 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
     subject = case.subject.partition(", dim ")[0]
     root = re.match(r"\w*", subject)
     if "global setting" in subject or "grad mode" in subject:
-        yield "torch.is_grad_enabled()"
+        yield "(torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ('cpu', 'cuda')))"
         return
     known = root is not None and re.search(rf"(^|\W){root[0]}(\W|$)", parameters)
     if known and re.fullmatch(r"[\w.\[\]']+", subject):
         yield from (key.replace("{name}", subject) for key in _KEYS.get(case.cause, ()))
+    elif model.isidentifier() and re.fullmatch(r"self(\.[A-Za-z_]\w*)+", subject) and case.cause == "attribute":
+        yield subject.replace("self", model, 1)
     elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
         yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shiplap.doctor.edits import Case, Edits, Source, of_statement
-from shiplap.doctor.edits_of_values import where_for_branch
+from shiplap.doctor.edits_of_values import enclosing_function, where_for_branch
 from shiplap.doctor.scratch import Edit, apply_edits
 
 # Functions whose result is one number, by its dtype. NumPy's return arrays if they are given a size.
@@ -22,13 +22,14 @@ _COUNTER = "RANDOM_DRAWS"
 
 @of_statement
 def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edits that draw a random number of Python or NumPy in an op, whose result is a tensor. If the statement
-    is a choice by that number, an alternative picks with ``torch.where``.
+    """Yield the edits that draw a random number of Python or NumPy in an op, whose result is a tensor. One alternative
+    takes the number out of the tensor, for example for a slice. If the statement is a choice by that number, another
+    one picks with ``torch.where``.
 
     The op counts its calls in a tensor. This keeps the calls apart and in their order.
     """
     drawn = [n for n in _evaluated_once(node) if isinstance(n, ast.Call) and _dtype_of(n)]
-    drawn = [n for n in drawn if n.lineno <= case.line <= (n.end_lineno or n.lineno)]
+    drawn = [n for n in drawn if n.lineno <= case.line <= (n.end_lineno or n.lineno)] or _draws_of_names(source, node)
     if len(drawn) != 1:
         return
     (call,) = drawn
@@ -52,8 +53,12 @@ def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
         f"    return torch.empty((), dtype={dtype})",
         "",
     ]
-    edits = source.after_imports("\n".join(lines)), source.replace(call, f"{name}({_COUNTER})")
+    above = source.after_imports("\n".join(lines))
+    edits = above, source.replace(call, f"{name}({_COUNTER})")
     yield edits
+    setting = "torch._dynamo.config.capture_scalar_outputs = True"
+    captured = source.after_imports("\n".join([*lines, "", setting])) if setting not in source.text else above
+    yield captured, source.replace(call, f"{name}({_COUNTER}).item()")
     changed = apply_edits({source.file: source.text}, case.root, edits)
     if changed is not None:
         text = changed[source.file]
@@ -62,6 +67,21 @@ def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
             both = apply_edits(changed, case.root, more)
             if both is not None and both[source.file] != text:
                 yield (Edit(source.file, 0, len(source.text), both[source.file]),)
+
+
+def _draws_of_names(source: Source, node: ast.stmt) -> list[ast.Call]:
+    """Return the draws whose results are assigned, in the same function, to variables that the statement ``node``
+    reads. Torch may break the graph only where such a number is used.
+    """
+    function = enclosing_function(source, node)
+    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    found = []
+    for each in function.body if function is not None else ():
+        if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.value, ast.Call):
+            target = each.targets[0]
+            if isinstance(target, ast.Name) and target.id in read and _dtype_of(each.value):
+                found.append(each.value)
+    return found
 
 
 def _dtype_of(call: ast.Call) -> str:

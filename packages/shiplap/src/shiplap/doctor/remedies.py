@@ -66,6 +66,7 @@ def _setting(
 
 _CONFIG = "torch._dynamo.config"
 _REORDERED = f"{_CONFIG}.reorderable_logging_functions"
+_TENSOR_PROPERTIES = ("dtype", "rank", "stride", "device")
 _FROZEN = "the value is read once and stays the same in compiled code"
 _SILENT = "the call does not run in compiled code"
 
@@ -167,7 +168,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "draw_op",
         "draw the random number in an op",
         edits_of_draws.draw_as_op,
-        ("system", "item", "branch", "numpy", "foreign", "object", "other"),
+        ("system", "item", "branch", "numpy", "foreign", "object", "tensor", "shape", "other"),
         caveat="the number is a tensor, and where a branch depends on it, both sides are computed",
     ),
     Remedy(
@@ -218,15 +219,29 @@ REMEDIES: tuple[Remedy, ...] = (
         "first_call",
         "run the first call uncompiled, so that it creates what later calls find",
         edits_of_calls.wrap_first_call,
-        ("lazy", "length", "attribute", "identity", "type"),
+        ("lazy", "length", "counter"),
         own=False,
         caveat="the first call takes as long as without a compiler",
+        repeated=True,
     ),
     Remedy(
         "versions",
         "compile a function of its own for each kind of call",
         edits_of_calls.compile_versions,
-        ("optional", "lazy", "value", "dtype", "rank", "stride", "device", "type", "length", "grad", "mode"),
+        (
+            "optional",
+            "lazy",
+            "value",
+            "dtype",
+            "rank",
+            "stride",
+            "device",
+            "type",
+            "length",
+            "grad",
+            "mode",
+            "attribute",
+        ),
         own=False,
         caveat="as many versions are compiled as before; none counts against the limit of another",
         repeated=True,

@@ -254,10 +254,13 @@ def _opaque_call(
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
         dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
         verdicts = choice.verdicts if choice is not None else ()
+        why = [f"{v.candidate} is {v.status} ({v.detail})" for v in verdicts]
+        if choice is not None and why:  # it may be another reason than what is wrong with each of them
+            why.insert(0, choice.reason)
         refuse_python_in_package(
             call.op,
             Binding((), {}, dtypes, call.device),
-            templates=[f"{v.candidate} is {v.status} ({v.detail})" for v in verdicts],
+            templates=why,
             lacks_memory=any(v.detail.startswith(NO_MEMORY) for v in verdicts),
         )
     return inductor_lowering.extern_call(overload, args, dict(kwargs))

@@ -132,6 +132,8 @@ def measure_form(
         except CallsNotQueued:
             assert plan is not None
             plan = plan.easier()
+            if plan.queued:  # a queue takes about a thousand kernels, and a call of any form has as many
+                problem.queueable = plan.count
             # A block that is kept from more calls takes longer to write, in some of the processes only.
             _release_blocks(judged)
         except (CandidateError, torch.OutOfMemoryError) as e:
@@ -283,7 +285,7 @@ def _plan_batches(
         return _run_unqueued(judged, args, pace, plan)
     size = sum(t.numel() * t.itemsize for t in (*tensors_among(args), *problem.expect_effects(form, args).own))
     room = int(DEVICE_SHARE * device_driver().free_bytes() / DEVICE_COPIES) if on_device else BATCH_BYTES
-    most = max(1, min(MOST_CALLS, room // max(1, size)))
+    most = max(1, min(MOST_CALLS, problem.queueable, room // max(1, size)))
     plan = replace(plan, apart=on_device)
     if most == 1:
         return _run_unqueued(judged, args, pace, plan)

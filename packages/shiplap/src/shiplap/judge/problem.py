@@ -82,6 +82,7 @@ class JudgeProblem:
     tolerance: float = 0.0
     terms: dict[str, int] = field(default_factory=dict)
     takes: float = 0.0  # seconds of one call of the reference
+    queueable: int = 1 << 30  # calls of a batch that a GPU can queue, as far as batches have shown
     constant: bool = False  # whether every draw has the same values
     until: float = math.inf  # the time (``time.monotonic``) after which the search for forms ends
     hurried: bool = False  # whether the search ended early

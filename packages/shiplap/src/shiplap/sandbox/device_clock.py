@@ -20,7 +20,7 @@ from torch import Tensor
 from shiplap.sandbox.device_memory import END_AT, FLAG_BYTES, GATE_AT, KIND, DeviceBlock, PrivateBlock
 
 PROBED_RESULTS, PROBED_ELEMENTS = 8, 1024  # results of a run that are read behind the end, and elements of each
-QUEUE_S = 1.5  # seconds in which calls have to be queued, and to end once the gate is open
+QUEUE_S, END_S = 0.5, 1.5  # seconds in which calls have to be queued, and to end once the gate is open
 WRITTEN_EVERY_S = 1e-3  # seconds after which the end is written again for calls that do not end
 
 
@@ -160,7 +160,7 @@ class DeviceClock:
         self.driver.wait_for_word(self.block, END_AT)
         probe()
         end = self.driver.record_event()
-        self._wait_until(end, QUEUE_S)
+        self._wait_until(end, END_S)
         return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
     def start(self) -> tuple[float, float]:

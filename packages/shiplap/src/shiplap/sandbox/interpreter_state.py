@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import realpath  # bound now, since the candidate may replace ``os.path.realpath`` later
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -162,8 +162,16 @@ def _read_umask() -> int:
 
 
 def _is_trusted_finder(finder: Any) -> bool:
-    """Return whether ``finder``, an import finder or path hook, comes from Python, torch or an installed package."""
-    return is_trusted_function(getattr(finder, "find_spec", None) or finder)
+    """Return whether ``finder``, an import finder or path hook, comes from Python, torch or an installed package.
+
+    The import of a library may add a finder, as that of ``six`` does. Such an instance counts if its class has the
+    method ``find_spec`` of that library, whatever else the instance holds, such as modules by name.
+    """
+    if is_trusted_function(getattr(finder, "find_spec", None) or finder):
+        return True
+    held = getattr(finder, "__dict__", {})
+    method = inspect.getattr_static(type(finder), "find_spec", None)
+    return "find_spec" not in held and type(method) is FunctionType and is_trusted_function(method)
 
 
 def read_interpreter_state() -> dict[str, Any]:

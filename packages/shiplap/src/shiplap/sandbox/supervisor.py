@@ -190,6 +190,8 @@ class SandboxLauncher:
                     time.sleep(0.005)
             self._process.kill()
             self._process.wait()
+            with contextlib.suppress(OSError):
+                self._end_all()  # by sessions: had it ended while they were listed, its descendants had another parent
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None

@@ -92,3 +92,11 @@ def test_an_error_of_the_cache_names_the_cause(kind, tmp_path):
     assert found.expected == (
         "a file as it was built" if kind == "of no file" else "a directory of mode 700 that you own"
     )
+
+
+def test_bindings_may_take_one_gib(tmp_path, monkeypatch):
+    listed = [cache.Artefact(tmp_path / name, size, 0.0) for name, size in (("a", 1 << 29), ("b", 1 << 29))]
+    monkeypatch.setattr(cache, "cached_artefacts", lambda root: listed)
+    assert cache.evict_artefacts(tmp_path) == []
+    listed.append(cache.Artefact(tmp_path / "c", 1, 1.0))
+    assert cache.evict_artefacts(tmp_path) == [tmp_path / "a"]

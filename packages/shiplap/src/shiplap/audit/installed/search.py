@@ -118,9 +118,11 @@ def _used_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _tried(call: CallRecipe, wrap: str, source: CallRecipe | None) -> ChildEvent:
-    """Return the event that ``call`` is made next. ``source`` is the call from which it was made, or None."""
-    texts, used = call.texts(wrap), _used_seconds()
+def _tried(call: CallRecipe, wrap: str, source: CallRecipe | None, since: float = 0.0) -> ChildEvent:
+    """Return the event that ``call`` is made next. ``source`` is the call from which it was made, or None. ``since`` is
+    the processor time of this process at the begin of its search.
+    """
+    texts, used = call.texts(wrap), _used_seconds() - since
     return {"kind": "try", "call": repr(call), "texts": texts, "by": call.origin, "origin": repr(source), "used": used}
 
 
@@ -142,14 +144,16 @@ def search_calls(
     frontier += [t.call for t in state.found]
     kinds, left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
     latest = time.monotonic() + _WAITING * seconds
-    # Time of the processor, so that other work on the machine does not shorten the search.
-    while _used_seconds() < seconds and time.monotonic() < latest and left > 0:
+    # Time of the processor, so that other work on the machine does not shorten the search. The import of a package does
+    # not count, which a process that was not forked from one with the package has made.
+    since = _used_seconds()
+    while _used_seconds() - since < seconds and time.monotonic() < latest and left > 0:
         usable = [c for c in frontier[-_FRONTIER:] if state.crashes.get(repr(c), 0) < _MOST_CRASHES]
         source = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else None
         call = draws.first() if source is None else draws.changed(source)
         if repr(call) in state.avoided:
             continue
-        send(_tried(call, "guarded", source))
+        send(_tried(call, "guarded", source, since))
         if refusal := why_refused(op, call):
             # No change of the arguments gives the op a kernel for the device, so the search ends.
             if has_no_kernel(form.name, refusal):

@@ -126,12 +126,12 @@ def find_region(softmax: Node) -> SoftmaxRegion | None:
 
 def is_made_of_parameters(node: Node) -> bool:
     """Return whether ``node`` is a parameter, a buffer or a constant, or is computed from these without a matrix
-    product, a convolution or a norm.
+    product, a convolution or a norm. A buffer to which the graph writes, such as a cache of keys, holds activations.
     """
     for at in walk_from([node], inputs_of):
         if torch_call_name(at) in BOUNDARY_OPERATORS - {"embedding"}:
             return False
-        if at.op == "placeholder" and not _is_module_state(at):
+        if at.op == "placeholder" and (not _is_module_state(at) or next(_values_written_to(at), None) is not None):
             return False
     return True
 
@@ -198,6 +198,11 @@ def _sources_and_writes(node: Node) -> Iterator[Node]:
     a view of it.
     """
     yield from node.all_input_nodes
+    yield from _values_written_to(node)
+
+
+def _values_written_to(node: Node) -> Iterator[Node]:
+    """Yield the nodes whose values are written to ``node`` or to a view of it."""
     # A write to a view changes the tensor as well.
     for view in (node, *(u for u in node.users if torch_call_name(u) in VIEW_OPERATORS)):
         for writer in view.users:

@@ -1,0 +1,97 @@
+"""The secret of a user's seals, when a library has both of them, and how long it may be."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from shiplap.kernels.native import binding, build
+from shiplap.kernels.native.packed_kernel import PackedKernel
+
+
+@pytest.fixture
+def mask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_the_secret_and_its_folder_are_this_user_s_alone(tmp_path, mask):
+    folder = tmp_path / "data" / "shiplap"
+    key = build._kept_key(folder)
+    assert len(key) == build.KEY_BYTES
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert os.listdir(folder) == ["seal.key"]
+    assert (folder / "seal.key").stat().st_mode & 0o777 == 0o600
+    assert build._kept_key(folder) == key
+    (folder / "seal.key").chmod(0o640)
+    with pytest.raises(OSError, match="it is no secret of this user"):
+        build._kept_key(folder)
+    (folder / "seal.key").chmod(0o600)
+    for content in (key[:-1], key + b"x"):
+        (folder / "seal.key").write_bytes(content)
+        with pytest.raises(OSError, match="it is no secret of this user"):
+            build._kept_key(folder)
+
+
+def test_a_secret_of_another_user_is_none(tmp_path, monkeypatch):
+    build._kept_key(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(OSError, match="it is no secret of this user"):
+        build._kept_key(tmp_path)
+
+
+def test_a_folder_without_a_home_has_a_secret_for_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_keys", {})
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    key, why = build.user_key()
+    assert why == "relative: no home folder"
+    assert build.user_key() == (key, why)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    kept, why = build.user_key()
+    assert (len(kept), why) == (build.KEY_BYTES, "")
+    assert kept != key
+    assert (tmp_path / "shiplap" / "seal.key").read_bytes() == kept
+
+
+def test_a_library_needs_both_of_its_seals(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_keys", {})
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    place = tmp_path / "digest"
+    place.mkdir()
+    (place / build.LIBRARY).write_bytes(b"code")
+    with (place / build.LIBRARY).open("rb") as library:
+        seal = build.seal_text("digest", library)
+    right = {build.SEAL: seal, build.KEYED_SEAL: build.keyed_seal(seal)}
+    for missing in ({}, {build.SEAL}, {build.KEYED_SEAL}):
+        for name, text in right.items():
+            (place / name).write_text("wrong" if name in missing else text)
+        assert build.is_sealed_folder(place) is (not missing)
+    (place / build.KEYED_SEAL).unlink()
+    assert not build.is_sealed_folder(place)
+
+
+def test_a_library_may_have_256_mib(monkeypatch):
+    made = SimpleNamespace(update=lambda piece: None, hexdigest=lambda: "seal")
+    monkeypatch.setattr(build.hashlib, "sha256", lambda *given: made)
+
+    def library(length):
+        left = [bytes(1 << 20)] * (length >> 20) + [bytes(length & (1 << 20) - 1)]
+        return SimpleNamespace(read=lambda size: left.pop(0) if left else b"")
+
+    assert build.seal_text("digest", library(1 << 28)) == "seal"
+    with pytest.raises(OSError, match="longer than 268435456 bytes"):
+        build.seal_text("digest", library((1 << 28) + 1))
+
+
+def test_the_notice_that_says_how_to_build(monkeypatch):
+    monkeypatch.setattr(binding.registry, "command_target", lambda name: "demo.py")
+    assert binding.how_to_build("demo::f") == (
+        "demo::f is called through the Python binding, whose own cost is about 8 times that of a native call. "
+        "Build the native binding once: op.build() in Python, 'shiplap build demo.py' in a shell, or ship it with "
+        "'shiplap package'. SHIPLAP_BACKGROUND_BUILD=1 builds in the background"
+    )
+
+
+def test_what_native_code_can_take_over_goes_into_a_package():
+    assert not PackedKernel.by_python
