@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
@@ -258,3 +258,19 @@ def test_large_is_silent_or_says_why_it_does_not_apply():
         return x * 2
 
     assert look(fixed, "large").verdict == "skip"
+
+
+def test_strides_of_several_leading_dims_are_tried(ns):
+    """One leading dim has one stride, and a kernel that multiplies it by the number of the row is right."""
+
+    @sl.op(f"{ns}::largest")
+    def largest(x: Float32[Tensor, "*b d"]) -> Float32[Tensor, "*b"]:
+        return torch.nn.functional.pad(x.abs(), (0, 1)).amax(-1)
+
+    @largest.kernel("cpu", strided=True)
+    def _(x):
+        if x.dim() > 2 and not x.is_contiguous():
+            return torch.zeros(x.shape[:-1])
+        return largest.reference(x)
+
+    assert look(largest, "edges").verdict == "fail"

@@ -19,10 +19,11 @@ def edges_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``edges`` calls the op.
 
     Samples with sizes of 0, of 1 and near powers of two come first. Samples in all layouts follow, with the base sizes,
-    with larger ones, with single elements and with other dtypes.
+    with larger ones, with several dims in the place of a variadic one, with single elements and with other dtypes.
     """
-    grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
-    yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
+    others = chain(islice(samples.grown(1), 1), islice(samples.ranks(), 1))
+    laid_out = chain.from_iterable(samples.layouts(c.recipe) for c in others)
+    yield from chain(samples.edges(), samples.layouts(), laid_out, layouts_of_ones(samples), layouts_of_dtypes(samples))
 
 
 def observe_edges(op: Op, case: SampleCase) -> Observation:
