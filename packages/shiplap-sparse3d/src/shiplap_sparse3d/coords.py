@@ -63,7 +63,8 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``coords`` and ``feats`` with one common number of rows.
 
     In a graph, one of the two numbers may depend on data while the other is known. The tensor whose number depends on
-    data then gets the known number, and the graph asserts each time it runs that the numbers are equal. In all other
+    data then gets the known number, and the graph asserts each time it runs that the numbers are equal. If both depend
+    on data and were counted apart, the features get the number of the voxels, with the same assertion. In all other
     cases both tensors are returned unchanged.
 
     Scenes that were joined in a graph have a number of rows that depends on data. Later modules compare this number
@@ -75,7 +76,7 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
     if is_of_data(rows) and not is_of_data(known):
         torch._check(rows == known)
         return coords.narrow(0, 0, known), feats
-    if is_of_data(known) and not is_of_data(rows):
+    if is_of_data(known) and not is_known_size(rows, known):
         torch._check(rows == known)
         return coords, feats.narrow(0, 0, rows)
     return coords, feats

@@ -101,3 +101,36 @@ def test_joined_scenes_pass_norms_in_one_graph(name: str, parts: Parts, training
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     for key, value in net.state_dict().items():
         torch.testing.assert_close(learned[key], value, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def occupied_cells(volume: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features and the coordinates of the cells of ``volume [scenes, *axes, c]`` that are not zero. Each of
+    the two counts the cells anew.
+    """
+    rows = volume.reshape(-1, volume.shape[-1])
+    return rows[rows.abs().sum(1) > 0], volume.abs().sum(-1).nonzero().int()
+
+
+TRAINED: dict[str, Callable[[], nn.Module]] = {
+    "native": lambda: nn.Sequential(sparse3d.SubMConv3d(4, 6, 3), nn.ReLU(), sparse3d.SubMConv3d(6, 5, 3)),
+    "spconv": lambda: spconv.SparseSequential(spconv.SubMConv3d(4, 6, 3), nn.ReLU(), spconv.SubMConv3d(6, 5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_features_and_voxels_that_are_counted_apart_train_in_one_graph(name: str) -> None:
+    """A dense volume made sparse: the backward compares rows of features with rows of tables, of two counts."""
+    torch.manual_seed(0)
+    torch_private.reset_compiler()
+    net, run = TRAINED[name]().double(), run_native if name == "native" else run_spconv
+
+    def loss(volume: Tensor) -> Tensor:
+        return run(net, *occupied_cells(volume)).square().sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            volume = torch.randn(2, *GRID, 4, dtype=torch.float64) * (torch.rand(2, *GRID, 1) < 0.05)
+            leaves = [volume.requires_grad_(), *net.parameters()]
+            got = torch.autograd.grad(compiled(volume), leaves)
+            torch.testing.assert_close(got, torch.autograd.grad(loss(volume), leaves))

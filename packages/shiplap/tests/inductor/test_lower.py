@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -126,6 +127,27 @@ def test_a_package_that_lacks_memory_for_a_proof_says_so(monkeypatch, tmp_path):
     assert "got      the reference, run by Python on cpu; no template is proven for this call; qmm(" in text
     assert "is refused (no memory to compare results" in text
     assert "fix      free memory of the device" in text
+
+
+def test_a_package_takes_a_template_where_the_reference_was_measured_as_the_fastest(monkeypatch, tmp_path):
+    """A stored choice of the reference is one of speed, and a reference that cannot be traced needs Python."""
+    only(FAST_AND_WRONG, GOOD)
+    stored = SimpleNamespace(origin="stored", kernel=REFERENCE, label=REFERENCE, reason="the fastest of 2")
+    monkeypatch.setattr("shiplap.inductor.lower.choice_for_selection", lambda *args: stored)
+    monkeypatch.setattr(inductor_lowering, "trace_to_aten", without_memory)
+
+    class Model(torch.nn.Module):
+        def forward(self, *args):
+            return layer(*args)
+
+    args = arguments()
+    program = torch.export.export(Model(), args)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    assert torch.allclose(torch._inductor.aoti_load_package(path)(*args), layer(*args), rtol=1e-4, atol=1e-4)
+    made = fusion_choices("fusetest::qmm")[-1]
+    assert made.chosen != REFERENCE
+    assert made.reason == "a package cannot run the reference in Python"
+    assert [v.status for v in made.verdicts] == ["wrong", "ok"]
 
 
 def fused(*args: torch.Tensor) -> tuple[int, int]:
@@ -283,6 +305,7 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
     module = module.replace("[GOOD, FAST_AND_WRONG, BROKEN, CRASHING]", "[GOOD]")
     (tmp_path / "edited.py").write_text(module)
     (tmp_path / "qmm.cpp.jinja").write_text(source)
+    shutil.copy(Path(targets.__file__).with_name("sized.cpp.jinja"), tmp_path)
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     env = {
         **os.environ,

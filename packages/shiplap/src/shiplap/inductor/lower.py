@@ -14,7 +14,7 @@ from shiplap.declare.binding import Binding
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.dispatch.fake import refuse_python_in_package
 from shiplap.dispatch.tuned_choices import REFERENCE
-from shiplap.errors import notice
+from shiplap.errors import ShiplapError, notice
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.fusion_choice import CandidateVerdict, FusionChoice, remember_fusion_choice
 from shiplap.inductor.precompile import precompile_later_calls
@@ -60,9 +60,14 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
             # way again.
             with inductor_lowering.no_autotuning():
                 return fallback_node(call, overload, args, kwargs, choice)
-        # The candidates are cached in the call, so that the chosen one is the object that was proven.
-        valid, _ = template_candidates(call)
-        return next(c for c in valid if c.label == wanted).node(switches_of(op).fusion)
+        return _template_node(call, wanted)
+
+
+def _template_node(call: LoweredCall, label: str) -> Any:
+    """Return the IR node of the candidate with this label, which is a template with one config."""
+    # The candidates are cached in the call, so that the chosen one is the object that was proven.
+    valid, _ = template_candidates(call)
+    return next(c for c in valid if c.label == label).node(switches_of(call.op).fusion)
 
 
 def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
@@ -246,24 +251,49 @@ def _opaque_call(
     kwargs: Mapping[str, Any],
     choice: FusionChoice | None,
 ) -> Any:
-    """Return the IR node that calls ``overload`` as an opaque function, with which Inductor fuses nothing. Raise
-    ``SL307`` while a package (AOTInductor) is made, if the call would need Python there. The error then has the reasons
-    of ``choice`` for using no template.
+    """Return the IR node that calls ``overload`` as an opaque function, with which Inductor fuses nothing. While a
+    package (AOTInductor) is made and the call would need Python there, return the node of a template that was not
+    tried, or raise ``SL307`` if none is proven. The error then has the reasons of ``choice`` for using no template.
     """
     if dynamo.is_packaging():
-        kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
-        dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
-        verdicts = choice.verdicts if choice is not None else ()
-        why = [f"{v.candidate} is {v.status} ({v.detail})" for v in verdicts]
-        if choice is not None and why:  # it may be another reason than what is wrong with each of them
-            why.insert(0, choice.reason)
-        refuse_python_in_package(
-            call.op,
-            Binding((), {}, dtypes, call.device),
-            templates=why,
-            lacks_memory=any(v.detail.startswith(NO_MEMORY) for v in verdicts),
-        )
+        try:
+            _refuse_python(call, choice)
+        except ShiplapError:
+            packed = _choose_untried(call, choice)
+            _refuse_python(call, packed) if packed.chosen == REFERENCE else remember_fusion_choice(packed)
+            return _template_node(call, packed.chosen)
     return inductor_lowering.extern_call(overload, args, dict(kwargs))
+
+
+def _refuse_python(call: LoweredCall, choice: FusionChoice | None) -> None:
+    """Raise ``SL307`` if ``call`` without a template would need Python in a package. The error has the reasons of
+    ``choice`` for using no template.
+    """
+    kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
+    dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
+    verdicts = choice.verdicts if choice is not None else ()
+    why = [f"{v.candidate} is {v.status} ({v.detail})" for v in verdicts]
+    if choice is not None and why:  # it may be another reason than what is wrong with each of them
+        why.insert(0, choice.reason)
+    refuse_python_in_package(
+        call.op,
+        Binding((), {}, dtypes, call.device),
+        templates=why,
+        lacks_memory=any(v.detail.startswith(NO_MEMORY) for v in verdicts),
+    )
+
+
+def _choose_untried(call: LoweredCall, choice: FusionChoice | None) -> FusionChoice:
+    """Return the choice of the first template for ``call`` that is proven among those that ``choice`` has not found
+    unusable, or of the reference if there is none. A measurement, which may be an earlier one that was stored, had
+    found the reference the fastest, or only measured templates are taken otherwise.
+    """
+    verdicts = [] if choice is None else list(choice.verdicts)
+    unusable = {v.candidate for v in verdicts if v.status in ("wrong", "broken", "refused")}
+    left = [c for c in template_candidates(call)[0] if c.label not in unusable]
+    if not left or not switches_of(call.op).templates or call.sizes.problem:
+        return choice or _fusion_choice(call, REFERENCE, "no template takes this call", verdicts)
+    return _guarded_by_range(call, _first_proven(call, left, verdicts, "a package cannot run the reference in Python"))
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
