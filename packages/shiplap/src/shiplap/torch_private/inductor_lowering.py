@@ -122,13 +122,10 @@ def _simplified_size(size: Any) -> Any:
 
 
 def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
-    """Return a size as an int. A symbol without a value in ``values`` has that of the call that is compiled. A number
-    is returned as it is, also where nothing is being compiled, as when a worker runs a candidate.
-    """
-    if not isinstance(size, torch.SymInt) and (number := sympy.sympify(size)).is_number:
-        return int(number)
-    expr = _simplified_size(size)
-    expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
+    """Return a size as an int. A symbol without a value in ``values`` has that of the call that is compiled."""
+    if isinstance(size, int | sympy.Integer):  # also where nothing is compiled, as when a worker runs a candidate
+        return int(size)
+    expr = _simplified_size(size).xreplace({symbol: sympy.Integer(n) for symbol, n in values.items()})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
 
 
