@@ -106,7 +106,8 @@ def test_the_parentheses_are_missing(declare):
         "SL101",
         where="@sl.op",
         got="function op",
-        fix='choose a name of this form with a namespace of your own, such as @sl.op("mylib::scale")',
+        fix="choose a name of this form, of letters, digits and underscores, with a namespace of your own, such as "
+        '@sl.op("mylib::scale")',
     ):
 
         @declare

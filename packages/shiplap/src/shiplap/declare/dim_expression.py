@@ -171,7 +171,11 @@ class Expr:
             )
             if outside or literal or call:
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
-                fix = "write // for /: a size is a whole number" if isinstance(node, ast.Div) else ""
+                fix = (
+                    "write // for /, or (n + 1) // 2 to round n / 2 up: a size is a whole number"
+                    if isinstance(node, ast.Div)
+                    else ""
+                )
                 raise error("SL105", where=where, got=source, expected=f"an expression without {part}", fix=fix)
         return expr
 

@@ -24,7 +24,10 @@ register(
                 "identifier that is no keyword of Python. The namespace and the name must not be those of torch "
                 "itself."
             ),
-            'choose a name of this form with a namespace of your own, such as @sl.op("mylib::scale")',
+            (
+                "choose a name of this form, of letters, digits and underscores, with a namespace of your own, such as "
+                '@sl.op("mylib::scale")'
+            ),
         ),
         (
             "SL102",

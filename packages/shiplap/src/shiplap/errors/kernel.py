@@ -47,9 +47,10 @@ register(
                 "its arguments, and a call with out=, can have no gradient."
             ),
             (
-                "declare a gradient with @op.backward. If the op writes to its arguments, or is called with out=, use "
-                "an op that returns new tensors. Only where no gradient is to flow through the op, call .detach() on "
-                "its inputs"
+                "declare a gradient: @op.backward on a function (grad, saved, needs) that returns a dict with the "
+                "gradient of each input by its name. If the op writes to its arguments, or is called with out=, use an "
+                "op that returns new tensors. Only where no gradient is to flow through the op, call .detach() on its "
+                "inputs"
             ),
         ),
         (
