@@ -213,7 +213,7 @@ def fold(text: str) -> str:
             column = gap.end()
         if len(line) <= COLUMNS:
             lines.append(line)
-        elif column and line[column - 1 : column] == " " and not re.search(r"--[\w-]+ $", line[:column]):
+        elif column and line[column - 2 : column] == "  ":
             start, at = line[:column].rstrip(), column
             lines += textwrap.wrap(line[column:], COLUMNS, initial_indent=start.ljust(at), subsequent_indent=" " * at)
         else:  # a command goes on behind a backslash, and a sentence in the next line

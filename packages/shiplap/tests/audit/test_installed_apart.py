@@ -53,10 +53,15 @@ def options(tmp_path, monkeypatch):
     return InstalledOptions("apart_package", ["apart_ops"], None, [], None, False, None, 5, 4.0, 1, True, "cuda")
 
 
-def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch):
+def find(options):
     found = find_apart("apart_package", lambda: _find_subjects(options))
+    assert not isinstance(found, ChildDeath), found
+    return found[0]
+
+
+def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch):
+    found = find(options)
     assert "apart_package" not in sys.modules
-    assert not isinstance(found, ChildDeath)
     kinds = {name: type(subject) for name, subject in found.items()}
     assert kinds == {
         "apart_ops::double": InstalledOverload,
@@ -85,7 +90,7 @@ def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch):
 
 
 def test_a_program_that_dies_leaves_no_call_and_is_named(options, tmp_path):
-    found = find_apart("apart_package", lambda: _find_subjects(options))
+    found = find(options)
     (tmp_path / "dies.py").write_text("import os\nos.abort()\n")
     recorded, failed = record_apart(found, 5, lambda m: run_recorded(tmp_path / "dies.py", [], m))
     assert recorded == {}
@@ -126,7 +131,23 @@ def test_the_import_of_a_package_takes_no_time_from_the_search(options, tmp_path
     """The import takes more processor time than the search may take."""
     slow = "import time\nwhile time.process_time() < 4.0:\n    pass\n"
     (tmp_path / "apart_package.py").write_text(PACKAGE + slow)
-    found = find_apart("apart_package", lambda: _find_subjects(options))
+    found = find(options)
     monkeypatch.setattr(engine, "_script_shows", lambda text: True)
     asked = InstalledRequest("apart_package", "1", seed=5, seconds=2.0)
     assert audit_installed_op("apart_ops::double", found["apart_ops::double"], (), asked).calls > 1
+
+
+def test_errors_and_notes_of_a_child_process_are_shown(options, tmp_path, capsys, monkeypatch):
+    """The error and the note of a child process are those of this process."""
+    monkeypatch.setattr("shiplap.cli.console.require_device", lambda device: None)
+    (tmp_path / "apart_empty").mkdir()
+    (tmp_path / "apart_empty" / "__init__.py").write_text("")
+    (tmp_path / "apart_empty" / "broken.py").write_text("raise RuntimeError('no driver')\n")
+    given = {**vars(options), "package": "apart_empty", "namespaces": []}
+    with pytest.raises(ShiplapError, match="SL501"):
+        audit_package(InstalledOptions(**given), as_json=False, html=None)
+    ops = PACKAGE.partition("class Triple")[0].replace("apart_ops", "works_ops")
+    (tmp_path / "apart_empty" / "works.py").write_text(ops)
+    (tmp_path / "apart_empty" / "__init__.py").write_text("from apart_empty import works\n")
+    audit_package(InstalledOptions(**{**given, "namespaces": ["works_ops"], "seconds": 0.5}), as_json=False, html=None)
+    assert "apart_empty.broken is left out: RuntimeError: no driver" in "".join(capsys.readouterr())

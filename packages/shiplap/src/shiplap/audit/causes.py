@@ -107,7 +107,7 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
     ``varied`` names the properties, such as ``layout``, in which all failing samples differ from the base sample. If
     there is advice for one of these, it is returned. Otherwise ``usual``, the advice of the check, is returned. If a
     scalar value makes the reference return infinity or NaN on the failing sample ``case``, the advice is to exclude
-    that value. If only values of one kind fail, such as ``ties``, the advice is about this kind.
+    that value. If values are what varied, the advice is about the kind of those in ``case``, such as ``ties``.
     """
     if "scalar" in varied and not _reference_is_finite(op, case):
         return REQUIRES_FIX

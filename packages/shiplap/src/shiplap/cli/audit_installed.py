@@ -18,7 +18,7 @@ from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
     from shiplap.audit.installed.engine import Subject
-    from shiplap.audit.installed.functions import InstalledFunction
+    from shiplap.audit.installed.functions import FoundFunctions
     from shiplap.audit.installed.recipes import CallRecipe
     from shiplap.audit.installed.result import InstalledOp
     from shiplap.torch_private.dispatcher_library import Overload
@@ -135,7 +135,9 @@ def _find_and_record(
     from shiplap.audit.installed.functions import FunctionRecorder
     from shiplap.scaffold.calls import DispatchRecorder
 
-    registered, functions = _find_subjects(options)
+    registered, found = _find_subjects(options)
+    functions = found.functions
+    _note_failed(found.failed)
     recorder = DispatchRecorder(registered)
     recording = FunctionRecorder(functions, recorder).mode() if functions else recorder.mode()
     failed = "" if options.record is None else run_recorded(options.record, options.arguments, recording)
@@ -150,7 +152,7 @@ def _find_and_record_apart(
 
     Raises:
         ShiplapError: ``SL605`` if the machine does not have the device, ``SL601`` if a child process ends while it
-            imports the package.
+            imports the package, and as ``_find_subjects``.
     """
     from shiplap.audit.child_process import ChildDeath, run_isolated
     from shiplap.audit.installed.apart import find_apart, record_apart
@@ -168,21 +170,29 @@ def _find_and_record_apart(
             got=str(found),
             expected="a package with ops or, with --functions, with functions",
         )
+    subjects, unimported = found
+    _note_failed(unimported)
     record = options.record
     if record is None:
-        return {**found}, {}, ""
-    recorded, failed = record_apart(found, options.seed, lambda m: run_recorded(record, options.arguments, m))
-    return {**found}, recorded, failed
+        return {**subjects}, {}, ""
+    recorded, failed = record_apart(subjects, options.seed, lambda m: run_recorded(record, options.arguments, m))
+    return {**subjects}, recorded, failed
 
 
-def _find_subjects(options: InstalledOptions) -> tuple[dict[str, Overload], dict[str, InstalledFunction]]:
-    """Return the ops of the package by name, and with ``--functions`` its functions by address. Modules that could not
-    be imported are named in a note.
+def _note_failed(modules: Mapping[str, str]) -> None:
+    """Print a note for each of the ``modules`` that could not be imported, with the reason."""
+    for module, reason in modules.items():
+        console.note(f"{module} is left out: {reason}")
+
+
+def _find_subjects(options: InstalledOptions) -> tuple[dict[str, Overload], FoundFunctions]:
+    """Return the ops of the package by name, and with ``--functions`` its functions by address, with the reason of each
+    module that could not be imported.
 
     Raises:
         ShiplapError: ``SL501`` if there is neither an op nor a function.
     """
-    from shiplap.audit.installed.functions import find_functions
+    from shiplap.audit.installed.functions import FoundFunctions, find_functions
     from shiplap.scaffold.package import find_package_ops
 
     ops: dict[str, Overload] = {}
@@ -193,14 +203,10 @@ def _find_subjects(options: InstalledOptions) -> tuple[dict[str, Overload], dict
         if e.id != "SL501" or options.package not in sys.modules:
             raise
         refusal = e
-    found = find_functions(options.package) if options.functions else None
-    if refusal is not None and not (found and found.functions):
+    found = find_functions(options.package) if options.functions else FoundFunctions()
+    if refusal is not None and not found.functions:
         raise refusal
-    if found is None:
-        return ops, {}
-    for module, reason in found.failed.items():
-        console.note(f"{module} is left out: {reason}")
-    return ops, found.functions
+    return ops, found
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:

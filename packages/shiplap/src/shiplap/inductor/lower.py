@@ -290,8 +290,9 @@ def _choose_untried(call: LoweredCall, choice: FusionChoice | None) -> FusionCho
     """
     verdicts = [] if choice is None else list(choice.verdicts)
     unusable = {v.candidate for v in verdicts if v.status in ("wrong", "broken", "refused")}
-    left = [c for c in template_candidates(call)[0] if c.label not in unusable]
-    if not left or not switches_of(call.op).templates or call.sizes.problem:
+    switch = switches_of(call.op)
+    left = [c for c in template_candidates(call)[0] if switch.only in c.label and c.label not in unusable]
+    if not left or not switch.templates or call.sizes.problem:
         return choice or _fusion_choice(call, REFERENCE, "no template takes this call", verdicts)
     return _guarded_by_range(call, _first_proven(call, left, verdicts, "a package cannot run the reference in Python"))
 

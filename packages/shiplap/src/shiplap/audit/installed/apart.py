@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, run_isolated
-from shiplap.audit.installed.functions import FunctionRecorder, InstalledFunction
+from shiplap.audit.installed.functions import FoundFunctions, FunctionRecorder, InstalledFunction
 from shiplap.audit.installed.recipes import CallRecipe, recipe_from_text, recipe_of_call
+from shiplap.errors import ShiplapError, error
+from shiplap.errors.base import error_parts
 from shiplap.scaffold.calls import DispatchRecorder
 from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import find_overload
@@ -63,25 +65,30 @@ def describe_overload(name: str, package: str, op: Overload) -> InstalledOverloa
 
 
 def find_apart(
-    package: str, find: Callable[[], tuple[Mapping[str, Overload], Mapping[str, InstalledFunction]]]
-) -> dict[str, LoadedLater] | ChildDeath:
+    package: str, find: Callable[[], tuple[Mapping[str, Overload], FoundFunctions]]
+) -> tuple[dict[str, LoadedLater], dict[str, str]] | ChildDeath:
     """Return the ops and functions that ``find()`` returns in a child process, by name, in a form from which another
-    process can load them. If the child dies, return its ``ChildDeath``.
+    process can load them, and the reason of each module that could not be imported. If the child dies, return its
+    ``ChildDeath``. An error of Shiplap's catalogue that ``find`` raises is raised here as well.
     """
 
     def work(send: SendEvent) -> Any:
-        """Return the descriptions of the ops and of the functions as plain data."""
-        ops, functions = find()
-        return msgspec.to_builtins(
-            [[describe_overload(n, package, op) for n, op in ops.items()], [*functions.values()]]
-        )
+        """Return the descriptions of the ops and of the functions as plain data, or the parts of an error."""
+        try:
+            ops, found = find()
+        except ShiplapError as e:
+            return error_parts(e)
+        overloads = [describe_overload(name, package, op) for name, op in ops.items()]
+        return msgspec.to_builtins([overloads, list(found.functions.values()), found.failed])
 
     made = run_isolated(work, _LIMITS)
     if isinstance(made, ChildDeath):
         return made
+    if isinstance(made, dict):
+        raise error(**made)
     overloads = msgspec.convert(made[0], list[InstalledOverload])
     subjects: list[LoadedLater] = [*overloads, *msgspec.convert(made[1], list[InstalledFunction])]
-    return {subject.name: subject for subject in subjects}
+    return {subject.name: subject for subject in subjects}, made[2]
 
 
 def record_apart(

@@ -99,12 +99,12 @@ def try_recorded(
     """Yield each of the recorded ``calls`` that the op takes, after an event for it was sent. A call that has ended the
     process before, according to ``state``, is not made again.
     """
-    known = {repr(t.call) for t in state.found}
+    known, since = {repr(t.call) for t in state.found}, _used_seconds()
     for call in calls:
         if repr(call) in known:
             yield call
         elif repr(call) not in state.avoided:
-            send(_tried(call, "", None))
+            send(_tried(call, "", None, since))
             if not why_refused(op, call, wrap=""):
                 send(_found(op, form, call))
                 yield call
