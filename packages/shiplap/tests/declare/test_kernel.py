@@ -9,10 +9,9 @@ from shiplap.declare.kernel import Kernel
 
 
 class Doubled(Kernel):
-    name, dtypes, condition = "doubled", (), None
-
     def __init__(self):
         """Take no op."""
+        self.name, self.dtypes, self.condition = "doubled", (), None
 
     def run_call(self, call):
         return [value * 2 for value in call.args]

@@ -23,8 +23,8 @@ def template(default=True):
     return SimpleNamespace(default=default)
 
 
-def form(library="one", generated=False):
-    return SimpleNamespace(library=library, generated=generated)
+def form(shared="one", generated=False):
+    return SimpleNamespace(**{"library": shared, "generated": generated})
 
 
 @pytest.fixture
