@@ -329,6 +329,14 @@ def test_functions_of_math_become_those_of_torch(tmp_path: Path) -> None:
     assert "x / torch.sqrt(x.var()) + math.pi * math.erf(1)" in changed
 
 
+def test_functions_of_math_stay_in_the_first_proposal(tmp_path: Path) -> None:
+    """The argument of such a function may be a number of Python, which a function of torch refuses."""
+    source = "import math\nimport torch\ndef f(x, n):\n    return x.sum().item() * math.exp(x.max().item())  # HERE\n"
+    kept, replaced = proposals(tmp_path, source, edits_of_values.keep_tensor)
+    assert "return (x.sum()) * math.exp(x.max().item())" in kept
+    assert "return (x.sum()) * torch.exp((x.max()))" in replaced
+
+
 LATER = """
     import torch
     kept, other = [], []
