@@ -65,6 +65,13 @@ def test_a_print_is_moved_and_its_shapes_become_texts(tmp_path: Path) -> None:
     assert "print('h', str(x.shape), x.norm())" in texts
 
 
+@pytest.mark.parametrize("keywords", ["end=''", "sep=' '", "file=log"])
+def test_a_print_with_keywords_is_not_moved(tmp_path: Path, keywords: str) -> None:
+    """Torch 2.13 makes the moved call without them."""
+    source = f"import torch\ndef f(x, log):\n    print('.', x, {keywords})  # HERE\n"
+    assert proposals(tmp_path, source, edits.reorder_print, "print") == []
+
+
 @pytest.mark.parametrize(
     ("subject", "source"),
     [
@@ -303,6 +310,22 @@ def test_a_compiled_function_gets_contiguous_tensors(tmp_path: Path) -> None:
     x = torch.randn(2, 2).t()
     torch.testing.assert_close(ran["run"](x, how=1), torch.nn.Linear.forward(ran["model"], x))
     assert isinstance(ran["run"], torch.nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("editor", "cause"),
+    [
+        (edits_of_calls.wrap_contiguous, "stride"),
+        (edits_of_calls.wrap_first_call, "length"),
+        (edits_of_calls.compile_versions, "optional"),
+    ],
+)
+def test_a_wrapped_function_keeps_its_name(tmp_path: Path, editor: Editor, cause: str) -> None:
+    source = CALLS.replace("def f(x, how=None):", 'def f(x, how=None):\n        """Doc of f."""')
+    changed, *_ = proposals(tmp_path, source, editor, "how", "", "f", cause)
+    exec(changed, ran := {"count": "eager", "__name__": "program"})
+    f = ran["f"]
+    assert (f.__name__, f.__qualname__, f.__doc__, f.__module__) == ("f", "f", "Doc of f.", "program")
 
 
 def test_the_first_call_runs_uncompiled(tmp_path: Path) -> None:

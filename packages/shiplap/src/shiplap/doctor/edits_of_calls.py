@@ -16,8 +16,11 @@ from shiplap.doctor.scratch import Edit
 _CONTIGUOUS = '''
 def contiguous_arguments(compiled):
     """Return ``compiled``, whose calls get contiguous copies of tensors that are not contiguous."""
+    import functools
+
     inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
+    @functools.wraps(inner, updated=())
     def call(*args, **kwargs):
         made = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in (*args, *kwargs.values())]
         return inner(*made[: len(args)], **dict(zip(kwargs, made[len(args) :])))
@@ -31,9 +34,12 @@ def contiguous_arguments(compiled):
 _FIRST_CALL = '''
 def first_call_uncompiled(compiled):
     """Return ``compiled``, whose first call runs uncompiled and creates what later calls find."""
+    import functools
+
     inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
     called = []
 
+    @functools.wraps(inner, updated=())
     def call(*args, **kwargs):
         if called:
             return inner(*args, **kwargs)
@@ -50,10 +56,12 @@ def first_call_uncompiled(compiled):
 _VERSIONS = '''
 def compile_each(kind, **options):
     """Return a decorator that compiles a function once for each value of ``kind(...)`` of its arguments."""
+    import functools
 
     def decorate(fn):
         versions = {}
 
+        @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
         def call(*args, **kwargs):
             key = kind(*args, **kwargs)
             if key not in versions:

@@ -302,7 +302,7 @@ def _try_entry(
         reason = reason_of_refusal(entry, now, after)
         if not reason and remedy.repeated and after is not None and after.diagnosis.graphs > now.diagnosis.graphs:
             reason = f"{after.diagnosis.graphs} graphs are compiled instead of {now.diagnosis.graphs}"
-        if not reason and remedy.prints and after is not None and after.printed < now.printed:
+        if not reason and remedy.prints and after is not None and after.printed != now.printed:
             reason = f"the program prints {after.printed} lines instead of {now.printed}"
         # A remedy may make recompiles rarer without removing them.
         partly = (
