@@ -397,6 +397,24 @@ def test_a_file_is_written_behind_the_compiled_part(tmp_path: Path) -> None:
     assert "reorderable_logging_functions.add(torch_save_later)" in changed
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('torch.save(x, "x.pt")  # HERE', 'with torch.no_grad():\n            torch.save(x, "x.pt")  # HERE'),
+        (
+            'torch.save(x, "x.pt")  # HERE',
+            'try:\n            torch.save(x, "x.pt")  # HERE\n        except OSError:\n            x = -x',
+        ),
+        ("return x + 1", "x.add_(1)\n        return x"),
+        ("return x + 1", "x[0] = 1\n        return x"),
+    ],
+)
+def test_a_call_that_would_see_another_state_is_not_moved(tmp_path: Path, old: str, new: str) -> None:
+    assert old in LATER
+    source = LATER.replace(old, new, 1)
+    assert proposals(tmp_path, source, edits_of_calls.call_later, "torch.save", "", "f", "object") == []
+
+
 def test_a_call_in_an_inner_function_is_not_moved(tmp_path: Path) -> None:
     """Torch 2.13 makes no call that it would have to move out of a function which the compiled one calls."""
     inner = LATER.replace("  # HERE", "").replace('(x, "x.pt")\n"""', '(x, "x.pt")  # HERE')
@@ -443,11 +461,33 @@ def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
         "y = np.random.uniform(size=3)",
         "y = random.random() + random.random()",
         "y = random.choice('ab')",
+        "y = np.random.random(5)",
+        "y = np.random.exponential(1.0, 5)",
+        "y = np.random.uniform([0, 1])",
+        "y = np.random.uniform([0, 1], [2, 3])",
+        "y = random.getrandbits(64)",
+        "y = random.randint(0, 9223372036854775808)",
     ],
 )
 def test_draws_that_may_not_happen_once_or_are_no_number_stay(tmp_path: Path, drawn: str) -> None:
     source = f"import torch\ndef f(self, x):\n    {drawn}  # HERE\n    return y\n"
     assert proposals(tmp_path, source, edits_of_draws.draw_as_op) == []
+
+
+@pytest.mark.parametrize(
+    ("drawn", "dtype"),
+    [
+        ("random.uniform(-1, b=2.5)", "float64"),
+        ("np.random.exponential(1.0)", "float64"),
+        ("np.random.normal(0, 1)", "float64"),
+        ("random.getrandbits(63)", "int64"),
+        ("random.randint(-5, 5)", "int64"),
+    ],
+)
+def test_draws_of_one_number_become_ops(tmp_path: Path, drawn: str, dtype: str) -> None:
+    source = f"import torch\ndef f(x):\n    return x + {drawn}  # HERE\n"
+    plain, *_ = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    assert f"return torch.tensor({drawn}, dtype=torch.{dtype})" in plain
 
 
 def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:

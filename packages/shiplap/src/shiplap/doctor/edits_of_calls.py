@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites, reindent
+from shiplap.doctor.edits_of_functions import writes_to_objects
 from shiplap.doctor.edits_of_values import enclosing_function, names_before
 from shiplap.doctor.scratch import Edit
 
@@ -263,7 +264,7 @@ def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> I
     for node in nodes:
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
             return
-        if not _is_outermost(case, source, node):
+        if not _is_outermost(case, source, node) or not _may_run_later(source, node):
             return
         local = names_before(source, node)
         used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
@@ -285,3 +286,21 @@ def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> I
     if edits:
         missing = "" if source.imports("torch") else "import torch\n"
         yield source.after_imports(missing + "".join(helpers.values())), *edits
+
+
+def _may_run_later(source: Source, node: ast.stmt) -> bool:
+    """Return whether the statement ``node`` of a function may run at the end of the function.
+
+    It may not if it is inside of ``with`` or ``try``, whose context has then ended, or if a statement that runs after
+    it may write to an object, which the statement may read.
+    """
+    parents, function = source.parents(), enclosing_function(source, node)
+    first = (node.end_lineno or node.lineno) + 1
+    around = parents[node]
+    while around in parents and around is not function:
+        if isinstance(around, ast.With | ast.AsyncWith | ast.Try | ast.TryStar):
+            return False
+        if isinstance(around, ast.For | ast.While):
+            first = around.lineno  # its next round runs after the statement, too
+        around = parents[around]
+    return function is not None and not writes_to_objects(function, first)
