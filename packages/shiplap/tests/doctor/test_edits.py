@@ -424,6 +424,25 @@ def test_a_call_in_an_inner_function_is_not_moved(tmp_path: Path) -> None:
     assert (proposals(tmp_path, inner, warn), len(proposals(tmp_path, LATER, warn))) == ([], 1)
 
 
+@pytest.mark.parametrize(
+    ("caller", "moved"),
+    [
+        ("@torch.compile\ndef outer(x):\n    return f(x, [])\n", False),
+        ("def outer(x):\n    return f(x, [])\nouter = torch.compile(outer)\n", False),
+        ("def inner(x):\n    return f(x, [])\n@torch.compile\ndef outer(x):\n    return inner(x)\n", False),
+        ("class Net(torch.nn.Module):\n    def forward(self, x):\n        return f(x, [])\n", False),
+        ("def main():\n    f(torch.ones(2), [])\nmain()\n", True),
+    ],
+)
+@pytest.mark.parametrize(("subject", "cause"), [("torch.save", "object"), ("kept", "length")])
+def test_a_compiled_function_that_another_one_calls_is_not_outermost(
+    tmp_path: Path, caller: str, moved: bool, subject: str, cause: str
+) -> None:
+    """Torch makes it a part of the other one, and then loses what it should move."""
+    source = textwrap.dedent(LATER) + caller
+    assert bool(proposals(tmp_path, source, edits_of_calls.call_later, subject, "", "f", cause)) == moved
+
+
 def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
     """Equal draws stay apart and in their order, and compiling draws no number."""
     source = """

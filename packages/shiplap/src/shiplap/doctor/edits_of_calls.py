@@ -226,18 +226,53 @@ def in_outermost_function(editor: Editor) -> Editor:
 
 def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
     """Return whether ``node`` is known to be in the outermost compiled function. That is a function with the decorator
-    ``torch.compile``, or the function of the break if a line outside of functions calls it.
+    ``torch.compile``, or the function of the break if a line outside of functions calls it. It is not outermost if
+    another compiled function may call it.
     """
     function = enclosing_function(source, node)
-    if function is None:
+    if function is None or _may_be_inlined(case, function):
         return False
-    if any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list):
+    if _is_decorated(function):
         return True
     if not case.callers or not function.lineno <= case.line <= (function.end_lineno or 0):
         return False
     file, line = case.callers[0]
     caller = case.source(file).statement(line)
     return caller is not None and enclosing_function(case.source(file), caller) is None
+
+
+def _is_decorated(function: ast.FunctionDef) -> bool:
+    """Return whether ``function`` has the decorator ``torch.compile``."""
+    return any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list)
+
+
+def _may_be_inlined(case: Case, function: ast.FunctionDef) -> bool:
+    """Return whether a compiled function other than ``function`` may call it, directly or through others.
+
+    All functions of the program count that name it, or that name one of these. The methods among them count as
+    compiled, since a module may be compiled anywhere, and so do functions that an argument of ``compile`` names.
+    """
+    defined, methods, given = list[ast.FunctionDef](), set[ast.AST](), set[str]()
+    for source in case.sources():
+        for n in ast.walk(source.tree):
+            if isinstance(n, ast.FunctionDef):
+                defined.append(n)
+            elif isinstance(n, ast.ClassDef):
+                methods.update(n.body)
+            elif isinstance(n, ast.Call) and ast.unparse(n.func).endswith("compile"):
+                given |= {name for value in n.args for name in _names_in(value)}
+    named = {each: _names_in(each) for each in defined if each.name != function.name}
+    names, callers = {function.name}, list[ast.FunctionDef]()
+    while found := [each for each in named if each not in callers and named[each] & names]:
+        callers += found
+        names |= {each.name for each in found}
+    return any(each in methods or each.name in given or _is_decorated(each) for each in callers)
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    """Return the names of variables and attributes in the syntax node ``node``."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return names | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 
 
 def call_later(case: Case) -> Iterator[Edits]:
