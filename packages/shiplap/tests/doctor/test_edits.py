@@ -443,6 +443,16 @@ def test_a_compiled_function_that_another_one_calls_is_not_outermost(
     assert bool(proposals(tmp_path, source, edits_of_calls.call_later, subject, "", "f", cause)) == moved
 
 
+@pytest.mark.parametrize(("mark", "moved"), [("@torch.compile\n", False), ("", True)])
+def test_a_frame_in_another_compiled_function_shows_that_it_calls(tmp_path: Path, mark: str, moved: bool) -> None:
+    source = textwrap.dedent(LATER).lstrip() + mark + 'def outer(x):\n    return globals()["f"](x, [])\n'
+    (tmp_path / "program.py").write_text(source)
+    line = next(n for n, t in enumerate(source.splitlines(), 1) if "# HERE" in t)
+    callers = (("program.py", len(source.splitlines())),)
+    case = Case(tmp_path, "program.py", "program.py", line, "f", "torch.save", "", callers=callers, cause="object")
+    assert len(list(edits_of_calls.call_later(case))) == moved
+
+
 def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
     """Equal draws stay apart and in their order, and compiling draws no number."""
     source = """

@@ -266,6 +266,10 @@ def _may_be_inlined(case: Case, function: ast.FunctionDef) -> bool:
     while found := [each for each in named if each not in callers and named[each] & names]:
         callers += found
         names |= {each.name for each in found}
+    # A call by a name that the program computes shows only in the frames of the break.
+    frames = [(case.source(file), line) for file, line in case.callers]
+    around = [enclosing_function(s, node) for s, line in frames if (node := s.statement(line)) is not None]
+    callers += [each for each in around if each is not None and each.name != function.name]
     return any(each in methods or each.name in given or _is_decorated(each) for each in callers)
 
 
