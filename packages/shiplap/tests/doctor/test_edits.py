@@ -65,6 +65,13 @@ def test_a_print_is_moved_and_its_shapes_become_texts(tmp_path: Path) -> None:
     assert "print('h', str(x.shape), x.norm())" in texts
 
 
+@pytest.mark.parametrize("keywords", ["end=''", "sep=' '", "file=log"])
+def test_a_print_with_keywords_is_not_moved(tmp_path: Path, keywords: str) -> None:
+    """Torch 2.13 makes the moved call without them."""
+    source = f"import torch\ndef f(x, log):\n    print('.', x, {keywords})  # HERE\n"
+    assert proposals(tmp_path, source, edits.reorder_print, "print") == []
+
+
 @pytest.mark.parametrize(
     ("subject", "source"),
     [
@@ -305,6 +312,22 @@ def test_a_compiled_function_gets_contiguous_tensors(tmp_path: Path) -> None:
     assert isinstance(ran["run"], torch.nn.Module)
 
 
+@pytest.mark.parametrize(
+    ("editor", "cause"),
+    [
+        (edits_of_calls.wrap_contiguous, "stride"),
+        (edits_of_calls.wrap_first_call, "length"),
+        (edits_of_calls.compile_versions, "optional"),
+    ],
+)
+def test_a_wrapped_function_keeps_its_name(tmp_path: Path, editor: Editor, cause: str) -> None:
+    source = CALLS.replace("def f(x, how=None):", 'def f(x, how=None):\n        """Doc of f."""')
+    changed, *_ = proposals(tmp_path, source, editor, "how", "", "f", cause)
+    exec(changed, ran := {"count": "eager", "__name__": "program"})
+    f = ran["f"]
+    assert (f.__name__, f.__qualname__, f.__doc__, f.__module__) == ("f", "f", "Doc of f.", "program")
+
+
 def test_the_first_call_runs_uncompiled(tmp_path: Path) -> None:
     source = """
         import torch
@@ -327,6 +350,14 @@ def test_functions_of_math_become_those_of_torch(tmp_path: Path) -> None:
     source = "import math\nimport torch\ndef f(x):\n    return x / math.sqrt(x.var()) + math.pi * math.erf(1)  # HERE\n"
     (changed,) = proposals(tmp_path, source, edits_of_values.keep_tensor)
     assert "x / torch.sqrt(x.var()) + math.pi * math.erf(1)" in changed
+
+
+def test_functions_of_math_stay_in_the_first_proposal(tmp_path: Path) -> None:
+    """The argument of such a function may be a number of Python, which a function of torch refuses."""
+    source = "import math\nimport torch\ndef f(x, n):\n    return x.sum().item() * math.exp(x.max().item())  # HERE\n"
+    kept, replaced = proposals(tmp_path, source, edits_of_values.keep_tensor)
+    assert "return (x.sum()) * math.exp(x.max().item())" in kept
+    assert "return (x.sum()) * torch.exp((x.max()))" in replaced
 
 
 LATER = """
@@ -366,6 +397,24 @@ def test_a_file_is_written_behind_the_compiled_part(tmp_path: Path) -> None:
     assert "reorderable_logging_functions.add(torch_save_later)" in changed
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('torch.save(x, "x.pt")  # HERE', 'with torch.no_grad():\n            torch.save(x, "x.pt")  # HERE'),
+        (
+            'torch.save(x, "x.pt")  # HERE',
+            'try:\n            torch.save(x, "x.pt")  # HERE\n        except OSError:\n            x = -x',
+        ),
+        ("return x + 1", "x.add_(1)\n        return x"),
+        ("return x + 1", "x[0] = 1\n        return x"),
+    ],
+)
+def test_a_call_that_would_see_another_state_is_not_moved(tmp_path: Path, old: str, new: str) -> None:
+    assert old in LATER
+    source = LATER.replace(old, new, 1)
+    assert proposals(tmp_path, source, edits_of_calls.call_later, "torch.save", "", "f", "object") == []
+
+
 def test_a_call_in_an_inner_function_is_not_moved(tmp_path: Path) -> None:
     """Torch 2.13 makes no call that it would have to move out of a function which the compiled one calls."""
     inner = LATER.replace("  # HERE", "").replace('(x, "x.pt")\n"""', '(x, "x.pt")  # HERE')
@@ -373,6 +422,35 @@ def test_a_call_in_an_inner_function_is_not_moved(tmp_path: Path) -> None:
     warn = edits_of_calls.in_outermost_function(edits.add_setting("warn = 1"))
     assert proposals(tmp_path, inner, edits_of_calls.call_later, "torch.save", "", "g", "object") == []
     assert (proposals(tmp_path, inner, warn), len(proposals(tmp_path, LATER, warn))) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("caller", "moved"),
+    [
+        ("@torch.compile\ndef outer(x):\n    return f(x, [])\n", False),
+        ("def outer(x):\n    return f(x, [])\nouter = torch.compile(outer)\n", False),
+        ("def inner(x):\n    return f(x, [])\n@torch.compile\ndef outer(x):\n    return inner(x)\n", False),
+        ("class Net(torch.nn.Module):\n    def forward(self, x):\n        return f(x, [])\n", False),
+        ("def main():\n    f(torch.ones(2), [])\nmain()\n", True),
+    ],
+)
+@pytest.mark.parametrize(("subject", "cause"), [("torch.save", "object"), ("kept", "length")])
+def test_a_compiled_function_that_another_one_calls_is_not_outermost(
+    tmp_path: Path, caller: str, moved: bool, subject: str, cause: str
+) -> None:
+    """Torch makes it a part of the other one, and then loses what it should move."""
+    source = textwrap.dedent(LATER) + caller
+    assert bool(proposals(tmp_path, source, edits_of_calls.call_later, subject, "", "f", cause)) == moved
+
+
+@pytest.mark.parametrize(("mark", "moved"), [("@torch.compile\n", False), ("", True)])
+def test_a_frame_in_another_compiled_function_shows_that_it_calls(tmp_path: Path, mark: str, moved: bool) -> None:
+    source = textwrap.dedent(LATER).lstrip() + mark + 'def outer(x):\n    return globals()["f"](x, [])\n'
+    (tmp_path / "program.py").write_text(source)
+    line = next(n for n, t in enumerate(source.splitlines(), 1) if "# HERE" in t)
+    callers = (("program.py", len(source.splitlines())),)
+    case = Case(tmp_path, "program.py", "program.py", line, "f", "torch.save", "", callers=callers, cause="object")
+    assert len(list(edits_of_calls.call_later(case))) == moved
 
 
 def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
@@ -412,11 +490,33 @@ def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
         "y = np.random.uniform(size=3)",
         "y = random.random() + random.random()",
         "y = random.choice('ab')",
+        "y = np.random.random(5)",
+        "y = np.random.exponential(1.0, 5)",
+        "y = np.random.uniform([0, 1])",
+        "y = np.random.uniform([0, 1], [2, 3])",
+        "y = random.getrandbits(64)",
+        "y = random.randint(0, 9223372036854775808)",
     ],
 )
 def test_draws_that_may_not_happen_once_or_are_no_number_stay(tmp_path: Path, drawn: str) -> None:
     source = f"import torch\ndef f(self, x):\n    {drawn}  # HERE\n    return y\n"
     assert proposals(tmp_path, source, edits_of_draws.draw_as_op) == []
+
+
+@pytest.mark.parametrize(
+    ("drawn", "dtype"),
+    [
+        ("random.uniform(-1, b=2.5)", "float64"),
+        ("np.random.exponential(1.0)", "float64"),
+        ("np.random.normal(0, 1)", "float64"),
+        ("random.getrandbits(63)", "int64"),
+        ("random.randint(-5, 5)", "int64"),
+    ],
+)
+def test_draws_of_one_number_become_ops(tmp_path: Path, drawn: str, dtype: str) -> None:
+    source = f"import torch\ndef f(x):\n    return x + {drawn}  # HERE\n"
+    plain, *_ = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    assert f"return torch.tensor({drawn}, dtype=torch.{dtype})" in plain
 
 
 def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:

@@ -247,8 +247,13 @@ def add_setting(statement: str, *modules: str) -> Editor:
 
 def reorder_print(case: Case) -> Iterator[Edits]:
     """Yield edits that let torch move calls of ``print`` behind the graph. The later alternatives also convert printed
-    shapes and dtypes to strings, which torch can move.
+    shapes and dtypes to strings, which torch can move. Yield nothing if a print on the line has keyword arguments, such
+    as ``end``, since torch moves the call without them.
     """
+    node = case.own.statement(case.line) if case.own is not None else None
+    calls = _calls_on_line(node, case.line) if node is not None else []
+    if any(c.keywords and ast.unparse(c.func) == "print" for c in calls):
+        return
     for setting in add_setting("torch._dynamo.config.reorderable_logging_functions.add(print)")(case):
         yield setting
         for texts in _print_texts(case):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites, reindent
+from shiplap.doctor.edits_of_functions import writes_to_objects
 from shiplap.doctor.edits_of_values import enclosing_function, names_before
 from shiplap.doctor.scratch import Edit
 
@@ -16,8 +17,11 @@ from shiplap.doctor.scratch import Edit
 _CONTIGUOUS = '''
 def contiguous_arguments(compiled):
     """Return ``compiled``, whose calls get contiguous copies of tensors that are not contiguous."""
+    import functools
+
     inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
+    @functools.wraps(inner, updated=())
     def call(*args, **kwargs):
         made = [a.contiguous() if isinstance(a, torch.Tensor) else a for a in (*args, *kwargs.values())]
         return inner(*made[: len(args)], **dict(zip(kwargs, made[len(args) :])))
@@ -31,9 +35,12 @@ def contiguous_arguments(compiled):
 _FIRST_CALL = '''
 def first_call_uncompiled(compiled):
     """Return ``compiled``, whose first call runs uncompiled and creates what later calls find."""
+    import functools
+
     inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
     called = []
 
+    @functools.wraps(inner, updated=())
     def call(*args, **kwargs):
         if called:
             return inner(*args, **kwargs)
@@ -50,10 +57,12 @@ def first_call_uncompiled(compiled):
 _VERSIONS = '''
 def compile_each(kind, **options):
     """Return a decorator that compiles a function once for each value of ``kind(...)`` of its arguments."""
+    import functools
 
     def decorate(fn):
         versions = {}
 
+        @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
         def call(*args, **kwargs):
             key = kind(*args, **kwargs)
             if key not in versions:
@@ -217,18 +226,57 @@ def in_outermost_function(editor: Editor) -> Editor:
 
 def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
     """Return whether ``node`` is known to be in the outermost compiled function. That is a function with the decorator
-    ``torch.compile``, or the function of the break if a line outside of functions calls it.
+    ``torch.compile``, or the function of the break if a line outside of functions calls it. It is not outermost if
+    another compiled function may call it.
     """
     function = enclosing_function(source, node)
-    if function is None:
+    if function is None or _may_be_inlined(case, function):
         return False
-    if any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list):
+    if _is_decorated(function):
         return True
     if not case.callers or not function.lineno <= case.line <= (function.end_lineno or 0):
         return False
     file, line = case.callers[0]
     caller = case.source(file).statement(line)
     return caller is not None and enclosing_function(case.source(file), caller) is None
+
+
+def _is_decorated(function: ast.FunctionDef) -> bool:
+    """Return whether ``function`` has the decorator ``torch.compile``."""
+    return any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list)
+
+
+def _may_be_inlined(case: Case, function: ast.FunctionDef) -> bool:
+    """Return whether a compiled function other than ``function`` may call it, directly or through others.
+
+    All functions of the program count that name it, or that name one of these. The methods among them count as
+    compiled, since a module may be compiled anywhere, and so do functions that an argument of ``compile`` names.
+    """
+    defined, methods, given = list[ast.FunctionDef](), set[ast.AST](), set[str]()
+    for source in case.sources():
+        for n in ast.walk(source.tree):
+            if isinstance(n, ast.FunctionDef):
+                defined.append(n)
+            elif isinstance(n, ast.ClassDef):
+                methods.update(n.body)
+            elif isinstance(n, ast.Call) and ast.unparse(n.func).endswith("compile"):
+                given |= {name for value in n.args for name in _names_in(value)}
+    named = {each: _names_in(each) for each in defined if each.name != function.name}
+    names, callers = {function.name}, list[ast.FunctionDef]()
+    while found := [each for each in named if each not in callers and named[each] & names]:
+        callers += found
+        names |= {each.name for each in found}
+    # A call by a name that the program computes shows only in the frames of the break.
+    frames = [(case.source(file), line) for file, line in case.callers]
+    around = [enclosing_function(s, node) for s, line in frames if (node := s.statement(line)) is not None]
+    callers += [each for each in around if each is not None and each.name != function.name]
+    return any(each in methods or each.name in given or _is_decorated(each) for each in callers)
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    """Return the names of variables and attributes in the syntax node ``node``."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return names | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 
 
 def call_later(case: Case) -> Iterator[Edits]:
@@ -255,7 +303,7 @@ def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> I
     for node in nodes:
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
             return
-        if not _is_outermost(case, source, node):
+        if not _is_outermost(case, source, node) or not _may_run_later(source, node):
             return
         local = names_before(source, node)
         used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
@@ -277,3 +325,21 @@ def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> I
     if edits:
         missing = "" if source.imports("torch") else "import torch\n"
         yield source.after_imports(missing + "".join(helpers.values())), *edits
+
+
+def _may_run_later(source: Source, node: ast.stmt) -> bool:
+    """Return whether the statement ``node`` of a function may run at the end of the function.
+
+    It may not if it is inside of ``with`` or ``try``, whose context has then ended, or if a statement that runs after
+    it may write to an object, which the statement may read.
+    """
+    parents, function = source.parents(), enclosing_function(source, node)
+    first = (node.end_lineno or node.lineno) + 1
+    around = parents[node]
+    while around in parents and around is not function:
+        if isinstance(around, ast.With | ast.AsyncWith | ast.Try | ast.TryStar):
+            return False
+        if isinstance(around, ast.For | ast.While):
+            first = around.lineno  # its next round runs after the statement, too
+        around = parents[around]
+    return function is not None and not writes_to_objects(function, first)

@@ -85,20 +85,28 @@ def _draws_of_names(source: Source, node: ast.stmt) -> list[ast.Call]:
 
 
 def _dtype_of(call: ast.Call) -> str:
-    """Return the dtype of the number that ``call`` draws, or an empty string for other calls and for calls with
-    arguments that are no constants.
+    """Return the dtype of the number that ``call`` draws. Return an empty string for other calls, for arguments that
+    are no numbers in the source code, and for integers that may lie beyond 64 bits.
     """
-    given = [*call.args, *(k.value for k in call.keywords)]
-    if any(isinstance(n, ast.Name | ast.Call) for value in given for n in ast.walk(value)):
-        return ""
-    if any(k.arg in (None, "size") for k in call.keywords):
-        return ""
     called = ast.unparse(call.func)
-    # rand and randn take sizes, and the third argument of NumPy's distributions is one.
-    sized = given and re.search(r"\.(rand|randn|random_sample)$", called)
-    if sized or (called.startswith("n") and len(given) > 2):
+    dtype = next((dtype for dtype, names in _DRAWS.items() if re.fullmatch(names, called)), "")
+    if not dtype or any(k.arg in (None, "size") for k in call.keywords):
         return ""
-    return next((dtype for dtype, names in _DRAWS.items() if re.fullmatch(names, called)), "")
+    try:
+        given = [ast.literal_eval(value) for value in (*call.args, *(k.value for k in call.keywords))]
+    except (ValueError, TypeError):
+        return ""
+    # NumPy draws an array for a list of bounds.
+    if any(type(value) not in (int, float) for value in given):
+        return ""
+    of_numpy, name = called.startswith("n"), called.rpartition(".")[2]
+    # Arguments of NumPy's functions from this position on are sizes.
+    sizes = 0 if re.fullmatch(r"rand|randn|random|random_sample", name) else 1 if name == "exponential" else 2
+    if of_numpy and len(given) > sizes:
+        return ""
+    if dtype == "int64" and any(abs(value) >= (64 if name == "getrandbits" else 2**63) for value in given):
+        return ""
+    return dtype
 
 
 def _evaluated_once(node: ast.AST) -> Iterator[ast.AST]:

@@ -35,7 +35,7 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     if _returns_of(source, function) != [early, last] or not _is_in_for_loops(source, node, function):
         return
     outermost = next(s for s in function.body if s.lineno <= node.lineno <= (s.end_lineno or s.lineno))
-    if _writes_to_objects(function, min(node.lineno, outermost.lineno)):
+    if writes_to_objects(function, min(node.lineno, outermost.lineno)):
         return
     left, right = (source.code(v) for v in values if v is not None)
     name, done = _unused_name(source, "early"), _unused_name(source, "is_early")
@@ -55,7 +55,7 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     yield *source.with_import(first, "torch"), source.replace(node, f"\n{indent}".join(lines)), end
 
 
-def _writes_to_objects(function: ast.FunctionDef | ast.For, line: int = 0) -> bool:
+def writes_to_objects(function: ast.FunctionDef | ast.For, line: int = 0) -> bool:
     """Return whether a function or loop may write to an object in a line from ``line`` on, or assigns within an
     expression. Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
     """
@@ -113,7 +113,7 @@ def where_for_break(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     ends = ast.Return | ast.Break | ast.Continue | ast.Raise | ast.Yield | ast.YieldFrom | ast.Expr | ast.Await
     if node.orelse or len(node.body) != 1 or not isinstance(node.body[0], ast.Break):
         return
-    if any(isinstance(n, ends) and n is not node.body[0] for n in ast.walk(loop)) or _writes_to_objects(loop):
+    if any(isinstance(n, ends) and n is not node.body[0] for n in ast.walk(loop)) or writes_to_objects(loop):
         return
     names, before = assigned_names(loop.body), names_before(source, loop)
     after = names_read_after(source, loop)

@@ -14,26 +14,30 @@ from shiplap.doctor.scratch import Edit
 
 @of_statement
 def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that removes ``.item()``, ``float()`` and ``bool()``, so that values stay tensors.
+    """Yield the edits that remove ``.item()``, ``float()`` and ``bool()``, so that values stay tensors. As an
+    alternative, they also replace functions of ``math`` by those of torch, which take no plain numbers.
 
-    The calls are removed if their results are operands of arithmetic or arguments of functions of torch. Functions of
-    ``math`` are replaced by those of torch.
+    The calls are removed if their results are operands of arithmetic or arguments of functions of torch.
     """
     parents = source.parents()
-    edits = []
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call) and len(call.args) == 1 and _MATH.fullmatch(ast.unparse(call.func)):
-            edits.append(source.replace(call.func, ast.unparse(call.func).replace("math", "torch", 1)))
-        if isinstance(call, ast.Call) and (value := _tensor_of_number(call)) is not None:
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    of_math = [c for c in calls if len(c.args) == 1 and _MATH.fullmatch(ast.unparse(c.func))]
+    proposed: list[Edits] = [()]
+    for replaced in ([], of_math):
+        edits = [source.replace(c.func, ast.unparse(c.func).replace("math", "torch", 1)) for c in replaced]
+        for call in calls:
+            if (value := _tensor_of_number(call)) is None:
+                continue
             parent = parents.get(call)
             arithmetic = isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare)
             # torch.tensor() of a tensor would copy it, and detach it from the graph.
             torch_call = isinstance(parent, ast.Call) and re.match(r"torch\.(?!tensor)", ast.unparse(parent.func))
-            if arithmetic or torch_call:
+            if arithmetic or torch_call or parent in replaced:
                 edits.append(source.replace(call, f"({source.code(value)})"))
-    if edits:
-        imported = () if source.imports("torch") else (source.after_imports("import torch"),)
-        yield *imported, *edits
+        if tuple(edits) not in proposed:
+            proposed.append(tuple(edits))
+            imported = () if source.imports("torch") else (source.after_imports("import torch"),)
+            yield *imported, *edits
 
 
 # The functions of the module math that torch has under the same name, except those whose result is an int.

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import math
 import os
@@ -49,6 +50,8 @@ class Probe:
         # Python values that differ: a clock's reading differs in a second run of the unchanged program, too.
         self.unstable: list[str] = []
         self.counts = {"outputs": 0, "gradients": 0, "calls": 0}
+        # The number of observed calls by compiled function, which ``code_name`` names.
+        self.called: dict[str, int] = {}
         self.bytes = 0
         self.active = threading.local()
 
@@ -93,6 +96,7 @@ class Probe:
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
         name = type(owner).__qualname__ if module else getattr(model, "__qualname__", None) or type(model).__qualname__
+        code = code_name(model.forward if isinstance(model, torch.nn.Module) else model)
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -103,6 +107,7 @@ class Probe:
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
             self.active.depth = 1
+            self.called[code] = self.called.get(code, 0) + 1
             try:
                 return self._observe(torch, name, compiled, owner, args, kwargs)
             finally:
@@ -233,8 +238,17 @@ class Probe:
             "differences": self.differences,
             "unstable": self.unstable,
             "counts": self.counts,
+            "called": self.called,
         }
         Path(self.spec["result"]).write_text(json.dumps(report))
+
+
+def code_name(fn: Callable[..., Any]) -> str:
+    """Return ``file:line:name`` of the code of a function, with the name of the file alone and the first line of the
+    definition or its decorators. Return an empty string for a callable without code.
+    """
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}:{code.co_name}" if code else ""
 
 
 def find_leaves(

@@ -33,9 +33,9 @@ _PATIENCE = (4, 60)
 class Run:
     """One run of a program whose compiled functions were observed, with its diagnosis. ``differences`` says how its
     results differ from the recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the
-    numbers of compared outputs, gradients and calls. ``times`` has the seconds of each call by function. ``status`` is
-    the exit status, and ``seconds`` the duration of the run. ``printed`` is the number of lines on standard output, if
-    the output is hidden.
+    numbers of compared outputs, gradients and calls, and ``called`` the number of calls by function. ``times`` has the
+    seconds of each call by function. ``status`` is the exit status, and ``seconds`` the duration of the run.
+    ``printed`` is the number of lines on standard output, if the output is hidden.
     """
 
     diagnosis: Diagnosis
@@ -46,6 +46,7 @@ class Run:
     counts: dict[str, int] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)
     printed: int = 0
+    called: dict[str, int] = field(default_factory=dict)
 
     @property
     def entries(self) -> list[Break | Recompile]:
@@ -122,6 +123,7 @@ class Laboratory:
             report.get("counts", {}),
             report.get("times", {}),
             printed,
+            report.get("called", {}),
         )
 
 
@@ -160,6 +162,20 @@ def count_times(entry: Break | Recompile, run: Run) -> int:
         return sum(e.times for e in run.entries if e.key == entry.key)
     place = (entry.place.file, entry.place.function)
     return sum(r.times for r in run.diagnosis.recompiles if (r.place.file, r.place.function) == place)
+
+
+def count_calls(entry: Recompile, run: Run) -> int:
+    """Return how often the function of ``entry`` was called in ``run``. Return the number of all calls if it is not
+    known, as for a function that a compiled one calls.
+    """
+    calls = (0, run.counts.get("calls", 0))
+    for code, number in run.called.items():
+        file, line, function = code.rsplit(":", 2) if code else ("", 0, "")
+        same = (file, function) == (Path(entry.place.file).name, entry.place.function)
+        # Decorators stand above the line of the definition, and an earlier function may have the same name.
+        if same and calls[0] < int(line) <= entry.place.line:
+            calls = int(line), number
+    return calls[1]
 
 
 def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
@@ -295,14 +311,14 @@ def _try_entry(
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
     for remedy, changed in _candidates(laboratory.program, entry, texts):
         # Where no kind of call came twice, a version for each would compile in each call.
-        if remedy.repeated and isinstance(entry, Recompile) and entry.times + 1 >= now.counts.get("calls", 0):
+        if remedy.repeated and isinstance(entry, Recompile) and entry.times + 1 >= count_calls(entry, now):
             refused[remedy.id] = NEVER_AGAIN
             continue
         after = laboratory.run(changed, "compare")
         reason = reason_of_refusal(entry, now, after)
         if not reason and remedy.repeated and after is not None and after.diagnosis.graphs > now.diagnosis.graphs:
             reason = f"{after.diagnosis.graphs} graphs are compiled instead of {now.diagnosis.graphs}"
-        if not reason and remedy.prints and after is not None and after.printed < now.printed:
+        if not reason and remedy.prints and after is not None and after.printed != now.printed:
             reason = f"the program prints {after.printed} lines instead of {now.printed}"
         # A remedy may make recompiles rarer without removing them.
         partly = (
