@@ -1,0 +1,54 @@
+"""Checks of a candidate beside its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shiplap.judge.checks import _compare_unchanged
+from shiplap.sandbox.candidate import CandidateError
+
+
+class HeldState:
+    """A process that holds ``state`` and reads from it as a ``TargetProcess`` does."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        self.state = state
+
+    def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
+        for name, like in names.items():
+            own = self.state[name]
+            if (own.device, own.dtype) != (like.device, like.dtype):
+                raise CandidateError("results", f"{name} is {own.dtype} on {own.device}")
+        return [self.state[name] for name in names]
+
+
+def session_on(device: str) -> Any:
+    """Return what the check needs of a judgement on ``device``."""
+    return SimpleNamespace(options=SimpleNamespace(device=device), unchecked=[])
+
+
+def test_a_parameter_in_another_dtype_does_not_hide_that_another_one_changes() -> None:
+    case, before = session_on("cpu"), {"first": torch.ones(2), "second": torch.ones(2)}
+    witness: Any = HeldState({"first": torch.ones(2).double(), "second": torch.zeros(2)})
+    with pytest.raises(CandidateError, match="a call changes second"):
+        _compare_unchanged(case, witness, before)
+    assert len(case.unchecked) == 1
+    assert "first" in case.unchecked[0]
+
+
+def test_parameters_are_compared_on_the_device_of_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters of the subject lie on the processor, and those of the candidate on the device."""
+    compared: list[str] = []
+    own = _compare_unchanged.__globals__  # meta tensors have no bits
+    monkeypatch.setitem(own, "bits_are_equal", lambda a, b: not compared.append(a.device.type))
+    case = session_on("meta")
+    witness: Any = HeldState({"weight": torch.ones(2, device="meta")})
+    _compare_unchanged(case, witness, {"weight": torch.ones(2)})
+    assert compared == ["meta"]
+    assert not case.unchecked
