@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shiplap.judge.checks import _compare_unchanged
+from shiplap.judge.problem import FunctionProblem
 from shiplap.sandbox.candidate import CandidateError
 
 
@@ -52,3 +53,9 @@ def test_parameters_are_compared_on_the_device_of_the_judgement(monkeypatch: pyt
     _compare_unchanged(case, witness, {"weight": torch.ones(2)})
     assert compared == ["meta"]
     assert not case.unchecked
+
+
+def test_a_result_without_a_gradient_leaves_those_of_the_others_to_compare() -> None:
+    problem = FunctionProblem("mask", lambda x: ((x > 0).float(), 3 * x), lambda: [torch.randn(4)], 0.0)
+    (got,) = problem.gradients((torch.ones(2),), [torch.ones(2), torch.full((2,), 2.0)], wide=False)
+    assert got.tolist() == [6.0, 6.0]

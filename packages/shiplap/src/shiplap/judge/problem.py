@@ -342,20 +342,21 @@ class JudgeProblem:
             return []
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Return the reference's gradients, given ``seeds``, the gradients of its differentiable results. Those of the
+        """Return the reference's gradients, given ``seeds``, the gradients of its floating-point results. Those of the
         floating-point arguments come first, then those of the parameters. A gradient that autograd does not compute is
         a tensor of zeros. If ``wide`` is true, all are computed in float64, and otherwise in the dtypes of ``args``.
         """
         given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
         call = self.wide if wide else self.call
-        outs = [o for o in _result_tensors(call(*given)) if o.requires_grad]
+        floating = [o for o in _result_tensors(call(*given)) if o.is_floating_point()]
+        # A result such as a mask has a seed, and no gradient.
+        pairs = [(o, s.to(o.dtype)) for o, s in zip(floating, seeds, strict=True) if o.requires_grad]
         wanted = [a for a in given if _is_floating_tensor(a)]
         owned = dict(call.named_parameters()) if isinstance(call, torch.nn.Module) else {}
         wanted += [owned[name] for name in self.parameters]
-        grads = torch.autograd.grad(
-            outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True
-        )
+        outs, given_seeds = ([pair[side] for pair in pairs] for side in (0, 1))
+        grads = torch.autograd.grad(outs, wanted, given_seeds, allow_unused=True)
         # An argument without influence has the gradient 0.
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
@@ -487,7 +488,10 @@ class FunctionProblem(JudgeProblem):
             with torch.no_grad():
                 try:
                     args = self.draw(form)
-                    if (form.shapes != own or form.changes_integers) and trials.would_end_device(args):
+                    scalars = bool(form.plain or form.added or form.text)  # which may be offsets of indices
+                    if (scalars or form.shapes != own or form.changes_integers) and trials.would_end_device(
+                        args, scalars=scalars
+                    ):
                         return False
                     # The reference may change its arguments, and a draw may be the first one itself.
                     outs = _result_tensors(self.call(*tree_map(lambda t: t.detach().clone(), args)))
