@@ -12,7 +12,8 @@ from torch import Tensor
 
 from shiplap.judge.checks import _compare_unchanged
 from shiplap.judge.problem import FunctionProblem
-from shiplap.sandbox.candidate import CandidateError
+from shiplap.sandbox.candidate import CandidateError, check_process_state
+from shiplap.sandbox.protocol import CallTraces
 
 
 class HeldState:
@@ -59,3 +60,13 @@ def test_a_result_without_a_gradient_leaves_those_of_the_others_to_compare() -> 
     problem = FunctionProblem("mask", lambda x: ((x > 0).float(), 3 * x), lambda: [torch.randn(4)], 0.0)
     (got,) = problem.gradients((torch.ones(2),), [torch.ones(2), torch.full((2,), 2.0)], wide=False)
     assert got.tolist() == [6.0, 6.0]
+
+
+def test_a_change_of_an_argument_that_the_reference_makes_as_well_is_allowed() -> None:
+    problem = FunctionProblem("energy", lambda x: x.requires_grad_() * 2, lambda: [torch.randn(4)], 0.0)
+    form = problem.forms(most=0)[0]
+    altered = problem.expect_effects(form, problem.draw(form)).altered
+    assert list(altered) == ["requires_grad of tensor argument 0"]
+    check_process_state(CallTraces(altered=list(altered)), altered)
+    with pytest.raises(CandidateError, match="sizes of tensor argument 0"):
+        check_process_state(CallTraces(altered=["sizes of tensor argument 0"]), altered)

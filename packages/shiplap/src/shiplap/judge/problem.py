@@ -29,6 +29,7 @@ from shiplap.sampling.compare import (
     bitwise_difference,
 )
 from shiplap.sampling.rounding import compare_with_rounding
+from shiplap.sandbox.arguments import argument_facts, changed_facts
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.machine_lack import is_lack
@@ -132,8 +133,11 @@ class JudgeProblem:
         with torch.no_grad():
             # The candidate gets the arguments themselves, which must be unchanged.
             given = tree_map(lambda t: t.detach().clone(), args)
+            facts = argument_facts(given)
+            # A call that changes sizes or memory of its arguments leaves those of these aliases.
+            before, after = tensors_among(args), [t.detach() for t in tensors_among(given)]
             result = self.call(*given)
-            before, after = tensors_among(args), tensors_among(given)
+            altered = changed_facts(facts, argument_facts(given))
             changed = tuple(i for i, pair in enumerate(zip(before, after, strict=True)) if not _same_bits(*pair))
             places = {t.untyped_storage().data_ptr() for t in after if t.numel()}
             outs = _result_tensors(result)
@@ -164,7 +168,7 @@ class JudgeProblem:
             return compare_with_rounding(list(got), own, wide, sums, recompute, self.tolerance)
 
         lies = structure_of(result) if self.compares_nesting else ""
-        return ExpectedEffects(own, against, changed, aliased, lies, loose)
+        return ExpectedEffects(own, against, changed, aliased, lies, loose, altered)
 
     def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
         """Return the reference's results for the float64 arguments ``precise``, followed by those arguments whose
@@ -185,8 +189,8 @@ class JudgeProblem:
         positions are in ``changed``, after the call.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
+        after = [t.detach() for t in tensors_among(given)]
         outs = _result_tensors(call(*given))
-        after = tensors_among(given)
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
