@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -70,3 +71,38 @@ def test_a_change_of_an_argument_that_the_reference_makes_as_well_is_allowed() -
     check_process_state(CallTraces(altered=list(altered)), altered)
     with pytest.raises(CandidateError, match="sizes of tensor argument 0"):
         check_process_state(CallTraces(altered=["sizes of tensor argument 0"]), altered)
+
+
+class Scarce(torch.nn.Module):
+    """A module whose copies are counted, and whose call fails in evaluation if ``lacks``."""
+
+    alive, most = 0, 0
+
+    def __init__(self, *, lacks: bool) -> None:
+        super().__init__()
+        self.lacks = lacks
+
+    def __deepcopy__(self, memo: object) -> Scarce:
+        made = Scarce(lacks=self.lacks)
+        Scarce.alive += 1
+        Scarce.most = max(Scarce.most, Scarce.alive)
+        weakref.finalize(made, lambda: setattr(Scarce, "alive", Scarce.alive - 1))
+        return made
+
+    def double(self) -> Scarce:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.lacks and not self.training:
+            raise MemoryError
+        return x if self.training else 2 * x
+
+
+def test_evaluation_is_looked_for_with_one_copy_at_a_time_and_a_lack_of_memory_is_no_answer() -> None:
+    problem = FunctionProblem("scarce", Scarce(lacks=False), lambda: [torch.ones(2)], 0.0)
+    Scarce.alive = Scarce.most = 0
+    assert problem.depends_on_mode((torch.ones(2),))
+    assert Scarce.most == 1
+    lacking = FunctionProblem("lacking", Scarce(lacks=True), lambda: [torch.ones(2)], 0.0)
+    with pytest.raises(MemoryError):
+        lacking.depends_on_mode((torch.ones(2),))

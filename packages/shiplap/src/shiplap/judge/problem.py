@@ -276,12 +276,18 @@ class JudgeProblem:
         if not isinstance(self.call, torch.nn.Module) or not any(m.training for m in self.call.modules()):
             return False
         outs = []
-        for module in (copy.deepcopy(self.call), copy.deepcopy(self.call).eval()):
+        for training in (True, False):
+            # One copy at a time, since two may not fit into the memory of a GPU.
+            module = copy.deepcopy(self.call)
+            module = module if training else module.eval()
             with torch.no_grad():
                 try:
                     outs.append(_result_tensors(module(*tree_map(lambda t: t.detach().clone(), args))))
-                except Exception:
+                except Exception as e:
+                    if is_lack(e):
+                        raise
                     return False
+            del module
         return bool(bitwise_difference(outs[0], outs[1]))
 
     @contextmanager
