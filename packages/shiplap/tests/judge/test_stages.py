@@ -109,6 +109,30 @@ def test_indices_beyond_what_they_index_are_seen_on_the_processor(args, own, out
     assert IndexTrials(lookup, own).indexes_outside(args) == outside
 
 
+@pytest.mark.parametrize(("offset", "outside"), [(0, False), (99, True)])
+@pytest.mark.parametrize("ids", [(IDS,), ()], ids=["indices", "none"])
+def test_a_number_may_lead_indices_out_of_a_tensor(monkeypatch: pytest.MonkeyPatch, ids, offset, outside) -> None:
+    def lookup(table: Tensor, offset: int, *ids: Tensor) -> Tensor:
+        return table[(ids[0] if ids else torch.arange(2)) + offset]
+
+    monkeypatch.setattr(index_bounds, "lies_on_device", lambda t: True)  # as if the arguments were on a GPU
+    trials = IndexTrials(lookup, (TABLE, *ids))
+    assert trials.would_end_device((TABLE, offset, *ids), scalars=True) == outside
+
+
+def test_forms_with_other_numbers_are_tried_on_the_processor_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bool] = []
+
+    def refuse(self: IndexTrials, args: tuple[object, ...], *, scalars: bool = False) -> bool:
+        tried.append(scalars)
+        return scalars
+
+    monkeypatch.setattr(IndexTrials, "would_end_device", refuse)
+    problem = FunctionProblem("add", lambda t, n: t + n, lambda: [torch.randn(4, 4), 1], 0.0)
+    assert not [form for form in problem.forms() if form.plain]
+    assert True in tried
+
+
 def test_the_parameters_of_a_module_are_not_moved() -> None:
     module = Lookup()
     before, trials = module.table, IndexTrials(module, (IDS,))

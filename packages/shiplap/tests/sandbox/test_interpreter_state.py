@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from _pytest.assertion.rewrite import AssertionRewritingHook
+from _distutils_hack import DistutilsMetaFinder
 from torch.autograd import profiler
 
 from shiplap.sandbox import interpreter_state
@@ -127,19 +127,30 @@ def test_methods_properties_and_code_that_are_replaced_are_seen(monkeypatch):
     }
 
 
-class OwnFinder(AssertionRewritingHook):
+class OwnFinder(DistutilsMetaFinder):
     """A finder with a method of its own, in the place of that of a library."""
 
     def find_spec(self, *args, **named):
         return None
 
 
-@pytest.mark.parametrize("kind", ["library", "own class", "own method"])
+class OwnLookup(DistutilsMetaFinder):
+    """A finder that has the method of a library, and looks up all names by one of its own."""
+
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("kind", ["library", "own class", "own lookup", "own method", "held method", "held function"])
 def test_a_finder_of_an_installed_library_may_stay_and_no_other(kind: str) -> None:
-    """The import of a library may add one, and what it holds, such as modules by name, is not of that library alone."""
-    finder = object.__new__(OwnFinder if kind == "own class" else AssertionRewritingHook)
-    finder.fnpats = [lambda: None]  # something that no library holds
+    """The import of a library may add one, which may hold data such as modules by name, and no code of others."""
+    finder = object.__new__({"own class": OwnFinder, "own lookup": OwnLookup}.get(kind, DistutilsMetaFinder))
+    finder.names, finder.known = ["json"], {"torch": torch}
     if kind == "own method":
         finder.find_spec = lambda *args: None
+    if kind == "held method":
+        finder.spec_for_json = lambda *args: None
+    if kind == "held function":
+        finder.names = [lambda: None]
     left = left_by(lambda: sys.meta_path.append(finder), lambda: sys.meta_path.remove(finder))
     assert left == ([] if kind == "library" else ["sys.meta_path or sys.path_hooks"])

@@ -67,34 +67,36 @@ class IndexTrials:
         self._too_many: float = math.inf  # elements of arguments whose trial takes too long
         self.left_out = 0
 
-    def would_end_device(self, args: tuple[Any, ...]) -> bool:
+    def would_end_device(self, args: tuple[Any, ...], *, scalars: bool = False) -> bool:
         """Return whether a call of the reference with ``args`` could end all use of the GPU on which they lie, since it
         indexes outside of a tensor. The result is False for arguments on the processor, and True if a trial takes too
-        long.
+        long. It is also False for arguments without tensors of indices, unless ``scalars`` is true, which means that
+        other arguments have changed, from which the reference may compute indices.
         """
         given = tensors_among(args)
         count = sum(t.numel() for t in given)
-        if not any(map(lies_on_device, given)) or not _index_tensors(given):
+        if not any(map(lies_on_device, given)) or not (scalars or _index_tensors(given)):
             return False
         if count < self._too_many:
             try:
-                return self.indexes_outside(args)
+                return self.indexes_outside(args, scalars=scalars)
             except TrialTooLong:
                 self._too_many = count
         self.left_out += 1
         return True
 
-    def indexes_outside(self, args: tuple[Any, ...], seconds: float = TRIAL_S) -> bool:
+    def indexes_outside(self, args: tuple[Any, ...], seconds: float = TRIAL_S, *, scalars: bool = False) -> bool:
         """Return whether the reference would use an index outside of a tensor for ``args`` or for other draws like
         them. Raise ``TrialTooLong`` if a call on the processor takes more than about ``seconds``.
 
         The call is made on copies on the processor: once with ``args``, and once with the largest index everywhere. If
         the shape of another tensor is not that of the reference's own arguments, this index is a little larger than
-        those in ``args``, since other draws may have larger ones. The result is False for arguments without indices,
-        and for a call that cannot run on the processor.
+        those in ``args``, since other draws may have larger ones. The result is False for a call that cannot run on the
+        processor. It is also False for arguments without indices, unless ``scalars`` is true.
         """
         given = tensors_among(args)
-        if not _index_tensors(given):
+        has_indices = bool(_index_tensors(given))
+        if not (scalars or has_indices):
             return False
         pairs = zip(given, self._own, strict=False)
         same = all(a.shape == b.shape for a, b in pairs if not is_index_data(a))
@@ -112,7 +114,7 @@ class IndexTrials:
             return torch.full_like(t, top if same else top + top // ROOM_SHARE + 1, device="cpu")
 
         tried, until = self._on_host, time.monotonic() + seconds
-        return any(_is_refused(tried, tree_map(moved, args), until) for moved in (to_host, largest))
+        return any(_is_refused(tried, tree_map(moved, args), until) for moved in (to_host, *([largest] * has_indices)))
 
 
 def _index_tensors(given: Sequence[Tensor]) -> list[Tensor]:

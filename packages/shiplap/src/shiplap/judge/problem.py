@@ -29,6 +29,7 @@ from shiplap.sampling.compare import (
     bitwise_difference,
 )
 from shiplap.sampling.rounding import compare_with_rounding
+from shiplap.sandbox.arguments import argument_facts, changed_facts
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.machine_lack import is_lack
@@ -132,8 +133,11 @@ class JudgeProblem:
         with torch.no_grad():
             # The candidate gets the arguments themselves, which must be unchanged.
             given = tree_map(lambda t: t.detach().clone(), args)
+            facts = argument_facts(given)
+            # A call that changes sizes or memory of its arguments leaves those of these aliases.
+            before, after = tensors_among(args), [t.detach() for t in tensors_among(given)]
             result = self.call(*given)
-            before, after = tensors_among(args), tensors_among(given)
+            altered = changed_facts(facts, argument_facts(given))
             changed = tuple(i for i, pair in enumerate(zip(before, after, strict=True)) if not _same_bits(*pair))
             places = {t.untyped_storage().data_ptr() for t in after if t.numel()}
             outs = _result_tensors(result)
@@ -164,7 +168,7 @@ class JudgeProblem:
             return compare_with_rounding(list(got), own, wide, sums, recompute, self.tolerance)
 
         lies = structure_of(result) if self.compares_nesting else ""
-        return ExpectedEffects(own, against, changed, aliased, lies, loose)
+        return ExpectedEffects(own, against, changed, aliased, lies, loose, altered)
 
     def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
         """Return the reference's results for the float64 arguments ``precise``, followed by those arguments whose
@@ -185,8 +189,8 @@ class JudgeProblem:
         positions are in ``changed``, after the call.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
+        after = [t.detach() for t in tensors_among(given)]
         outs = _result_tensors(call(*given))
-        after = tensors_among(given)
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
@@ -272,12 +276,18 @@ class JudgeProblem:
         if not isinstance(self.call, torch.nn.Module) or not any(m.training for m in self.call.modules()):
             return False
         outs = []
-        for module in (copy.deepcopy(self.call), copy.deepcopy(self.call).eval()):
+        for training in (True, False):
+            # One copy at a time, since two may not fit into the memory of a GPU.
+            module = copy.deepcopy(self.call)
+            module = module if training else module.eval()
             with torch.no_grad():
                 try:
                     outs.append(_result_tensors(module(*tree_map(lambda t: t.detach().clone(), args))))
-                except Exception:
+                except Exception as e:
+                    if is_lack(e):
+                        raise
                     return False
+            del module
         return bool(bitwise_difference(outs[0], outs[1]))
 
     @contextmanager
@@ -342,20 +352,21 @@ class JudgeProblem:
             return []
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Return the reference's gradients, given ``seeds``, the gradients of its differentiable results. Those of the
+        """Return the reference's gradients, given ``seeds``, the gradients of its floating-point results. Those of the
         floating-point arguments come first, then those of the parameters. A gradient that autograd does not compute is
         a tensor of zeros. If ``wide`` is true, all are computed in float64, and otherwise in the dtypes of ``args``.
         """
         given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
         call = self.wide if wide else self.call
-        outs = [o for o in _result_tensors(call(*given)) if o.requires_grad]
+        floating = [o for o in _result_tensors(call(*given)) if o.is_floating_point()]
+        # A result such as a mask has a seed, and no gradient.
+        pairs = [(o, s.to(o.dtype)) for o, s in zip(floating, seeds, strict=True) if o.requires_grad]
         wanted = [a for a in given if _is_floating_tensor(a)]
         owned = dict(call.named_parameters()) if isinstance(call, torch.nn.Module) else {}
         wanted += [owned[name] for name in self.parameters]
-        grads = torch.autograd.grad(
-            outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True
-        )
+        outs, given_seeds = ([pair[side] for pair in pairs] for side in (0, 1))
+        grads = torch.autograd.grad(outs, wanted, given_seeds, allow_unused=True)
         # An argument without influence has the gradient 0.
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
@@ -487,7 +498,10 @@ class FunctionProblem(JudgeProblem):
             with torch.no_grad():
                 try:
                     args = self.draw(form)
-                    if (form.shapes != own or form.changes_integers) and trials.would_end_device(args):
+                    scalars = bool(form.plain or form.added or form.text)  # which may be offsets of indices
+                    if (scalars or form.shapes != own or form.changes_integers) and trials.would_end_device(
+                        args, scalars=scalars
+                    ):
                         return False
                     # The reference may change its arguments, and a draw may be the first one itself.
                     outs = _result_tensors(self.call(*tree_map(lambda t: t.detach().clone(), args)))

@@ -7,7 +7,7 @@ import os
 import random
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from shiplap.sandbox.protocol import (
     TensorLocation,
     make_sealed_file,
     strided_extent,
+    tree_leaves,
 )
 
 ARENA_GAP, DEVICE_GAP = 64, 512  # bytes, as torch's allocators align
@@ -200,3 +201,20 @@ def packed_tensor(value: TensorLocation, memory: Any, block: DeviceBlock | None 
     else:
         flat = torch.frombuffer(memory, dtype=dtype, offset=at, count=count)
     return flat.to(value.device).as_strided(value.shape, value.stride, ahead)
+
+
+def argument_facts(args: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the memory, sizes, strides and ``requires_grad`` of each tensor among the arguments of a call."""
+    listed = [a for a in tree_leaves(list(args)) if isinstance(a, Tensor)]
+    return [
+        {"memory": a.data_ptr(), "sizes": tuple(a.shape), "strides": a.stride(), "requires_grad": a.requires_grad}
+        for a in listed
+    ]
+
+
+def changed_facts(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a text such as ``sizes of argument 0`` for each difference between two results of ``argument_facts``. A
+    call must leave out those changes that its reference does not make, since the tensors are the caller's.
+    """
+    pairs = enumerate(zip(before, after, strict=True))
+    return [f"{name} of tensor argument {i}" for i, (a, b) in pairs for name in a if a[name] != b[name]]

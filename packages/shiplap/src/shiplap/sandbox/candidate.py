@@ -86,7 +86,7 @@ class ExpectedEffects:
     ``changed`` has the indices of the tensor arguments that the reference changes. ``aliased`` says whether a result
     may share memory with an argument, and ``overlapping`` whether two elements of one result may share memory.
     ``nested`` is the nesting of containers around the results (see ``structure_of``), or an empty string if it is not
-    compared.
+    compared. ``altered`` has the changes of arguments beside their values (see ``changed_facts``).
     """
 
     own: Sequence[Tensor]
@@ -95,6 +95,7 @@ class ExpectedEffects:
     aliased: bool = False
     nested: str = ""
     overlapping: bool = True
+    altered: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,14 @@ class CallOutcome:
     written: float = 0.0
 
 
-def check_process_state(traces: protocol.CallTraces) -> None:
-    """Raise ``CandidateError`` if a call's ``traces`` show unfinished GPU work, changed settings or running threads."""
+def check_process_state(traces: protocol.CallTraces, allowed: Sequence[str] = ()) -> None:
+    """Raise ``CandidateError`` if a call's ``traces`` show unfinished GPU work, changed settings, running threads, or
+    changes of arguments beside their values that are not in ``allowed``.
+    """
     if traces.raced:
         raise CandidateError("streams", "a result was not complete when the call's own stream was done")
-    if traces.left:
-        raise CandidateError("state", f"it leaves changed between its calls: {traces.left}"[:300])
+    if left := [*traces.left, *(change for change in traces.altered if change not in allowed)]:
+        raise CandidateError("state", f"it leaves changed between its calls: {left}"[:300])
     if traces.threads:
         raise CandidateError("threads", "threads that it started run between its calls")
 
@@ -291,7 +294,7 @@ class TargetProcess:
             self._earlier.append(KeptResults([], argument_bytes(args), argument_bytes(args, host=True)))
         else:
             try:
-                check_process_state(reply.traces)
+                check_process_state(reply.traces, expected.altered)
                 error = self.examine(reply.places, args, expected, given)
             except CandidateError:
                 self.forget_results()  # its list of kept results no longer matches this one

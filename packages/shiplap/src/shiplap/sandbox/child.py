@@ -25,7 +25,7 @@ from torch import Tensor
 
 from shiplap.errors import error_line
 from shiplap.sandbox import protocol
-from shiplap.sandbox.arguments import BLOCK_SIZE, unpack_arguments
+from shiplap.sandbox.arguments import BLOCK_SIZE, argument_facts, changed_facts, unpack_arguments
 from shiplap.sandbox.device_memory import (
     END_AT,
     FIRST_AT,
@@ -59,7 +59,6 @@ from shiplap.sandbox.rng_state import RngWatch
 
 _baseline: FunctionSnapshot | None = None  # taken before this process was forked
 LOOKED_AT = 8  # first calls on a GPU after which the state of the process is read, and then each of so many
-ALTERED = "memory, sizes, strides or requires_grad of an argument"
 COLD_CALL_NS = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
 MOVING_OPERATORS = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
@@ -280,24 +279,24 @@ class Child:
         else:
             memory = _map(file)
             args = list(self._unpack(message.args, memory))
-        before = _argument_facts(args)
+        before = argument_facts(args)
         with torch.no_grad():
             if not _on_devices(args):
                 started = perf_counter_ns()
                 returned = self.target(*args)
                 result = flatten_results(returned)
                 spent = perf_counter_ns() - started
-                altered = [] if _argument_facts(args) == before else [ALTERED]
+                altered = changed_facts(before, argument_facts(args))
                 places = self._keep(args, result, memory, structure_of(returned))
-                return protocol.TargetCalled(places, spent, traces=protocol.CallTraces(False, altered))
+                return protocol.TargetCalled(places, spent, traces=protocol.CallTraces(altered=altered))
             call = call_in_queue(self.target, args)
-            altered = [] if _argument_facts(args) == before else [ALTERED]
+            altered = changed_facts(before, argument_facts(args))
             places = self._keep(args, call.result, memory, call.structure)
         # Reading the state takes longer than most calls, so that of many calls some are looked at.
         self._calls += 1
         looked = self._calls <= LOOKED_AT or self._calls % LOOKED_AT == 0
         state = (self._watch.read_observations()["left"], self._intact.threads()) if looked else ([], 0)
-        traces = protocol.CallTraces(call.raced, [*state[0], *altered], state[1])
+        traces = protocol.CallTraces(call.raced, state[0], state[1], altered)
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
@@ -476,14 +475,6 @@ def _map(file: int) -> Any:
 def _is_floating_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _argument_facts(args: list[Any]) -> list[tuple[Any, ...]]:
-    """Return the address, sizes and strides of each tensor among the arguments of a call, and whether it requires a
-    gradient. A call must not change them, since the tensor is the caller's.
-    """
-    listed = [a for a in tree_leaves(args) if isinstance(a, Tensor)]
-    return [(a.data_ptr(), tuple(a.shape), a.stride(), a.requires_grad) for a in listed]
 
 
 def _on_devices(args: list[Any]) -> list[Any]:

@@ -164,14 +164,28 @@ def _read_umask() -> int:
 def _is_trusted_finder(finder: Any) -> bool:
     """Return whether ``finder``, an import finder or path hook, comes from Python, torch or an installed package.
 
-    The import of a library may add a finder, as that of ``six`` does. Such an instance counts if its class has the
-    method ``find_spec`` of that library, whatever else the instance holds, such as modules by name.
+    The import of a library may add a finder, as that of ``six`` does. If ``finder`` is neither a class nor a function,
+    its class and what it holds, such as modules by name, must be of libraries, too.
     """
-    if is_trusted_function(getattr(finder, "find_spec", None) or finder):
-        return True
-    held = getattr(finder, "__dict__", {})
-    method = inspect.getattr_static(type(finder), "find_spec", None)
-    return "find_spec" not in held and type(method) is FunctionType and is_trusted_function(method)
+    if isinstance(finder, (type, FunctionType)):
+        return is_trusted_function(finder)
+    # An instance can hold a function in place of each method that its class calls.
+    return is_trusted_function(type(finder)) and all(map(_is_trusted_content, getattr(finder, "__dict__", {}).values()))
+
+
+def _is_trusted_content(value: Any) -> bool:
+    """Return whether a value that a finder holds runs no code but that of Python, torch or an installed package.
+
+    The elements of lists, tuples, sets and dicts count, and of another object that cannot be called its class.
+    """
+    # A library that puts a lazy module in its own place leaves its functions with globals of no module.
+    if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
+        return is_genuine_code(value.__code__) and is_trusted_file(value.__code__.co_filename)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_trusted_content, value))
+    if isinstance(value, dict):
+        return all(map(_is_trusted_content, value.values()))
+    return is_trusted_function(value if callable(value) else type(value))
 
 
 def read_interpreter_state() -> dict[str, Any]:

@@ -202,12 +202,14 @@ class Inspection(Reply, frozen=True):
 
 class CallTraces(Message, frozen=True):
     """Signs of what a call has left behind. ``raced`` says whether a result was incomplete when the call's own stream
-    was done. ``left`` has the names of changed settings, and ``threads`` the number of running threads.
+    was done. ``left`` has the names of changed settings, and ``threads`` the number of running threads. ``altered`` has
+    the changes of the arguments' tensors beside their values (see ``changed_facts``).
     """
 
     raced: bool = False
     left: ReportTexts = []
     threads: int = 0
+    altered: ReportTexts = []
 
 
 class CallPlaces(Message, frozen=True):

@@ -185,27 +185,56 @@ def find_call_counters(file: str) -> list[str]:
 
 
 def _counts_of(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a syntax node increases by a constant and that outlive a call: attributes, and in a function
-    those that it declares as global or nonlocal.
+    """Yield the names that a syntax node increases by a constant and that outlive a call: attributes, elements of
+    lists and dicts, and in a function those that it declares as global or nonlocal.
     """
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return
     inner = list(ast.walk(node))
     outer = {name for each in inner if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names}
+    stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    given = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+    own = (stored | {each.arg for each in given}) - outer
     for each in inner:
-        if isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Add) and isinstance(each.value, ast.Constant):
-            name = _place_name(each.target)
-            if isinstance(each.target, ast.Attribute) or name in outer:
-                yield name
+        target = _increased_place(each)
+        if target is None:
+            continue
+        name = _place_name(target)
+        # A list outlives the call if the function neither makes it nor gets it.
+        lasts = isinstance(target, ast.Subscript) and name not in own
+        if lasts or name in outer or isinstance(target, ast.Attribute):
+            yield name
+
+
+def _increased_place(node: ast.AST) -> ast.expr | None:
+    """Return the variable, attribute or element that a statement increases by a constant, as ``n += 1`` and
+    ``n = n + 1`` do. Return None for another syntax node.
+    """
+    if isinstance(node, ast.AugAssign):
+        return node.target if isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) else None
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add)):
+        return None
+    sides = (node.value.left, node.value.right)
+    terms = [ast.unparse(side) for side in sides if not isinstance(side, ast.Constant)]
+    return next((t for t in node.targets if [ast.unparse(t)] == terms), None)
 
 
 def _decides(node: ast.Compare | ast.BinOp) -> bool:
-    """Return whether an expression is a comparison or the remainder of a division, by which code decides."""
-    return isinstance(node, ast.Compare) or isinstance(node.op, ast.Mod)
+    """Return whether an expression is a comparison or the remainder of a division, by which code decides. A string
+    that is formatted with ``%`` is none.
+    """
+    if isinstance(node, ast.Compare):
+        return True
+    is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, (str, bytes))
+    return isinstance(node.op, ast.Mod) and not is_text
 
 
 def _place_name(node: ast.AST) -> str:
-    """Return the name of a variable, or an attribute with a dot before it. Return an empty string for another node."""
+    """Return the name of a variable, or an attribute with a dot before it. For an element such as ``n[0]``, return the
+    name of the container. Return an empty string for another node.
+    """
+    while isinstance(node, ast.Subscript):
+        node = node.value
     return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

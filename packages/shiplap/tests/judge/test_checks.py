@@ -1,0 +1,108 @@
+"""Checks of a candidate beside its results."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shiplap.judge.checks import _compare_unchanged
+from shiplap.judge.problem import FunctionProblem
+from shiplap.sandbox.candidate import CandidateError, check_process_state
+from shiplap.sandbox.protocol import CallTraces
+
+
+class HeldState:
+    """A process that holds ``state`` and reads from it as a ``TargetProcess`` does."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        self.state = state
+
+    def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
+        for name, like in names.items():
+            own = self.state[name]
+            if (own.device, own.dtype) != (like.device, like.dtype):
+                raise CandidateError("results", f"{name} is {own.dtype} on {own.device}")
+        return [self.state[name] for name in names]
+
+
+def session_on(device: str) -> Any:
+    """Return what the check needs of a judgement on ``device``."""
+    return SimpleNamespace(options=SimpleNamespace(device=device), unchecked=[])
+
+
+def test_a_parameter_in_another_dtype_does_not_hide_that_another_one_changes() -> None:
+    case, before = session_on("cpu"), {"first": torch.ones(2), "second": torch.ones(2)}
+    witness: Any = HeldState({"first": torch.ones(2).double(), "second": torch.zeros(2)})
+    with pytest.raises(CandidateError, match="a call changes second"):
+        _compare_unchanged(case, witness, before)
+    assert len(case.unchecked) == 1
+    assert "first" in case.unchecked[0]
+
+
+def test_parameters_are_compared_on_the_device_of_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters of the subject lie on the processor, and those of the candidate on the device."""
+    compared: list[str] = []
+    own = _compare_unchanged.__globals__  # meta tensors have no bits
+    monkeypatch.setitem(own, "bits_are_equal", lambda a, b: not compared.append(a.device.type))
+    case = session_on("meta")
+    witness: Any = HeldState({"weight": torch.ones(2, device="meta")})
+    _compare_unchanged(case, witness, {"weight": torch.ones(2)})
+    assert compared == ["meta"]
+    assert not case.unchecked
+
+
+def test_a_result_without_a_gradient_leaves_those_of_the_others_to_compare() -> None:
+    problem = FunctionProblem("mask", lambda x: ((x > 0).float(), 3 * x), lambda: [torch.randn(4)], 0.0)
+    (got,) = problem.gradients((torch.ones(2),), [torch.ones(2), torch.full((2,), 2.0)], wide=False)
+    assert got.tolist() == [6.0, 6.0]
+
+
+def test_a_change_of_an_argument_that_the_reference_makes_as_well_is_allowed() -> None:
+    problem = FunctionProblem("energy", lambda x: x.requires_grad_() * 2, lambda: [torch.randn(4)], 0.0)
+    form = problem.forms(most=0)[0]
+    altered = problem.expect_effects(form, problem.draw(form)).altered
+    assert list(altered) == ["requires_grad of tensor argument 0"]
+    check_process_state(CallTraces(altered=list(altered)), altered)
+    with pytest.raises(CandidateError, match="sizes of tensor argument 0"):
+        check_process_state(CallTraces(altered=["sizes of tensor argument 0"]), altered)
+
+
+class Scarce(torch.nn.Module):
+    """A module whose copies are counted, and whose call fails in evaluation if ``lacks``."""
+
+    alive, most = 0, 0
+
+    def __init__(self, *, lacks: bool) -> None:
+        super().__init__()
+        self.lacks = lacks
+
+    def __deepcopy__(self, memo: object) -> Scarce:
+        made = Scarce(lacks=self.lacks)
+        Scarce.alive += 1
+        Scarce.most = max(Scarce.most, Scarce.alive)
+        weakref.finalize(made, lambda: setattr(Scarce, "alive", Scarce.alive - 1))
+        return made
+
+    def double(self) -> Scarce:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.lacks and not self.training:
+            raise MemoryError
+        return x if self.training else 2 * x
+
+
+def test_evaluation_is_looked_for_with_one_copy_at_a_time_and_a_lack_of_memory_is_no_answer() -> None:
+    problem = FunctionProblem("scarce", Scarce(lacks=False), lambda: [torch.ones(2)], 0.0)
+    Scarce.alive = Scarce.most = 0
+    assert problem.depends_on_mode((torch.ones(2),))
+    assert Scarce.most == 1
+    lacking = FunctionProblem("lacking", Scarce(lacks=True), lambda: [torch.ones(2)], 0.0)
+    with pytest.raises(MemoryError):
+        lacking.depends_on_mode((torch.ones(2),))
