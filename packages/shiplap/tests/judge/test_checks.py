@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -106,3 +107,11 @@ def test_evaluation_is_looked_for_with_one_copy_at_a_time_and_a_lack_of_memory_i
     lacking = FunctionProblem("lacking", Scarce(lacks=True), lambda: [torch.ones(2)], 0.0)
     with pytest.raises(MemoryError):
         lacking.depends_on_mode((torch.ones(2),))
+
+
+def test_a_module_without_a_word_of_its_mode_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = FunctionProblem("linear", torch.nn.Linear(2, 2), lambda: [torch.ones(2)], 0.0)
+    dropped = FunctionProblem("dropout", torch.nn.Dropout(), lambda: [torch.ones(64)], 0.0)
+    assert dropped.depends_on_mode((torch.ones(64),))
+    monkeypatch.setattr(copy, "deepcopy", None)
+    assert not problem.depends_on_mode((torch.ones(2),))

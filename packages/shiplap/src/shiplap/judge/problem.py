@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -275,6 +277,8 @@ class JudgeProblem:
         """
         if not isinstance(self.call, torch.nn.Module) or not any(m.training for m in self.call.modules()):
             return False
+        if not _names_mode(self.call):
+            return False
         outs = []
         for training in (True, False):
             # One copy at a time, since two may not fit into the memory of a GPU.
@@ -369,6 +373,15 @@ class JudgeProblem:
         grads = torch.autograd.grad(outs, wanted, given_seeds, allow_unused=True)
         # An argument without influence has the gradient 0.
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+
+
+def _names_mode(module: torch.nn.Module) -> bool:
+    """Return whether the source file of a class in ``module`` has a word such as ``training``, or cannot be read."""
+    kinds = {kind for part in module.modules() for kind in type(part).__mro__} - {torch.nn.Module, object}
+    try:
+        return any(re.search(r"train|\beval\b", Path(inspect.getfile(kind)).read_text()) for kind in kinds)
+    except (OSError, TypeError, ValueError):
+        return True
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
