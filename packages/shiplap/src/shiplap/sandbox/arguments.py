@@ -213,8 +213,8 @@ def argument_facts(args: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def changed_facts(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a text such as ``sizes of argument 0`` for each difference between two results of ``argument_facts``. A
-    call must leave out those changes that its reference does not make, since the tensors are the caller's.
+    """Return a text such as ``sizes of tensor argument 0`` for each difference between two results of
+    ``argument_facts``. A candidate may make only those changes that its reference makes as well.
     """
     pairs = enumerate(zip(before, after, strict=True))
     return [f"{name} of tensor argument {i}" for i, (a, b) in pairs for name in a if a[name] != b[name]]
