@@ -9,8 +9,8 @@ from jaxtyping import Float, Float8e4m3fn
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling import Reduction, compare, compare_within_tolerance, derive_reduction
-from shiplap.sampling.compare import agrees_without_float64
+from shiplap.sampling import compare
+from shiplap.sampling.compare import Reduction, agrees_without_float64, compare_within_tolerance, derive_reduction
 from shiplap.sampling.rounding import compare_with_rounding
 
 
