@@ -221,7 +221,7 @@ def test_sums_inside_of_row_operators_may_be_added_in_turn():
 
 
 def test_formulas_of_row_operators_are_theirs():
-    from shiplap.sampling.row_formulas import ROW_FORMULAS
+    from shiplap.sampling.rounding import ROW_FORMULAS
 
     x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     w, aten = x[0].clone(), torch.ops.aten
