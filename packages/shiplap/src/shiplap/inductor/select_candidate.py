@@ -256,7 +256,7 @@ def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess
     named = dict(task.inputs.recipe.layouts)
     known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
     if call.static and known and isolation is not None:
-        bench: Bench = isolation.bench("shiplap.inductor.worker_candidates:provide")(task)
+        bench: Bench = isolation.bench("shiplap.inductor.tune_templates:provide")(task)
         if not isinstance(bench, LocalBench):
             return bench
     return LocalBench(task.inputs, task.candidates)
