@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import audit
+from shiplap.audit import audit, engine
 from shiplap.audit.child_process import ChildDeath, ChildLimits, stream_events
 from shiplap_testing.crashes import read_unmapped
 
@@ -126,7 +126,7 @@ def _(x, *, out):
 
 def test_json_and_html_are_complete_whatever_happens(monkeypatch, run, ns, tmp_path: Path):
     # As isolate=True above: the command has no such option.
-    monkeypatch.setattr("shiplap.audit.engine.can_isolate", lambda device: True)
+    monkeypatch.setattr(engine, "can_isolate", lambda device: True)
     file = tmp_path / f"{ns}_ops.py"
     file.write_text(FILE.format(ns=ns))
     options = "--check", "schema", "--check", "fresh", "--json", "--cost", "--html", tmp_path / "page.html"
