@@ -143,9 +143,9 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
         return None
     if isinstance(node, ast.AugAssign):
         # An operation in place would change the old value as well.
-        target = ast.copy_location(copy.deepcopy(node.target), node.target)
-        vars(target)["ctx"] = ast.Load()
-        value = ast.BinOp(target, node.op, node.value)
+        old = copy.deepcopy(node.target)
+        old.ctx = ast.Load()
+        value = ast.BinOp(old, node.op, value)
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     if len(targets) != 1:
         return None

@@ -351,9 +351,8 @@ def _try_entry(
                 continue
             fewer = found, changed, after
         refused[remedy.id] = reason
-    if second or fewer:
-        return second or fewer
-    return TriedEntry.of(entry, refused=refused), texts, now
+    best = second or fewer
+    return best if best is not None else (TriedEntry.of(entry, refused=refused), texts, now)
 
 
 def _reason_by_remedy(remedy: Remedy, entry: Break | Recompile, now: Run, after: Run | None) -> str:
