@@ -125,6 +125,34 @@ def test_a_break_in_the_lines_of_an_edit_is_none_of_the_program(tmp_path: Path) 
     assert found.refused["keep_tensor"].startswith("another break took its place")
 
 
+@pytest.mark.parametrize(
+    ("value", "gradients", "remedy"),
+    [
+        ("x / x.norm()", 1, "cond"),
+        ("x / x.norm()", 0, "where"),
+        ("x / 2", 1, "where"),
+        ("x ** 0.5", 1, "cond"),
+        ("x ** 2", 1, "where"),
+    ],
+)
+def test_no_side_is_picked_whose_gradient_may_be_nan(tmp_path: Path, value: str, gradients: int, remedy: str) -> None:
+    """The condition keeps away a division by 0, which no call of this run has shown."""
+    source = f"import torch\n\ndef f(x):\n    if x.sum() > 0:\n        return {value}\n    return x\n"
+    (tmp_path / "program.py").write_text(source)
+    place = replace(PLACE, file=str(tmp_path / "program.py"), line=4, code="if x.sum() > 0:")
+    item = replace(ITEM, place=place, user=place, chain=(place,), cause="branch", call="if x.sum() > 0", hints=())
+
+    class Branching(Laboratory):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            text = texts.get("program.py", "")
+            cured = "torch.where" in text or "torch.cond" in text
+            return run(*(() if cured else (item,)), counts={"outputs": 1, "gradients": gradients})
+
+    laboratory = Branching(Program(("python",), (place.file,), tmp_path), tmp_path, None)
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.remedy == remedy
+
+
 def test_a_time_that_is_not_measured_any_more_is_no_remedy(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import time\nimport torch\n\ndef f(x):\n    return x, time.time()\n")
     place = replace(PLACE, file=str(tmp_path / "program.py"), line=5, code="return x, time.time()")

@@ -29,6 +29,7 @@ class Remedy:
         repeated: whether it is tried only where calls of one kind came more than once in the run.
         prints: whether the program has to print as many lines as before.
         measures: whether results that vary by themselves, such as times, must not become 0.
+        picks: whether it picks values with ``torch.where``, whose gradient for the side that is not picked is 0.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Remedy:
     repeated: bool = False
     prints: bool = False
     measures: bool = False
+    picks: bool = False
 
     def fits(self, entry: Break | Recompile) -> bool:
         """Return whether the remedy can be tried on ``entry``, a break or recompile.
@@ -136,6 +138,7 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_values.where_for_branch,
         ("branch", "item"),
         caveat="the side that is not picked is computed as well",
+        picks=True,
     ),
     Remedy(
         "where_exit",
@@ -143,6 +146,7 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_functions.where_for_exit,
         ("branch", "item"),
         caveat="what follows the early return is computed in each call",
+        picks=True,
     ),
     Remedy(
         "where_break",
@@ -150,6 +154,7 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_functions.where_for_break,
         ("branch", "item"),
         caveat="all rounds are computed in each call",
+        picks=True,
     ),
     Remedy(
         "pick_values",
@@ -158,6 +163,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("branch", "item"),
         caveat="the side that is not picked is computed as well, and calls of it are made behind the compiled part",
         prints=True,
+        picks=True,
     ),
     Remedy("cond", "use torch.cond", edits_of_values.cond_for_branch, ("branch", "item")),
     Remedy(

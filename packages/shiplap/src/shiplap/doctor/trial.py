@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -320,7 +321,8 @@ def _try_entry(
             refused[remedy.id] = NEVER_AGAIN
             continue
         after = laboratory.run(changed, "compare")
-        reason = reason_of_refusal(entry, now, after) or _reason_by_remedy(remedy, entry, now, after)
+        diff = diff_texts(laboratory.program.root, changed, texts)
+        reason = reason_of_refusal(entry, now, after) or _reason_by_remedy(remedy, now, after, diff)
         if not reason and after is not None and isinstance(entry, Break) and entry.skipped:
             reason = _break_in_edit(laboratory.program.root, texts, changed, now, after)
         # A remedy may make recompiles rarer without removing them.
@@ -335,7 +337,7 @@ def _try_entry(
             found = TriedEntry.of(
                 entry,
                 remedy,
-                diff=diff_texts(laboratory.program.root, changed, texts),
+                diff=diff,
                 before=len(now.entries),
                 after=len(after.entries),
                 outputs=after.counts.get("outputs", 0),
@@ -355,12 +357,19 @@ def _try_entry(
     return best if best is not None else (TriedEntry.of(entry, refused=refused), texts, now)
 
 
-def _reason_by_remedy(remedy: Remedy, entry: Break | Recompile, now: Run, after: Run | None) -> str:
+# What has an infinite or undefined derivative for some values. A gradient of 0 becomes NaN there.
+_STEEP = re.compile(
+    r"isnan|isinf|isfinite|\b(r?sqrt|log|log2|log10|log1p|pow|\w*norm|normalize|acos|asin|reciprocal|div)\("
+    r"|/ *[^\s\d]|\*\* *[^\s2-9]"
+)
+
+
+def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, diff: str) -> str:
     """Return the reason why the run ``after`` does not satisfy the conditions of ``remedy`` itself, or an empty string
     if it does.
 
-    ``now`` is the run without the remedy of ``entry``, a break or recompile. If ``after`` is None, that run took too
-    long.
+    ``now`` is the run without the remedy, and ``diff`` its changes of the program. If ``after`` is None, that run took
+    too long.
     """
     if after is None:
         return ""
@@ -370,6 +379,10 @@ def _reason_by_remedy(remedy: Remedy, entry: Break | Recompile, now: Run, after:
         return f"the program prints {after.printed} lines instead of {now.printed}"
     if remedy.measures and after.zeroed:
         return f"{after.zeroed[0]} is 0, which the program measured"
+    # The values that a condition keeps away may come in a later call alone, so that no gradient of this run shows them.
+    inserted = (row for row in diff.splitlines() if row.startswith("+") and not row.startswith("+++"))
+    if remedy.picks and after.counts.get("gradients") and any(map(_STEEP.search, inserted)):
+        return "the gradient of the side that is not picked may be NaN"
     return ""
 
 
