@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,29 +12,7 @@ import torch
 from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
 from shiplap.doctor.edits import Case, Editor
 from shiplap.doctor.scratch import apply_edits
-
-
-class CountingBackend:
-    """A backend of ``torch.compile`` that counts the graphs with operations and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.frame_count = 0
-
-    def __call__(self, gm: torch.fx.GraphModule, _: Any) -> Any:
-        self.frame_count += 1
-        return gm.forward
-
-
-def proposals(
-    folder: Path, source: str, editor: Editor, subject: str = "", text: str = "", function: str = "f", cause: str = ""
-) -> list[str]:
-    """The program after each alternative of an editor; the entry is at the line with the comment HERE."""
-    source = textwrap.dedent(source).lstrip()
-    (folder / "program.py").write_text(source)
-    line = next((n for n, t in enumerate(source.splitlines(), 1) if "# HERE" in t), 1)
-    case = Case(folder, "program.py", "program.py", line, function, subject, text, cause=cause)
-    changed = (apply_edits({}, folder, edit) for edit in editor(case))
-    return [texts["program.py"] for texts in changed if texts]
+from tests.doctor.programs import CountingBackend, proposals
 
 
 def test_a_setting_goes_below_the_imports_once(tmp_path: Path) -> None:
@@ -84,6 +61,16 @@ def test_a_print_with_keywords_is_not_moved(tmp_path: Path, keywords: str) -> No
 def test_what_varied_is_named_as_a_source(tmp_path: Path, subject: str, source: str) -> None:
     changed = proposals(tmp_path, "import torch\n", edits.add_dynamic_source("dynamic_sources"), subject)
     assert [f'dynamic_sources = "{source}"' in text for text in changed] == [True] * bool(source)
+
+
+def test_a_second_source_joins_the_first(tmp_path: Path) -> None:
+    """A second setting would replace the first one."""
+    editor = edits.add_dynamic_source("dynamic_sources")
+    (first,) = proposals(tmp_path, "import torch\n", editor, "x, dim 1")
+    (both,) = proposals(tmp_path, first, editor, "y[0], dim 0")
+    assert "dynamic_sources = \"L['x']:1,L['y'][0]:0\"\n" in both
+    assert both.count("dynamic_sources") == 1
+    assert proposals(tmp_path, both, editor, "x, dim 1") == []
 
 
 @pytest.mark.parametrize(
@@ -285,6 +272,9 @@ def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: s
         ("self.weight", "grad", ["tuple(p.requires_grad for p in model.parameters())"]),
         ("self.drop.training", "mode", ["tuple(m.training for m in model.modules())"]),
         ("self.act.name", "attribute", ["model.act.name"]),
+        ("fn.0.scaling", "attribute", ["model[0].scaling"]),
+        ("self.frames", "length", ["len(model.frames)"]),
+        ("x, dim 1", "small", ["x.shape[1] < 2", "x.shape"]),
         ("self.scale", "counter", []),
         ("other", "value", []),
     ],
@@ -294,6 +284,38 @@ def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: 
     assert len(found) == len(keys)
     for text, key in zip(found, keys, strict=True):
         assert f"lambda x, how=None: {key}, backend=count)(model)" in text
+
+
+def test_a_module_without_a_name_gets_one(tmp_path: Path) -> None:
+    source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(Net(2, 2), backend=count)")
+    source += "    run(torch.ones(1, 2))\n"
+    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "self.bias", "", "forward", "attribute")
+    assert "compile_each(lambda x, how=None: module.bias, backend=count)(module := Net(2, 2))" in found
+    exec(found, {"count": "eager"})
+    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "how", "", "forward", "optional")
+    assert "compile_each(lambda x, how=None: how is None, backend=count)(Net(2, 2))" in found
+
+
+def test_a_method_is_told_apart_by_its_object(tmp_path: Path) -> None:
+    source = CALLS + "    step = torch.compile(model.forward, backend=count)\n"
+    subject = "fn.__self__.in_features"
+    found = proposals(tmp_path, source, edits_of_calls.compile_versions, subject, "", "forward", "attribute")
+    assert "lambda x, how=None: model.in_features, backend=count)(model.forward)" in found[-1]
+
+
+@pytest.mark.parametrize("function", ["f", "forward"])
+def test_a_kind_of_call_is_compiled_when_it_comes_again(tmp_path: Path, function: str) -> None:
+    changed, *_ = proposals(tmp_path, CALLS, edits_of_calls.compile_repeated, "x, dim 0", "", function, "size")
+    assert "compile_repeated(lambda x, how=None: x.shape, backend=count)" in changed
+    graphs = CountingBackend()
+    exec(changed, ran := {"count": graphs})
+    called = ran["f"] if function == "f" else ran["run"]
+    for n in (1, 2, 3, 3, 3):
+        x = torch.randn(n, 2)
+        expected = x * 2 if function == "f" else torch.nn.Linear.forward(ran["model"], x)
+        torch.testing.assert_close(called(x, how="any"), expected)
+    assert graphs.frame_count == 1
+    assert isinstance(ran["run"], torch.nn.Module)
 
 
 def test_options_of_the_compiler_are_kept(tmp_path: Path) -> None:
@@ -625,7 +647,7 @@ def test_keywords_of_apply_follow_the_order_of_forward(tmp_path: Path) -> None:
         def f(x):
             return Scale.apply(x, b=1, a=2)  # HERE
     """
-    (changed,) = proposals(tmp_path, source, edits.pass_by_position)
+    (changed,) = proposals(tmp_path, source, edits_of_calls.pass_by_position)
     assert "Scale.apply(x, 2, 1)" in changed
     assert "forward(ctx, x, a, b)" in changed
 

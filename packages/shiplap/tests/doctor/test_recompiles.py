@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shiplap.doctor import Diagnosis, Recompile
-from shiplap.doctor.recompiles import VARIATION_KINDS, GuardFailure, find_reader, parse_failed_guard
+from shiplap.doctor.places import make_place
+from shiplap.doctor.recompiles import VARIATION_KINDS, GuardFailure, _is_written, find_reader, parse_failed_guard
 from tests.doctor.programs import here, write
 
 SOURCE = """
@@ -86,6 +87,31 @@ def test_what_varied(
     assert (r.cause, r.subject, r.values, r.times) == (cause, subject, values, times)
     assert r.fix == VARIATION_KINDS[cause].fix
     assert r.limit is (function == "sized")
+
+
+def test_an_attribute_that_a_method_of_the_class_sets_is_changed_by_the_function(tmp_path: Path) -> None:
+    """Rotary embeddings set the length of their table in a method, which forward calls for a longer sequence."""
+    source = """
+        class Table:
+            def forward(self, n):
+                self._grow(n)
+                self._show()
+            def _grow(self, n):
+                self.length = n
+                self.forward
+            def _show(self):
+                self._show()
+            def reset(self):
+                self.step = 0
+        class Other:
+            def forward(self, n):
+                self._grow(n)
+    """
+    path = write(tmp_path, source)
+    at = [make_place(str(path), n) for n, row in enumerate(path.read_text().splitlines(), 1) if "def forward" in row]
+    assert _is_written("self.length", at[0])
+    assert not _is_written("self.step", at[0])
+    assert not _is_written("self.length", at[1])
 
 
 def test_halves_of_a_cut_function_are_one_function(diagnosis: Diagnosis) -> None:

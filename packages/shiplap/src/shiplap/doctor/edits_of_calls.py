@@ -1,14 +1,14 @@
-"""Edits of the calls of compiled functions: how arguments are prepared, and how many versions serve the calls."""
+"""Edits of calls: how arguments are passed, which calls are made later, and how many versions serve those of one."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites, reindent
-from shiplap.doctor.edits_of_functions import writes_to_objects
+from shiplap.doctor.edits import Case, Editor, Edits, Source, calls_on_line, find_compile_sites, of_statement, reindent
+from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
 from shiplap.doctor.edits_of_values import enclosing_function, names_before
 from shiplap.doctor.scratch import Edit
 
@@ -79,6 +79,34 @@ def compile_each(kind, **options):
 '''
 
 
+_REPEATED = '''
+def compile_repeated(kind, **options):
+    """Return a decorator that compiles a function for calls whose ``kind(...)`` has come before."""
+    import functools
+
+    def decorate(fn):
+        compiled = torch.compile(fn, **options)
+        inner = compiled.forward if isinstance(fn, torch.nn.Module) else compiled
+        seen = set()
+
+        @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
+        def call(*args, **kwargs):
+            key = kind(*args, **kwargs)
+            if key in seen:
+                return inner(*args, **kwargs)
+            seen.add(key)
+            with torch.compiler.set_stance("force_eager"):
+                return inner(*args, **kwargs)
+
+        if not isinstance(fn, torch.nn.Module):
+            return call
+        compiled.forward = call
+        return compiled
+
+    return decorate
+'''
+
+
 def _wrap_compiled(name: str, helper: str) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and applies it to what is compiled.
 
@@ -131,13 +159,16 @@ def _with_helper(edits: list[tuple[Source, Edit]], name: str, helper: str) -> Ed
     return *inserted, *(edit for _, edit in edits)
 
 
-# For each kind of variation the expressions that tell calls apart, in which {name} stands for the value that varied.
+# For each kind of variation the expressions that tell calls apart, in which {name} stands for the value that varied,
+# and {dim} for the number of its dim.
 _KEYS: dict[str, tuple[str, ...]] = {
     "lazy": ("{name} is None",),
     "optional": ("{name} is None",),
     "value": ("{name}",),
     "dtype": ("{name}.dtype",),
     "rank": ("{name}.dim()",),
+    "size": ("{name}.shape",),
+    "small": ("{name}.shape[{dim}] < 2", "{name}.shape"),
     "stride": ("{name}.stride()",),
     "device": ("{name}.device", "type({name})"),
     "type": ("type({name})",),
@@ -151,22 +182,39 @@ _KEYS_OF_MODULE = {
 }
 
 
-def compile_versions(case: Case) -> Iterator[Edits]:
-    """Yield edits that compile a function of its own for each kind of call. Calls are told apart by the value that
-    varied, which is an argument, a global setting, or a state of the compiled module.
+def _compile_by_kind(name: str, helper: str) -> Editor:
+    """Return an editor that inserts the function ``helper``, called ``name``, and compiles with it in place of
+    ``torch.compile``. The helper gets a function that tells kinds of calls apart.
+
+    An editor is a function that proposes edits for a break or recompile.
     """
-    for source, node, function in find_compile_sites(case):
-        called = _is_call_of_torch(node)
-        if function is None and not called:
-            continue
-        keywords = node.keywords if isinstance(node, ast.Call) else []
-        options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
-        model = source.code(node.args[0]) if called and isinstance(node, ast.Call) else ""
-        parameters = _parameters(case, function)
-        for key in _keys_of(case, parameters, model):
-            text = f"compile_each({', '.join([f'lambda {parameters}: {key}', *options])})"
-            edit = source.replace(node, text if function is not None else f"{text}({model})")
-            yield _with_helper([(source, edit)], "compile_each", _VERSIONS)
+
+    def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edits that compile by the helper of the enclosing function. Calls are told apart by the value that
+        varied, which is an argument, a global setting, or a state of the compiled module.
+        """
+        for source, node, function in find_compile_sites(case):
+            if function is None and not _is_call_of_torch(node):
+                continue
+            keywords = node.keywords if isinstance(node, ast.Call) else []
+            options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
+            model = source.code(node.args[0]) if function is None and isinstance(node, ast.Call) else ""
+            given, parameters = model, _parameters(case, function)
+            # A module that has no name yet gets one, by which its state can be read.
+            if model and not re.fullmatch(r"\w+(\.\w+)*", model):
+                model = unused_name(source, "module")
+                given = f"{model} := {given}"
+            for key in _keys_of(case, parameters, model):
+                text = f"{name}({', '.join([f'lambda {parameters}: {key}', *options])})"
+                named = given if re.search(rf"(?<![\w.]){model}\b", key) else given.rpartition(" := ")[2]
+                edit = source.replace(node, text if function is not None else f"{text}({named})")
+                yield _with_helper([(source, edit)], name, helper)
+
+    return edit
+
+
+compile_versions = _compile_by_kind("compile_each", _VERSIONS)
+compile_repeated = _compile_by_kind("compile_repeated", _REPEATED)
 
 
 def _parameters(case: Case, function: ast.FunctionDef | None) -> str:
@@ -194,16 +242,22 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
     """Yield expressions that tell the calls of a compiled function with these ``parameters`` apart. ``model`` is the
     source code of what was compiled, or an empty string for a decorated function.
     """
-    subject = case.subject.partition(", dim ")[0]
+    subject, _, dim = case.subject.partition(", dim ")
     root = re.match(r"\w*", subject)
     if "global setting" in subject or "grad mode" in subject:
         yield "(torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ('cpu', 'cuda')))"
         return
     known = root is not None and re.search(rf"(^|\W){root[0]}(\W|$)", parameters)
     if known and re.fullmatch(r"[\w.\[\]']+", subject):
-        yield from (key.replace("{name}", subject) for key in _KEYS.get(case.cause, ()))
-    elif model.isidentifier() and re.fullmatch(r"self(\.[A-Za-z_]\w*)+", subject) and case.cause == "attribute":
-        yield subject.replace("self", model, 1)
+        keys = _KEYS.get(case.cause, ())
+        yield from (key.replace("{name}", subject).replace("{dim}", dim or "0") for key in keys)
+    elif re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", model) and case.cause in ("attribute", "length"):
+        # Torch names the compiled object fn, self or, for a method, fn.__self__, and the members of a list by numbers.
+        owner = model.rpartition(".")[0] if "fn.__self__." in subject else model
+        named = re.fullmatch(r"(?:self|fn\.__self__|fn)((?:\.\w+)+)", subject)
+        if named and owner:
+            value = owner + re.sub(r"\.(\d+)", r"[\1]", named[1])
+            yield value if case.cause == "attribute" else f"len({value})"
     elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
         yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 
@@ -301,30 +355,58 @@ def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> I
     """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay."""
     helpers, edits = dict[str, str](), list[Edit]()
     for node in nodes:
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        if not isinstance(node, ast.Expr) or not may_run_later(case, source, node):
             return
-        if not _is_outermost(case, source, node) or not _may_run_later(source, node):
+        made = later_function(source, node, helpers)
+        if made is None:
             return
-        local = names_before(source, node)
-        used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
-        # The function gets tensors and numbers alone, and what it calls is looked up in the module.
-        if "self" in used or ast.unparse(node.value.func).partition(".")[0] in used:
-            return
-        if re.search(r"\"\"\"|'''|\\\n", source.code(node)):  # the lines of a text are part of it
-            return
-        name = re.sub(r"\W+", "_", ast.unparse(node.value.func)) + "_later"
-        while name in helpers or f"def {name}(" in source.text:
-            name += "_"
-        body = reindent(" " * node.col_offset + source.code(node), "    ")
-        # The function runs outside of the graph, where torch would compile it by itself.
-        helpers[name] = (
-            f"\n\n@torch.compiler.disable\ndef {name}({', '.join(used)}):\n{body}\n\n\n"
-            f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
-        )
-        edits.append(source.replace(node, f"{name}({', '.join(used)})"))
+        name, arguments, helpers[name] = made
+        edits.append(source.replace(node, f"{name}({', '.join(arguments)})"))
     if edits:
         missing = "" if source.imports("torch") else "import torch\n"
         yield source.after_imports(missing + "".join(helpers.values())), *edits
+
+
+def later_function(
+    source: Source, node: ast.Expr, helpers: Collection[str], *, under_condition: bool = False
+) -> tuple[str, list[str], str] | None:
+    """Return ``(name, arguments, code)`` of a function that makes the call of the statement ``node`` behind the graph.
+    Return None if ``node`` is no such call.
+
+    ``helpers`` has the names of functions that the edit inserts besides. If ``under_condition`` is true, the function
+    has a first parameter, a tensor, and makes the call only where that is true.
+    """
+    called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+    local = names_before(source, node)
+    used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
+    # The function gets tensors and numbers alone, and what it calls is looked up in the module.
+    if not called or "self" in used or called.partition(".")[0] in used:
+        return None
+    # A function such as clip_grad_norm_ writes to its arguments, which the program may read before the end.
+    if re.search(r"[^_]_$", called) or re.search(r"\"\"\"|'''|\\\n", source.code(node)):
+        return None
+    name = re.sub(r"\W+", "_", called) + "_later"
+    while name in helpers or f"def {name}(" in source.text:
+        name += "_"
+    indent = "    " * (2 if under_condition else 1)
+    body = reindent(" " * node.col_offset + source.code(node), indent)
+    condition = unused_name(source, "is_made") if under_condition else ""
+    parameters = [*([condition] if condition else []), *used]
+    test = f"    if {condition}:\n" if condition else ""
+    # The function runs outside of the graph, where torch would compile it by itself.
+    code = (
+        f"\n\n@torch.compiler.disable\ndef {name}({', '.join(parameters)}):\n{test}{body}\n\n\n"
+        f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
+    )
+    return name, list(used), code
+
+
+def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:
+    """Return whether the statement ``node`` may run at the end of its function, and whether torch can move it there.
+
+    Torch moves calls out of the outermost compiled function alone.
+    """
+    return _is_outermost(case, source, node) and _may_run_later(source, node)
 
 
 def _may_run_later(source: Source, node: ast.stmt) -> bool:
@@ -343,3 +425,42 @@ def _may_run_later(source: Source, node: ast.stmt) -> bool:
             first = around.lineno  # its next round runs after the statement, too
         around = parents[around]
     return function is not None and not writes_to_objects(function, first)
+
+
+@of_statement
+def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edit that passes the keyword arguments of a call of ``Function.apply`` by position, in the order of the
+    parameters of ``forward``. If ``forward`` has keyword-only parameters, its ``*`` is removed.
+    """
+    for call in calls_on_line(node, case.line):
+        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply" and call.keywords):
+            continue
+        forward = _find_forward(case, ast.unparse(call.func.value).rpartition(".")[2])
+        if forward is None:
+            continue
+        source_of_class, function = forward
+        arguments = [*function.args.args, *function.args.kwonlyargs]
+        # The first parameter of forward is the context, which apply() passes itself.
+        order = [a.arg for a in arguments][1 + len(call.args) :]
+        given = {k.arg: source.code(k.value) for k in call.keywords}
+        if set(order) == set(given):
+            values = [*(source.code(a) for a in call.args), *(given[name] for name in order)]
+            edits: Edits = (source.replace(call, f"{source.code(call.func)}({', '.join(values)})"),)
+            # Keyword-only parameters cannot be passed by position, so the star is removed as well.
+            star = re.search(r",\s*\*\s*,", source_of_class.code(function).partition(":\n")[0])
+            if star:
+                at = source_of_class.span(function)[0]
+                edits = (*edits, Edit(source_of_class.file, at + star.start(), at + star.end(), ","))
+            yield edits
+
+
+def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | None:
+    """Return (source file, function) of the method ``forward`` of the program's class ``name``, or None if there is
+    none.
+    """
+    classes = [(s, n) for s in case.sources() for n in ast.walk(s.tree) if isinstance(n, ast.ClassDef)]
+    for source, node in classes:
+        for method in node.body if node.name == name else ():
+            if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                return source, method
+    return None
