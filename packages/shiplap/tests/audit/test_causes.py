@@ -15,7 +15,7 @@ from shiplap.audit import Finding, audit
 from shiplap.audit.causes import REQUIRES_FIX, STATE_FIX, environment_fault, group_by_cause
 from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
-from shiplap.render import print_findings
+from shiplap.render.findings import print_findings
 from shiplap_testing.forked import python
 from tests.audit.common import look
 

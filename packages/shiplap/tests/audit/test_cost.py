@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from shiplap.audit import CostCard, Finding, measure_cost
-from shiplap.render import findings_html, findings_json, print_costs
+from shiplap.render.findings import findings_html, findings_json, print_costs
 from shiplap_testing.zoo import bad, good
 
 CARD = CostCard("a::b", "cpu", "x float32(5,)", "native", 100.0, 2345.6, None, None, ("captured: <no> device",))

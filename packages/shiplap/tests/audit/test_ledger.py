@@ -12,7 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import CHECKS, Report, Samples, audit
 from shiplap.audit.checks import load_check
-from shiplap.render import findings_html, findings_json, print_findings
+from shiplap.render.findings import findings_html, findings_json, print_findings
 from shiplap.sampling.ledger import AUDIT, OBLIGATIONS
 from tests.audit.common import look, register
 

@@ -9,8 +9,8 @@ from jaxtyping import Float, Float8e4m3fn
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling import Reduction, compare, compare_within_tolerance, derive_reduction
-from shiplap.sampling.compare import agrees_without_float64
+from shiplap.sampling import compare
+from shiplap.sampling.compare import Reduction, agrees_without_float64, compare_within_tolerance, derive_reduction
 from shiplap.sampling.rounding import compare_with_rounding
 
 
@@ -221,7 +221,7 @@ def test_sums_inside_of_row_operators_may_be_added_in_turn():
 
 
 def test_formulas_of_row_operators_are_theirs():
-    from shiplap.sampling.row_formulas import ROW_FORMULAS
+    from shiplap.sampling.rounding import ROW_FORMULAS
 
     x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     w, aten = x[0].clone(), torch.ops.aten

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from shiplap.cli.app import app
 from shiplap.tuning import ChoiceStore
-from shiplap.tuning.deadline import Deadline, OutOfTime
-from shiplap.tuning.engine import make_requests, tune_all
+from shiplap.tuning.engine import Deadline, OutOfTime, make_requests, tune_all
 from shiplap.tuning.selector import SelectionOptions
 from tests.tuning import slow_ops
 
@@ -99,7 +98,7 @@ def test_a_deadline_passes_on_results_and_errors():
 ABANDONED = """
 import time
 import torch
-from shiplap.tuning.deadline import Deadline, OutOfTime
+from shiplap.tuning.engine import Deadline, OutOfTime
 
 def work():
     ends = time.monotonic() + 1.5
