@@ -56,6 +56,7 @@ def _(x):
     return flat[(torch.arange(x.numel()) + x.storage_offset()) % size].reshape(x.shape) * 2
 
 
+@pytest.mark.long
 def test_checks_that_fail_for_one_layout_are_one_cause(capsys):
     report = audit(strided, checks=("numerics", "edges", "aliases", "threads"), seed=1)
     (edges,) = [f for f in report if f.check == "edges"]
