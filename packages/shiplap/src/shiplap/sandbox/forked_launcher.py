@@ -22,8 +22,9 @@ from pathlib import Path
 
 from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, SECRET_VARIABLE
 from shiplap.sandbox.proc_filesystem import stat_fields
+from shiplap.sandbox.process_memory import MemorySpan
 from shiplap.sandbox.protocol import ImportModule
-from shiplap.sandbox.supervisor import MemorySpan, ProcessEnded, SandboxLauncher
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
 
 START_S = 20.0  # seconds in which the fork replies; a lock that another thread held may keep it from that
 FIRST_FREE_FILE = 3

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import io
 import math
 import os
@@ -42,6 +40,7 @@ from shiplap.sandbox.proc_filesystem import (
     thread_states,
     unseen_bytes,
 )
+from shiplap.sandbox.process_memory import read_process_memory
 from shiplap.sandbox.protocol import (
     MESSAGE_HEAD,
     BrokenMessage,
@@ -55,6 +54,7 @@ from shiplap.sandbox.protocol import (
     reply_of,
     send_message,
 )
+from shiplap.sandbox.scratch_folder import open_unnamed_file, scratch_environment
 
 # Seconds until the limits are checked first, what is added for each second of a request, and at most. A check reads the
 # files of all processes, which takes milliseconds.
@@ -69,7 +69,6 @@ STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at onc
 ENDING_S = 0.3  # seconds until a process that has closed its connection is ending
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
-_libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 # Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
@@ -119,23 +118,6 @@ class Bounds:
     file_size: int = 1 << 30
 
 
-def open_unnamed_file(folder: str) -> io.FileIO:
-    """Return a new file in ``folder`` for the output of a process, opened for appending. The file is unlinked, so that
-    no other file can replace it.
-    """
-    handle, path = tempfile.mkstemp(dir=folder)
-    os.unlink(path)
-    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
-    fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
-    return io.FileIO(handle, "r+")  # unlike a number, it can be closed twice by two threads
-
-
-class MemorySpan(ctypes.Structure):
-    """The C struct ``iovec``, with the address and the number of bytes of some memory."""
-
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
 class LauncherProcess(Protocol):
     """The part of ``subprocess.Popen`` by which a launcher's process is watched, killed and waited for."""
 
@@ -165,8 +147,7 @@ class SandboxLauncher:
         self._count = 0
         self._over = False
         self._turn = threading.Lock()  # one request at a time
-        # Held while the process starts and while it is ended, so that another thread leaves no process behind.
-        self._guard = threading.RLock()
+        self._guard = threading.RLock()  # held while the process starts or is ended: none is left behind
         self._forking = threading.Lock()  # held until a new fork is listed in ``prisoners``
         self._unread = False  # whether a reply is outstanding, which the next request would read
         self.sealed = True
@@ -182,9 +163,7 @@ class SandboxLauncher:
         self.close()
 
     def close(self) -> None:
-        """Kill the launcher's process and all processes that it has forked, and remove their folder. If another thread
-        starts the launcher's process at that time, it is ended as soon as it has started.
-        """
+        """Kill the launcher's process, also one that another thread starts now, its forks, and remove their folder."""
         with self._guard:
             self._close()
 
@@ -313,12 +292,7 @@ class SandboxLauncher:
         bounds = bounds or Bounds()
         self._ready()
         scratch, output = self._make_scratch()
-        places = {"TMPDIR": scratch, "HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"}
-        places |= {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "SHIPLAP_CACHE_DIR": f"{scratch}/shiplap"}
-        # Programs look for their folders by these names before they look in HOME.
-        places |= {f"XDG_{kind}_HOME": f"{scratch}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA", "STATE")}
-        places |= {"TORCH_EXTENSIONS_DIR": f"{scratch}/extensions", "TMP": scratch, "TEMP": scratch}
-        threads = threads or torch.get_num_threads()
+        places, threads = scratch_environment(scratch), threads or torch.get_num_threads()
         order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
         # A process that does not read, or a little at a time, must not let this one wait.
@@ -586,18 +560,7 @@ class SandboxedProcess:
 
     def read(self, address: int, length: int) -> bytearray:
         """Return ``length`` bytes of the process's memory at ``address``. Raise ``OSError`` if they cannot be read."""
-        content = bytearray(length)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(content)) if length else 0
-        done = 0
-        while done < length:
-            # Linux copies at most about 2 GiB in one call.
-            step = min(length - done, 1 << 30)
-            into, out = MemorySpan(start + done, step), MemorySpan(address + done, step)
-            got = _libc.process_vm_readv(self.pid, ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
-            if got <= 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            done += got
-        return content
+        return read_process_memory(self.pid, address, length)
 
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
