@@ -132,7 +132,7 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         if not may_run_later(branch.case, source, node):
             return None
-        made = later_function(source, node, branch.helpers, under_condition=True)
+        made = later_function(source, node, branch.helpers, condition=unused_name(source, "is_made"))
         if made is None:
             return None
         name, arguments, text = made

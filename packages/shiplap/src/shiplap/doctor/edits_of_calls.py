@@ -191,8 +191,10 @@ def _compile_by_kind(name: str, helper: str) -> Editor:
 
     def edit(case: Case) -> Iterator[Edits]:
         """Yield the edits that compile by the helper of the enclosing function. Calls are told apart by the value that
-        varied, which is an argument, a global setting, or a state of the compiled module.
+        varied, which is an argument, a global setting, or a state of the compiled module. If the helper is in use for
+        an earlier recompile, its kinds are told apart by both values.
         """
+        yield from _refined_kinds(case, name)
         for source, node, function in find_compile_sites(case):
             if function is None and not _is_call_of_torch(node):
                 continue
@@ -211,6 +213,23 @@ def _compile_by_kind(name: str, helper: str) -> Editor:
                 yield _with_helper([(source, edit)], name, helper)
 
     return edit
+
+
+def _refined_kinds(case: Case, name: str) -> Iterator[Edits]:
+    """Yield the edits that let a call of the inserted helper ``name`` tell kinds of calls apart by the value that
+    varied, in addition to the value by which it does already.
+    """
+    for source in case.sources():
+        for node, parent in source.parents().items():
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) != name or not node.args:
+                continue
+            kind, model = node.args[0], ""
+            if isinstance(parent, ast.Call) and parent.func is node:
+                given = parent.args[0]
+                model = given.target.id if isinstance(given, ast.NamedExpr) else source.code(given)
+            if isinstance(kind, ast.Lambda):
+                for key in _keys_of(case, ast.unparse(kind.args), model):
+                    yield (source.replace(kind.body, f"({source.code(kind.body)}, {key})"),)
 
 
 compile_versions = _compile_by_kind("compile_each", _VERSIONS)
@@ -352,33 +371,45 @@ def call_later(case: Case) -> Iterator[Edits]:
 
 
 def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> Iterator[Edits]:
-    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay."""
-    helpers, edits = dict[str, str](), list[Edit]()
-    for node in nodes:
-        if not isinstance(node, ast.Expr) or not may_run_later(case, source, node):
-            return
-        made = later_function(source, node, helpers)
-        if made is None:
-            return
-        name, arguments, helpers[name] = made
-        edits.append(source.replace(node, f"{name}({', '.join(arguments)})"))
-    if edits:
-        missing = "" if source.imports("torch") else "import torch\n"
-        yield source.after_imports(missing + "".join(helpers.values())), *edits
+    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay.
+
+    Torch moves no call with a number that varies. As alternatives, one of the variables that are used is passed as a
+    tensor, and becomes a number again in the call.
+    """
+    used = (_local_names(source, node) for node in nodes if isinstance(node, ast.Expr))
+    for number in ("", *dict.fromkeys(name for names in used for name in names)):
+        helpers, edits = dict[str, str](), list[Edit]()
+        for node in nodes:
+            if not isinstance(node, ast.Expr) or not may_run_later(case, source, node):
+                return
+            made = later_function(source, node, helpers, number=number)
+            if made is None:
+                return
+            name, arguments, helpers[name] = made
+            edits.append(source.replace(node, f"{name}({', '.join(arguments)})"))
+        if edits:
+            missing = "" if source.imports("torch") else "import torch\n"
+            yield source.after_imports(missing + "".join(helpers.values())), *edits
+
+
+def _local_names(source: Source, node: ast.stmt) -> list[str]:
+    """Return the names of local variables that the statement ``node`` of a function uses, without repetitions."""
+    local = names_before(source, node)
+    return list(dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local))
 
 
 def later_function(
-    source: Source, node: ast.Expr, helpers: Collection[str], *, under_condition: bool = False
+    source: Source, node: ast.Expr, helpers: Collection[str], *, condition: str = "", number: str = ""
 ) -> tuple[str, list[str], str] | None:
     """Return ``(name, arguments, code)`` of a function that makes the call of the statement ``node`` behind the graph.
     Return None if ``node`` is no such call.
 
-    ``helpers`` has the names of functions that the edit inserts besides. If ``under_condition`` is true, the function
-    has a first parameter, a tensor, and makes the call only where that is true.
+    ``helpers`` has the names of functions that the edit inserts besides. If ``condition`` is not empty, it is the name
+    of the function's first parameter, a tensor, and the function makes the call only where that is true. ``number`` is
+    the name of a variable that is passed as a tensor, since it is a number which varies, or an empty string.
     """
     called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
-    local = names_before(source, node)
-    used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
+    used = _local_names(source, node)
     # The function gets tensors and numbers alone, and what it calls is looked up in the module.
     if not called or "self" in used or called.partition(".")[0] in used:
         return None
@@ -388,17 +419,18 @@ def later_function(
     name = re.sub(r"\W+", "_", called) + "_later"
     while name in helpers or f"def {name}(" in source.text:
         name += "_"
-    indent = "    " * (2 if under_condition else 1)
-    body = reindent(" " * node.col_offset + source.code(node), indent)
-    condition = unused_name(source, "is_made") if under_condition else ""
-    parameters = [*([condition] if condition else []), *used]
+    lines = [f"{number} = {number}.item()"] if number in used else []
+    lines += reindent(" " * node.col_offset + source.code(node), "").splitlines()
+    body = reindent("\n".join(lines), "        " if condition else "    ")
     test = f"    if {condition}:\n" if condition else ""
     # The function runs outside of the graph, where torch would compile it by itself.
     code = (
-        f"\n\n@torch.compiler.disable\ndef {name}({', '.join(parameters)}):\n{test}{body}\n\n\n"
-        f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
+        f"\n\n@torch.compiler.disable\ndef {name}({', '.join([*([condition] if condition else []), *used])}):\n{test}"
+        f"{body}\n\n\ntorch._dynamo.config.reorderable_logging_functions.add({name})\n"
     )
-    return name, list(used), code
+    # A float of Python has 64 bits.
+    passed = f"torch.as_tensor({number}, dtype=torch.float64 if isinstance({number}, float) else None)"
+    return name, [passed if each == number else each for each in used], code
 
 
 def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:
