@@ -257,6 +257,9 @@ def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: s
     assert isinstance(ran["run"], torch.nn.Module)
 
 
+ATTRIBUTES = "tuple(v for m in model.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))"
+
+
 @pytest.mark.parametrize(
     ("subject", "cause", "keys"),
     [
@@ -271,8 +274,8 @@ def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: s
         ),
         ("self.weight", "grad", ["tuple(p.requires_grad for p in model.parameters())"]),
         ("self.drop.training", "mode", ["tuple(m.training for m in model.modules())"]),
-        ("self.act.name", "attribute", ["model.act.name"]),
-        ("fn.0.scaling", "attribute", ["model[0].scaling"]),
+        ("self.act.name", "attribute", ["model.act.name", ATTRIBUTES]),
+        ("fn.0.scaling", "attribute", ["model[0].scaling", ATTRIBUTES]),
         ("self.frames", "length", ["len(model.frames)"]),
         ("x, dim 1", "small", ["x.shape[1] < 2", "x.shape"]),
         ("self.scale", "counter", []),
@@ -289,7 +292,8 @@ def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: 
 def test_a_module_without_a_name_gets_one(tmp_path: Path) -> None:
     source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(Net(2, 2), backend=count)")
     source += "    run(torch.ones(1, 2))\n"
-    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "self.bias", "", "forward", "attribute")
+    found, every = proposals(tmp_path, source, edits_of_calls.compile_versions, "self.bias", "", "forward", "attribute")
+    assert "module.modules()" in every
     assert "compile_each(lambda x, how=None: module.bias, backend=count)(module := Net(2, 2))" in found
     exec(found, {"count": "eager"})
     (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "how", "", "forward", "optional")
@@ -299,7 +303,7 @@ def test_a_module_without_a_name_gets_one(tmp_path: Path) -> None:
 def test_a_second_value_refines_the_kinds(tmp_path: Path) -> None:
     editor = edits_of_calls.compile_versions
     source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(Net(2, 2), backend=count)")
-    (first,) = proposals(tmp_path, source, editor, "self.bias", "", "forward", "attribute")
+    first, _ = proposals(tmp_path, source, editor, "self.bias", "", "forward", "attribute")
     second, *_ = proposals(tmp_path, first, editor, "fn.in_features", "", "forward", "attribute")
     assert "(lambda x, how=None: (module.bias, module.in_features), backend=count)(module := Net(2, 2))" in second
     third, *_ = proposals(tmp_path, second, editor, "how", "", "forward", "optional")

@@ -181,6 +181,9 @@ _KEYS_OF_MODULE = {
     "mode": "tuple(m.training for m in {model}.modules())",
 }
 
+# All attributes of a module and of the modules in it that are numbers or texts.
+_ATTRIBUTES = "tuple(v for m in {model}.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))"
+
 
 def _compile_by_kind(name: str, helper: str) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and compiles with it in place of
@@ -277,6 +280,9 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
         if named and owner:
             value = owner + re.sub(r"\.(\d+)", r"[\1]", named[1])
             yield value if case.cause == "attribute" else f"len({value})"
+            # Torch names one attribute of several that are set together.
+            if case.cause == "attribute" and owner == model:
+                yield _ATTRIBUTES.replace("{model}", model)
     elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
         yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 
