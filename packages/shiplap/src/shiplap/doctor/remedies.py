@@ -165,6 +165,14 @@ REMEDIES: tuple[Remedy, ...] = (
         prints=True,
         picks=True,
     ),
+    Remedy(
+        "pick_rounds",
+        "run the greatest number of rounds and pick the values of the last live one with torch.where",
+        edits_of_branches.pick_for_loop,
+        ("branch", "item"),
+        caveat="all rounds are computed in each call",
+        picks=True,
+    ),
     Remedy("cond", "use torch.cond", edits_of_values.cond_for_branch, ("branch", "item")),
     Remedy(
         "while_loop",
