@@ -434,6 +434,66 @@ def test_a_file_is_written_behind_the_compiled_part(tmp_path: Path) -> None:
     assert "reorderable_logging_functions.add(torch_save_later)" in changed
 
 
+KEPT = """
+    import torch
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.notes = []
+        def forward(self, x):
+            y = x.exp()
+            self.notes.append(f"{y.sum():.1f}")  # HERE
+            return y
+    net = torch.compile(Net(), backend=count, fullgraph=True)
+    for n in (1.0, 2.0, 3.0):
+        net(torch.full((1,), n))
+"""
+
+
+def moved_of_self(folder: Path, source: str) -> list[str]:
+    """The program after each alternative of a call of ``self`` that is moved; its last line calls the module."""
+    text = textwrap.dedent(source).lstrip()
+    (folder / "program.py").write_text(text)
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if "# HERE" in row)
+    callers = (("program.py", len(text.splitlines())),)
+    found = Case(folder, "program.py", "program.py", line, "forward", "self.notes", "", callers=callers, cause="length")
+    changed = (apply_edits({}, folder, edits) for edits in edits_of_calls.call_later(found))
+    return [each["program.py"] for each in changed if each]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_call_of_an_attribute_is_moved_where_one_object_has_it(tmp_path: Path, named: bool) -> None:
+    with_name = KEPT.replace("net = torch.compile(Net(),", "model = Net()\n    net = torch.compile(model,")
+    source = with_name if named else KEPT
+    changed, *_ = moved_of_self(tmp_path, source)
+    name = "model" if named else "module"
+    assert f"{name}.notes.append(f'{{y.sum():.1f}}')" in changed
+    graphs = CountingBackend()
+    with torch._dynamo.config.patch(reorderable_logging_functions=set()):
+        exec(changed, ran := {"count": graphs})
+    assert (ran[name].notes, graphs.frame_count) == (["2.7", "7.4", "20.1"], 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("net = torch", "other = Net()\n    net = torch"),
+        ("net = torch", "net = [torch"),
+        ("    for n in", "    net = copy.deepcopy(net)\n    for n in"),
+        ("    net = torch", "    class Other(Net): ...\n    net = torch"),
+        ("return y", "return y * len(self.notes)"),
+        ("self.notes.append", "self.forward"),
+        ("net = torch.compile(Net(), backend=count, fullgraph=True)", "net = (lambda: torch.compile(Net()))()"),
+    ],
+)
+def test_a_call_of_self_stays_where_another_object_may_have_it(tmp_path: Path, old: str, new: str) -> None:
+    assert old in KEPT
+    text = KEPT.replace(old, new, 1)
+    text = text.replace("fullgraph=True)", "fullgraph=True)][0]", 1) if "[torch" in new else text
+    moved = moved_of_self(tmp_path, text)
+    assert bool(moved) == ("[torch" in new)
+
+
 def test_a_number_that_varies_is_moved_as_a_tensor(tmp_path: Path) -> None:
     """Torch 2.13 moves no call whose argument is a number that varies from call to call."""
     source = """
