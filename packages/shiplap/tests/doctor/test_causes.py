@@ -170,6 +170,8 @@ BUILTIN = "skip reason: cannot determine source file for  (likely a C extension 
         ("Unsupported call", "", "generator = random.Random(random.randint(0, 100))", "system"),
         ("Unsupported call", "", "f = torch.random.initial_seed()", "other"),
         (NUMBER, "", "f = x.sum().item()", "item"),
+        ("HOP: Unsafe side effect", "", "y.register_hook(lambda g: grads.append(g))", "autograd"),
+        ("HOP: Unsafe side effect", "", "y = torch.cond(p, f, g)", "higher_order"),
         ("Unsupported object", "", "stamp = datetime.datetime.now()", "system"),
         ("Could not guard on data-dependent expression Eq(u0, 0)", "", "weights = rates[labels]", "item"),
     ],

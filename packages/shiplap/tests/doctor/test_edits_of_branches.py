@@ -71,6 +71,60 @@ def test_a_branch_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str
     assert proposals(tmp_path, source, edits_of_branches.pick_for_branch) == []
 
 
+ROUNDS = """
+    import torch
+    @torch.compile(backend=count, fullgraph=True)
+    def f(z, limit, most):
+        steps = 0
+        residual = torch.tensor(9.0)
+        while residual > limit and steps < 6:  # HERE
+            new = z * 0.5 + steps
+            residual = (new - z).abs().max()
+            z = new
+            steps += 1
+        return z, steps
+"""
+
+
+def test_a_loop_with_a_greatest_number_of_rounds_runs_them_all(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, ROUNDS, edits_of_branches.pick_for_loop)
+    plain = textwrap.dedent(ROUNDS).replace("@torch.compile(backend=count, fullgraph=True)\n", "")
+    graphs = CountingBackend()
+    with torch._dynamo.config.patch(capture_scalar_outputs=False):
+        exec(changed, ran := {"count": graphs})
+        exec(plain, before := {})
+        for limit in (10.0, 9.0, 2.0, 1.9, 0.0):
+            given = torch.ones(2), torch.tensor(limit), 6
+            (z, steps), (wanted, rounds) = ran["f"](*given), before["f"](*given)
+            torch.testing.assert_close(z, wanted, rtol=0, atol=0)
+            assert (steps, type(steps)) == (rounds, int)
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("z = new", "z += new"),
+        ("z = new", "kept.append(z)"),
+        ("z = new", "z = new + torch.rand(2)"),
+        ("z = new", "z = new\n            steps = 3"),
+        ("z = new", "if residual == 0:\n                break"),
+        ("steps += 1", "steps += 2"),
+        ("steps += 1", "z = z * 2"),
+        ("steps = 0", "steps = most"),
+        ("steps < 6", "steps <= 6"),
+        (" and steps < 6", ""),
+        ("residual > limit and steps < 6", "steps < 6"),
+        ("residual > limit and", "residual > limit or"),
+        ("steps < 6", "steps < new"),
+        ("return z, steps", "return new"),
+    ],
+)
+def test_other_loops_stay(tmp_path: Path, old: str, new: str) -> None:
+    assert old in ROUNDS
+    assert proposals(tmp_path, ROUNDS.replace(old, new), edits_of_branches.pick_for_loop) == []
+
+
 def test_no_value_is_picked_from_two_kinds(tmp_path: Path) -> None:
     """The other side may come in a later call alone, and torch.where would give both sides one size and dtype."""
     (changed,) = proposals(tmp_path, PICK, edits_of_branches.pick_for_branch)
@@ -78,6 +132,23 @@ def test_no_value_is_picked_from_two_kinds(tmp_path: Path) -> None:
     for other in (torch.ones(3), torch.ones(2, dtype=torch.float64), 1.0, None, [torch.ones(2)]):
         with pytest.raises(TypeError, match="no choice between"):
             ran["pick_values"](torch.tensor(True), torch.ones(2), other)
+
+
+def test_the_other_side_starts_from_the_values_before(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(x, scale):
+            if x.sum() > 0:  # HERE
+                scale = scale * 2
+                x = x * scale
+            else:
+                x = x + scale
+            return x
+    """
+    (changed,) = proposals(tmp_path, source, edits_of_branches.pick_for_branch)
+    exec(changed, ran := {})
+    assert ran["f"](torch.tensor([3.0]), torch.tensor(5.0)).tolist() == [30.0]
+    assert ran["f"](torch.tensor([-3.0]), torch.tensor(5.0)).tolist() == [2.0]
 
 
 def test_a_question_of_python_stays_in_front_of_a_tensor() -> None:

@@ -182,6 +182,8 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
             GuardFailure("parameter", "self.w, dim 0", ("4", "5")),
         ),
         ("1/0: GLOBAL_STATE changed: grad_mode ", GuardFailure("grad", "the grad mode or another global setting")),
+        ("0/0: x.stride()[0] == x.size()[1]  # x @ w", GuardFailure("stride", "x")),
+        ("0/0: L['x'].size()[1] <= 6  # x @ w", GuardFailure("size", "x, dim 1")),
         ("1/0: something new", GuardFailure("other", "something")),
     ],
 )

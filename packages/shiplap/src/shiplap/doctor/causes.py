@@ -265,14 +265,17 @@ def classify_break(message: BreakMessage, place: SourcePlace) -> str:
 
     If the message fits no specific cause, the source line ``place`` is examined as well. If it contains ``.data_ptr(``,
     the cause is ``"address"``. A number that NumPy or Python draws and a date are of the cause ``"system"``, though
-    torch's message is about a tensor, or only says that a call or an object is not supported. Where a number is not
-    known that decides about an ``if`` or about the rounds of a loop, the cause is ``"branch"``.
+    torch's message is about a tensor, or only says that a call or an object is not supported. A hook that
+    writes to an object is of the cause ``"autograd"``. Where a number is not known that decides about an ``if`` or
+    about the rounds of a loop, the cause is ``"branch"``.
     """
     cause = classify_message(message)
     if cause == "item" and "data-dependent expression" in message.reason:
         return "branch" if isinstance(statement_at(place), ast.If | ast.For | ast.While) else cause
     if cause in ("item", "other") and re.search(r"\b(np|numpy)\.random\.|(?<![\w.])random\.\w+\(", place.code):
         return "system"
+    if cause == "higher_order" and re.search(r"\.register_\w*hook\(", place.code):
+        return "autograd"
     if cause in ("object", "other") and re.search(r"\b(datetime|date)\.(now|today|utcnow)\(", place.code):
         return "system"
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause

@@ -1,4 +1,4 @@
-"""Edits of an ``if`` on a tensor's value with several statements: both sides run, and the values of one are picked."""
+"""Edits of branches and loops on a tensor's value: both sides or all rounds run, and the right values are picked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent
+from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
 from shiplap.doctor.edits_of_calls import later_function, may_run_later
-from shiplap.doctor.edits_of_functions import unused_name
+from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
 from shiplap.doctor.edits_of_values import (
     assigned_names,
     condition_of_tensors,
@@ -45,14 +45,13 @@ _RISKY = re.compile(
 class _Branch:
     """The pieces of the code that replaces an ``if``.
 
-    ``done`` is the name of its condition, and ``kept`` are the variables that exist before it. ``helpers`` has the
-    source code of each function that makes a call of the branch later, by the name of the function.
+    ``done`` is the name of its condition. ``helpers`` has the source code of each function that makes a call of the
+    branch later, by the name of the function.
     """
 
     case: Case
     source: Source
     done: str
-    kept: set[str]
     helpers: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,38 +67,40 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     if function is None or not isinstance(node, ast.If):
         return
     before, read = names_before(source, node), names_read_after(source, node)
-    branch = _Branch(case, source, unused_name(source, "is_true"), before)
-    names = [n for n in dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse)) if n in read]
+    branch = _Branch(case, source, unused_name(source, "is_true"))
+    assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
     both = set(assigned_names(node.body)) & set(assigned_names(node.orelse))
+    names = [n for n in assigned if n in read]
     if any(n not in before and n not in both for n in names):
         return
     sides = [_side_lines(branch, body, holds) for body, holds in ((node.body, True), (node.orelse, False))]
     if sides[0] is None or sides[1] is None or not (names or branch.helpers or _has_items(node)):
         return
-    old = {n: unused_name(source, f"old_{n}") for n in names if n in before}
+    old = {n: unused_name(source, f"old_{n}") for n in assigned if n in before}
     new = {n: unused_name(source, f"new_{n}") for n in names}
     lines = [f"{branch.done} = torch.as_tensor({condition_of_tensors(node.test)}).reshape(()).bool()"]
     lines += [f"{old[n]} = {n}" for n in old] + sides[0]
     if node.orelse:
-        lines += [f"{new[n]} = {n}" for n in names if n in assigned_names(node.body) or n in old]
+        # The other side starts from the values that the first one has found.
+        lines += [f"{new[n]} = {n}" for n in names]
         lines += [f"{n} = {old[n]}" for n in old] + sides[1]
         lines += [f"{n} = pick_values({branch.done}, {new[n]}, {n})" for n in names]
     else:
         lines += [f"{n} = pick_values({branch.done}, {n}, {old[n]})" for n in names]
-    yield _edits_of(branch, node, lines, with_helper=bool(names))
+    helpers = "".join(branch.helpers.values())
+    yield _replacing_edits(source, node, lines, helpers, "")
 
 
-def _edits_of(branch: _Branch, node: ast.If, lines: Sequence[str], *, with_helper: bool) -> Edits:
-    """Return the edits that replace ``node`` by ``lines`` and insert the functions which these call. ``with_helper``
-    says whether the lines call ``pick_values``.
+def _replacing_edits(source: Source, node: ast.stmt, lines: Sequence[str], helpers: str, setting: str) -> Edits:
+    """Return the edits that replace ``node`` by ``lines`` and insert the source code ``helpers`` and ``setting`` below
+    the imports. If the lines call ``pick_values``, that function is inserted, too.
     """
-    source = branch.source
-    text = reindent("\n".join(lines), indent_of(source, node)).lstrip()
     above = "" if source.imports("torch") else "import torch\n"
-    if with_helper and "def pick_values(" not in source.text:
+    above += f"{setting}\n" if setting and setting not in source.text else ""
+    if any("= pick_values(" in row for row in lines) and "def pick_values(" not in source.text:
         above += f"\n{_PICK}\n"
-    above += "".join(branch.helpers.values())
-    edit = source.replace(node, text)
+    above += helpers
+    edit = source.replace(node, reindent("\n".join(lines), indent_of(source, node)).lstrip())
     return (source.after_imports(above), edit) if above else (edit,)
 
 
@@ -132,7 +133,7 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         if not may_run_later(branch.case, source, node):
             return None
-        made = later_function(source, node, branch.helpers, under_condition=True)
+        made = later_function(source, node, branch.helpers, condition=unused_name(source, "is_made"))
         if made is None:
             return None
         name, arguments, text = made
@@ -188,3 +189,67 @@ def _is_constant_index(index: ast.expr) -> bool:
     """
     allowed = ast.Constant | ast.Slice | ast.Name | ast.Tuple | ast.UnaryOp | ast.USub | ast.Load
     return all(isinstance(n, allowed) for n in ast.walk(index))
+
+
+@of_statement
+def pick_for_loop(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that run all rounds of ``node``, a ``while`` loop with a greatest number of rounds, and keep the
+    values of the last round that the program would have run.
+
+    The loop has the form ``while x > limit and n < most``, and its last statement is ``n += 1``. It must not leave
+    early, write to objects, call functions for their effects or draw random numbers.
+    """
+    counted = _parse_counted_loop(source, node) if isinstance(node, ast.While) and not node.orelse else None
+    if not isinstance(node, ast.While) or counted is None:
+        return
+    count, most, test = counted
+    body, before, after = node.body[:-1], names_before(source, node), names_read_after(source, node)
+    leaves = ast.Return | ast.Break | ast.Continue | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await | ast.Expr
+    if any(isinstance(n, leaves) for each in body for n in ast.walk(each)) or any(map(writes_to_objects, body)):
+        return
+    names = assigned_names(body)
+    fixed = {n.id for n in ast.walk(most) if isinstance(n, ast.Name)} | {count}
+    if fixed & {*names} or any(n in after and n not in before for n in names) or _DRAWING.search(source.code(node)):
+        return
+    old = {n: unused_name(source, f"old_{n}") for n in names if n in before}
+    done, rounds = unused_name(source, "is_done"), unused_name(source, "rounds")
+    stop = f"~torch.as_tensor({condition_of_tensors(test)}).reshape(()).bool()"
+    inner = [f"{done} = {stop} if {done} is None else {done} | {stop}", *(f"{old[n]} = {n}" for n in old)]
+    inner += reindent(whole_lines(source, body), "").splitlines() if body else []
+    inner += [f"{n} = pick_values({done}, {old[n]}, {n})" for n in old]
+    lines = [f"{done} = None", f"for {count} in range({count}, {source.code(most)}):"]
+    setting = ""
+    if count in after:
+        setting = "torch._dynamo.config.capture_scalar_outputs = True"
+        inner.append(f"{rounds} = {rounds} + (~{done}).long()")
+        first = unused_name(source, f"first_{count}")
+        lines = [f"{first}, {rounds} = {count}, torch.zeros((), dtype=torch.int64)", *lines]
+    lines.append(reindent("\n".join(inner), "    "))
+    lines += [f"{count} = {first} + {rounds}.item()"] if count in after else []
+    yield _replacing_edits(source, node, lines, "", setting)
+
+
+_DRAWING = re.compile(r"rand|dropout|multinomial|bernoulli|normal_")
+
+
+def _parse_counted_loop(source: Source, node: ast.While) -> tuple[str, ast.expr, ast.expr] | None:
+    """Return ``(count, most, test)`` of a loop ``while test and count < most`` that ends in ``count += 1`` and whose
+    count starts from a number in the source code. Return None for other loops.
+    """
+    last, parts = node.body[-1], node.test.values if isinstance(node.test, ast.BoolOp) else []
+    function = enclosing_function(source, node)
+    if function is None or not isinstance(node.test, ast.BoolOp) or not isinstance(node.test.op, ast.And):
+        return None
+    if not isinstance(last, ast.AugAssign) or not isinstance(last.op, ast.Add) or ast.unparse(last.value) != "1":
+        return None
+    count = ast.unparse(last.target)
+    bounds = [p for p in parts if isinstance(p, ast.Compare) and ast.unparse(p.left) == count]
+    assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == count]
+    rest = [p for p in parts if p not in bounds]
+    if len(bounds) != 1 or not rest or len(assigned) != 1 or assigned[0].lineno > node.lineno:
+        return None
+    (bound,), start = bounds, assigned[0].value
+    most, known = bound.comparators[0], isinstance(start, ast.Constant) and type(start.value) is int
+    if not known or [type(op) for op in bound.ops] != [ast.Lt] or not isinstance(most, ast.Constant | ast.Name):
+        return None
+    return count, most, rest[0] if len(rest) == 1 else ast.BoolOp(ast.And(), rest)

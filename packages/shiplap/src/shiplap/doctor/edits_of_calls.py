@@ -181,6 +181,9 @@ _KEYS_OF_MODULE = {
     "mode": "tuple(m.training for m in {model}.modules())",
 }
 
+# All attributes of a module and of the modules in it that are numbers or texts.
+_ATTRIBUTES = "tuple(v for m in {model}.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))"
+
 
 def _compile_by_kind(name: str, helper: str) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and compiles with it in place of
@@ -191,8 +194,10 @@ def _compile_by_kind(name: str, helper: str) -> Editor:
 
     def edit(case: Case) -> Iterator[Edits]:
         """Yield the edits that compile by the helper of the enclosing function. Calls are told apart by the value that
-        varied, which is an argument, a global setting, or a state of the compiled module.
+        varied, which is an argument, a global setting, or a state of the compiled module. If the helper is in use for
+        an earlier recompile, its kinds are told apart by both values.
         """
+        yield from _refined_kinds(case, name)
         for source, node, function in find_compile_sites(case):
             if function is None and not _is_call_of_torch(node):
                 continue
@@ -211,6 +216,23 @@ def _compile_by_kind(name: str, helper: str) -> Editor:
                 yield _with_helper([(source, edit)], name, helper)
 
     return edit
+
+
+def _refined_kinds(case: Case, name: str) -> Iterator[Edits]:
+    """Yield the edits that let a call of the inserted helper ``name`` tell kinds of calls apart by the value that
+    varied, in addition to the value by which it does already.
+    """
+    for source in case.sources():
+        for node, parent in source.parents().items():
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) != name or not node.args:
+                continue
+            kind, model = node.args[0], ""
+            if isinstance(parent, ast.Call) and parent.func is node:
+                given = parent.args[0]
+                model = given.target.id if isinstance(given, ast.NamedExpr) else source.code(given)
+            if isinstance(kind, ast.Lambda):
+                for key in _keys_of(case, ast.unparse(kind.args), model):
+                    yield (source.replace(kind.body, f"({source.code(kind.body)}, {key})"),)
 
 
 compile_versions = _compile_by_kind("compile_each", _VERSIONS)
@@ -258,6 +280,9 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
         if named and owner:
             value = owner + re.sub(r"\.(\d+)", r"[\1]", named[1])
             yield value if case.cause == "attribute" else f"len({value})"
+            # Torch names one attribute of several that are set together.
+            if case.cause == "attribute" and owner == model:
+                yield _ATTRIBUTES.replace("{model}", model)
     elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
         yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 
@@ -352,53 +377,135 @@ def call_later(case: Case) -> Iterator[Edits]:
 
 
 def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> Iterator[Edits]:
-    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay."""
-    helpers, edits = dict[str, str](), list[Edit]()
-    for node in nodes:
-        if not isinstance(node, ast.Expr) or not may_run_later(case, source, node):
-            return
-        made = later_function(source, node, helpers)
-        if made is None:
-            return
-        name, arguments, helpers[name] = made
-        edits.append(source.replace(node, f"{name}({', '.join(arguments)})"))
-    if edits:
-        missing = "" if source.imports("torch") else "import torch\n"
-        yield source.after_imports(missing + "".join(helpers.values())), *edits
+    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay.
+
+    Torch moves no call with a number that varies. As alternatives, one of the variables that are used is passed as a
+    tensor, and becomes a number again in the call.
+    """
+    used = (_local_names(source, node) for node in nodes if isinstance(node, ast.Expr))
+    named, naming = _name_of_self(case, source, nodes[0]) if nodes else ("", ())
+    for number in ("", *dict.fromkeys(name for names in used for name in names if name != "self")):
+        helpers, edits = dict[str, str](), list[Edit]()
+        for node in nodes:
+            if not isinstance(node, ast.Expr) or not may_run_later(case, source, node):
+                return
+            made = later_function(source, node, helpers, number=number, named=named)
+            if made is None:
+                return
+            name, arguments, helpers[name] = made
+            edits.append(source.replace(node, f"{name}({', '.join(arguments)})"))
+        if edits:
+            missing = "" if source.imports("torch") else "import torch\n"
+            naming = naming if any(re.search(rf"\b{named}\b", code) for code in helpers.values()) else ()
+            yield source.after_imports(missing + "".join(helpers.values())), *edits, *naming
+
+
+def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits]:
+    """Return ``(name, edits)`` of the variable of the module level that holds the only object of the class around the
+    statement ``node``, which has the form ``self.a.b(...)``. The edits give a name to an object that is passed to
+    ``torch.compile`` without one.
+
+    Return an empty string for other statements, and if the function uses ``self.a`` besides. Return it as well if it is
+    not known that there is one object: if the program creates the class at several places, in a function or a loop,
+    derives another class from it, or copies objects.
+    """
+    parents, around = source.parents(), node
+    while around in parents and not isinstance(around, ast.ClassDef):
+        around = parents[around]
+    function, call = enclosing_function(source, node), getattr(node, "value", None)
+    owner = re.match(r"self\.\w+(?=\.\w+\()", ast.unparse(call)) if isinstance(call, ast.Call) else None
+    if not isinstance(around, ast.ClassDef) or function is None or owner is None:
+        return "", ()
+    # What the function reads of the object besides would not have changed yet.
+    uses = [n for n in ast.walk(function) if isinstance(n, ast.Attribute) and ast.unparse(n) == owner[0]]
+    if len(uses) > 1:
+        return "", ()
+    others = [each for each in case.sources() if each.file != source.file]
+    copied = any(re.search(r"\bcopy\b|\bdeepcopy\b", each.text) for each in (source, *others))
+    elsewhere = any(re.search(rf"\b{around.name}\b", each.text) for each in others)
+    mentions = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == around.name]
+    made = parents[mentions[0]] if len(mentions) == 1 else None
+    if copied or elsewhere or not isinstance(made, ast.Call) or made.func is not mentions[0]:
+        return "", ()
+    outside = parents[made]
+    while outside in parents:
+        if isinstance(outside, ast.FunctionDef | ast.Lambda | ast.For | ast.While | ast.ListComp | ast.GeneratorExp):
+            return "", ()
+        outside = parents[outside]
+    holder = parents[made]
+    if isinstance(holder, ast.Assign) and len(holder.targets) == 1 and isinstance(holder.targets[0], ast.Name):
+        name = holder.targets[0].id
+        stored = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name]
+        return (name, ()) if sum(isinstance(n.ctx, ast.Store) for n in stored) == 1 else ("", ())
+    if isinstance(holder, ast.Call) and ast.unparse(holder.func) == "torch.compile":
+        name = unused_name(source, "module")
+        return name, (source.replace(made, f"{name} := {source.code(made)}"),)
+    return "", ()
+
+
+class _Renaming(ast.NodeTransformer):
+    """A converter of a syntax tree in which the variable ``self`` gets another name."""
+
+    def __init__(self, name: str) -> None:
+        """Store ``name``, the new name of ``self``."""
+        self.name = name
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Return the variable with its new name, or ``node`` itself if it is not ``self``."""
+        return ast.Name(self.name, node.ctx) if node.id == "self" else node
+
+
+def _local_names(source: Source, node: ast.stmt) -> list[str]:
+    """Return the names of local variables that the statement ``node`` of a function uses, without repetitions."""
+    local = names_before(source, node)
+    return list(dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local))
 
 
 def later_function(
-    source: Source, node: ast.Expr, helpers: Collection[str], *, under_condition: bool = False
+    source: Source,
+    node: ast.Expr,
+    helpers: Collection[str],
+    *,
+    condition: str = "",
+    number: str = "",
+    named: str = "",
 ) -> tuple[str, list[str], str] | None:
     """Return ``(name, arguments, code)`` of a function that makes the call of the statement ``node`` behind the graph.
     Return None if ``node`` is no such call.
 
-    ``helpers`` has the names of functions that the edit inserts besides. If ``under_condition`` is true, the function
-    has a first parameter, a tensor, and makes the call only where that is true.
+    ``helpers`` has the names of functions that the edit inserts besides. If ``condition`` is not empty, it is the name
+    of the function's first parameter, a tensor, and the function makes the call only where that is true. ``number`` is
+    the name of a variable that is passed as a tensor, since it is a number which varies, or an empty string. ``named``
+    is the variable of the module level that holds ``self``, or an empty string if none does.
     """
     called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
-    local = names_before(source, node)
-    used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
+    used = _local_names(source, node)
+    code = source.code(node)
+    if named and "self" in used:
+        code = ast.unparse(_Renaming(named).visit(copy.deepcopy(node)))
+        called = re.sub(r"^self\b", named, called)
+        used.remove("self")
     # The function gets tensors and numbers alone, and what it calls is looked up in the module.
     if not called or "self" in used or called.partition(".")[0] in used:
         return None
     # A function such as clip_grad_norm_ writes to its arguments, which the program may read before the end.
-    if re.search(r"[^_]_$", called) or re.search(r"\"\"\"|'''|\\\n", source.code(node)):
+    if re.search(r"[^_]_$", called) or re.search(r"\"\"\"|'''|\\\n", code):
         return None
     name = re.sub(r"\W+", "_", called) + "_later"
     while name in helpers or f"def {name}(" in source.text:
         name += "_"
-    indent = "    " * (2 if under_condition else 1)
-    body = reindent(" " * node.col_offset + source.code(node), indent)
-    condition = unused_name(source, "is_made") if under_condition else ""
-    parameters = [*([condition] if condition else []), *used]
+    lines = [f"{number} = {number}.item()"] if number in used else []
+    lines += reindent(" " * node.col_offset + code, "").splitlines()
+    body = reindent("\n".join(lines), "        " if condition else "    ")
     test = f"    if {condition}:\n" if condition else ""
     # The function runs outside of the graph, where torch would compile it by itself.
-    code = (
-        f"\n\n@torch.compiler.disable\ndef {name}({', '.join(parameters)}):\n{test}{body}\n\n\n"
-        f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
+    text = (
+        f"\n\n@torch.compiler.disable\ndef {name}({', '.join([*([condition] if condition else []), *used])}):\n{test}"
+        f"{body}\n\n\ntorch._dynamo.config.reorderable_logging_functions.add({name})\n"
     )
-    return name, list(used), code
+    # A float of Python has 64 bits.
+    passed = f"torch.as_tensor({number}, dtype=torch.float64 if isinstance({number}, float) else None)"
+    return name, [passed if each == number else each for each in used], text
 
 
 def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:

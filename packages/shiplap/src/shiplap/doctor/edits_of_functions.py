@@ -55,9 +55,11 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     yield *source.with_import(first, "torch"), source.replace(node, f"\n{indent}".join(lines)), end
 
 
-def writes_to_objects(function: ast.FunctionDef | ast.For, line: int = 0) -> bool:
-    """Return whether a function or loop may write to an object in a line from ``line`` on, or assigns within an
-    expression. Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
+def writes_to_objects(function: ast.stmt, line: int = 0) -> bool:
+    """Return whether a function or another statement may write to an object in a line from ``line`` on, or assigns
+    within an expression.
+
+    Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
     """
     for n in ast.walk(function):
         if getattr(n, "lineno", 0) < line:

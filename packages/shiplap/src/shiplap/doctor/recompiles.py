@@ -152,6 +152,9 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("identity", name)
     if "GLOBAL_STATE" in guard or "grad_mode" in guard or "requires_grad" in guard:
         return GuardFailure("grad", "the grad mode or another global setting" if "GLOBAL" in guard else name)
+    # A layout is compared with sizes, as in x.stride()[0] == x.size()[1].
+    if match := re.search(r"([\w.\[\]']+?)\.stride\(\)", guard):
+        return GuardFailure("stride", plain_source(match[1]))
     if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
         sized = re.search(r"([\w.\[\]']+?)\.(?:size\(\)|shape)\[(\d+)\]", guard)
         subject = f"{plain_source(sized[1])}, dim {sized[2]}" if sized else guard
