@@ -206,7 +206,7 @@ def test_no_kernel_runs_the_reference_and_says_so_once(ns, monkeypatch):
         (lambda x: (x, x.sum().to("meta")), "torch.float32 on meta", "torch.float32 on cpu"),
         (lambda x: (x[1:], x.sum()), "shape (3,)", 'Float[Tensor, "n"] = (4,)'),
         (lambda x: (x, x[:1]), "shape (1,)", 'Float32[Tensor, ""] = ()'),
-        (lambda x: None, "0 outputs", "2 outputs"),
+        (lambda x: None, "0 outputs: the function returned None", "2 outputs"),
     ],
 )
 def test_results_that_break_the_declaration(scale, result, got, expected):

@@ -40,7 +40,11 @@ register(
             "SL403",
             "the library was built for another declaration",
             "A library that was compiled for another declaration would misread the arguments of a call.",
-            "write the header again with: shiplap header mylib.ops -o mylib.h. Then build the library again",
+            (
+                "write the header again with: shiplap header mylib.ops -o mylib.h, where mylib.ops is the module of "
+                "the op. Correct the function where its prototype in the header has changed, and build the library "
+                "again. If the function belongs to another op, name the right one in sl.cabi(...)"
+            ),
         ),
         (
             "SL404",
