@@ -221,7 +221,7 @@ def test_a_kernel_that_forgot_to_return_is_told_to(ns):
         return x * 2
 
     twice.kernel("cpu", lambda x: None)
-    with fails("SL301", fix="return out, or fill tensors that the function takes as out"):
+    with fails("SL301", fix="return the result, or let the kernel take out (*, out) and fill it in place"):
         twice(torch.ones(2))
 
 

@@ -244,7 +244,7 @@ class Backward(HasCode):
                 raise error(
                     "SL303",
                     where=f"{spec.name}, argument {name!r}",
-                    got=f"gradient {_value_shape_text(got)}",
+                    got=f"gradient {_value_shape_text(got) if got is not None else type(value).__name__}",
                     expected=_value_shape_text(expected),
                 )
         for name, needed in needs.items():

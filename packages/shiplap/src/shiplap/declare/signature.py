@@ -19,6 +19,7 @@ from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
 from shiplap.declare.dim_expression import Expr
+from shiplap.declare.keyword_values import annotations_of, check_value, unknown_keyword_error
 from shiplap.declare.return_annotation import is_schema_name, is_single_tuple, read_results
 from shiplap.declare.schema import has_default_literal
 from shiplap.declare.spec import Arg, Dim, OpSpec
@@ -62,16 +63,15 @@ class DeclarationKeywords(TypedDict, total=False):
     unordered: Iterable[str]
 
 
-def check_keywords(where: object, given: Iterable[str], keywords: type = DeclarationKeywords) -> None:
-    """Raise ``SL140`` for a name in ``given`` that is none of ``keywords``, a typed dict. By default it holds the
-    keywords of ``sl.op``.
+def check_keywords(where: object, given: Mapping[str, object], keywords: type = DeclarationKeywords) -> None:
+    """Raise ``SL140`` for a name in ``given`` that is none of ``keywords``, a typed dict, and for a value of another
+    type than the typed dict declares. By default it holds the keywords of ``sl.op``.
     """
-    known = list(keywords.__annotations__)
-    for keyword in given:
+    known = annotations_of(keywords)
+    for keyword, value in given.items():
         if keyword not in known:
-            close = difflib.get_close_matches(keyword, known, n=1)
-            fix = f"write {close[0]}=" if close else ""
-            raise error("SL140", where=str(where), got=f"{keyword}=", expected=", ".join(known), fix=fix)
+            raise unknown_keyword_error(str(where), keyword, known)
+        check_value(str(where), keyword, value, known[keyword])
 
 
 def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
@@ -215,14 +215,15 @@ def _name_advice(name: str) -> str:
     """Return the fix for ``name``, which is no valid name of an op. The fix shows the decorator with a valid name that
     is like it. Return an empty string if there is no such name.
     """
-    parts = [re.sub(r"[^0-9A-Za-z_]+", "_", part.strip()) for part in name.split("::")]
+    bare, _, schema = name.partition("(")
+    parts = [re.sub(r"[^0-9A-Za-z_]+", "_", part.strip()) for part in bare.split("::")]
     namespace, opname = ("mylib", parts[0]) if len(parts) == 1 else (parts[0], parts[-1])
     if len(parts) > 2 or not (is_schema_name(namespace) and is_schema_name(opname)):
         return ""
-    foreign = " and ".join(sorted({repr(c) for c in re.findall(r"[^0-9A-Za-z_:]", name)}))
+    foreign = " and ".join(sorted({repr(c) for c in re.findall(r"[^0-9A-Za-z_:]", bare)}))
     reason = f": a name has only letters, digits and underscores, and no {foreign}" if foreign else ""
-    if len(parts) == 1:
-        reason += ", with a namespace of your own in place of mylib"
+    reason += ": the schema follows from the annotations" if schema else ""
+    reason += ", with a namespace of your own in place of mylib" if len(parts) == 1 else ""
     return f'write @sl.op("{namespace}::{opname}"){reason}'
 
 

@@ -66,9 +66,9 @@ register(
                 "be compiled or loaded, for the reason under 'got'. Calls use the slower Python binding."
             ),
             (
-                "if 'got' says that there is no compiler, install a C++20 compiler or set CXX to its path. For any "
-                "other reason, set SHIPLAP_NATIVE=0 to use the Python binding. If you make a package, remove the "
-                "reason under 'got' instead"
+                "if 'got' says that there is no compiler, install a C++20 compiler or set CXX to its path. If it says "
+                "that torch has no CUDA, install a torch with CUDA. For any other reason, set SHIPLAP_NATIVE=0 "
+                "to use the Python binding. If you make a package, remove the reason under 'got' instead"
             ),
         ),
         (
