@@ -263,6 +263,21 @@ def test_expressions_outside_the_language(ns, expr, expected):
         def op(x: V) -> Float[Tensor, "m"]: ...
 
 
+def test_a_condition_on_sizes_is_no_size(ns):
+    """Authors write ``dims={"c": "g*k"}`` for columns that g divides."""
+    correct = "correct 'k' to a name that 'expected' lists, or declare k as an int argument"
+    fix = f'{correct}. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
+    with fails("SL105", got="g*k uses 'k'", fix=fix):
+
+        @sl.op(f"{ns}::f", dims={"c": "g*k"})
+        def op(x: Float[Tensor, "n c"], g: int) -> Float[Tensor, "n c"]: ...
+
+    with fails("SL105", got="n % k == 0 uses 'k'", fix=correct):
+
+        @sl.op(f"{ns}::f", requires="n % k == 0")
+        def second(x: V) -> V: ...
+
+
 @pytest.mark.parametrize("expr", ["n +", ""])
 def test_what_is_no_expression(ns, expr):
     with fails("SL105", got=f"{expr!r}: invalid syntax", expected="an expression, such as 2*n+1"):

@@ -494,9 +494,8 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
 def _check_expression_names(where: str, expr: Expr, known: set[str]) -> None:
     """Raise ``SL105`` for a name in the expression that is not in ``known``."""
     for unknown in sorted(expr.names - known):
-        fix = (
-            f"use names that 'expected' lists, of dims and int arguments. Correct {unknown!r} if it is misspelt. "
-            'A condition on sizes, such as that one divides another, is a precondition: requires="c % g == 0"'
-        )
+        fix = f"correct {unknown!r} to a name that 'expected' lists, or declare {unknown} as an int argument"
+        if "dims[" in where:
+            fix += '. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
         expected = f"names among {sorted(known)}"
         raise error("SL105", where=where, got=f"{expr} uses {unknown!r}", expected=expected, fix=fix)
