@@ -17,6 +17,7 @@ from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
 from shiplap.render.findings import print_findings
 from shiplap_testing.forked import python
+from shiplap_testing.support import fails
 from tests.audit.common import look
 
 M = Float[Tensor, "n c"]
@@ -133,6 +134,21 @@ def test_a_scalar_at_which_the_reference_is_not_finite_asks_for_requires():
     finding = look(capped, "special")
     assert finding.verdict == "fail"
     assert finding.fix == REQUIRES_FIX
+
+
+@sl.op("audit_causes::paired")
+def paired(x: Float32[Tensor, "n"], y: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x + y
+
+
+@paired.samples
+def _(rng, sizes, dtype, device):
+    return torch.randn(sizes["n"], generator=rng)  # one of two
+
+
+def test_a_builder_that_returns_too_little_is_named_and_no_kernel_is_blamed():
+    with fails("SL502", got="SL123 the sample builder returns other values than the op takes: Tensor"):
+        look(paired, "numerics")
 
 
 KEPT: dict[tuple[int, ...], Tensor] = {}

@@ -165,7 +165,9 @@ def test_a_value_that_the_op_does_not_have(ns):
 def test_a_value_that_was_not_saved(ns):
     op = scaled(ns)
     op.backward(saves=("x",))(lambda grad, saved, needs: {"x": grad * saved.weight, "weight": None})
-    with fails("SL135", where=f"{ns}::scaled", got="saved.weight", expected="k, mode, x"):
+    with fails(
+        "SL135", where=f"{ns}::scaled", got="saved.weight", expected="k, mode, x", fix="write saves=('x', 'weight')"
+    ):
         op(torch.ones(5, 3, requires_grad=True), torch.ones(3)).sum().backward()
 
 
