@@ -15,8 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from shiplap.cli.app import app
-from shiplap.tuning import ChoiceStore
-from shiplap.tuning import engine
+from shiplap.tuning import ChoiceStore, engine
 from shiplap.tuning.engine import Deadline, OutOfTime, make_requests, tune_all
 from shiplap.tuning.selector import SelectionOptions
 from tests.tuning import slow_ops
