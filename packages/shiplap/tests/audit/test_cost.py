@@ -35,6 +35,7 @@ def test_a_c_kernel_costs_less_than_its_call(saxpy):
     assert any(n.startswith("captured: graphs are captured on a CUDA device") for n in saxpy.notes)
 
 
+@pytest.mark.long
 def test_measuring_leaves_the_kernel_as_it_was(saxpy):
     kernel = good.saxpy.kernels["cpu"][0]
     assert "between" not in repr(kernel._function)

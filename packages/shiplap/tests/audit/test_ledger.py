@@ -113,6 +113,7 @@ def twice(x: M) -> M:
     return x * 2
 
 
+@pytest.mark.long
 def test_a_gradient_that_begins_inside_of_its_storage_is_tried():
     finding = look(twice, "gradient")
     assert finding.verdict == "fail"

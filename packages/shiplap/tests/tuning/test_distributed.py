@@ -26,7 +26,7 @@ from tests.tuning import ops
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 a, b = torch.randn(16, 512), torch.randn(512, 16)
-(choice,) = sl.tune(ops.mm, [(a, b)], budget=60, isolate=False)
+(choice,) = sl.tune(ops.mm, [(a, b)], budget=600, isolate=False)
 picked = ops.mm.pick_kernel(ops.mm.bind((a, b)))
 frozen = [c.label for c in sl.freeze(sys.argv[2] + f".{rank}.json")]
 try:

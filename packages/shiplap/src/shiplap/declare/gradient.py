@@ -242,7 +242,7 @@ class Backward(HasCode):
                     where=spec.name,
                     got=f"gradient of {name!r}",
                     expected=f"a tensor argument: {', '.join(shapes)}",
-                    fix=f"remove the entry {name!r}, or give it the name of a tensor argument",
+                    fix=f"give the entry {name!r} the name of the tensor argument whose gradient it is, or remove it",
                 )
             # A missing argument has no shape, and None as a gradient stands for zero.
             got, expected = shape_of_value(value), shapes[name]
@@ -250,7 +250,7 @@ class Backward(HasCode):
                 raise error(
                     "SL303",
                     where=f"{spec.name}, argument {name!r}",
-                    got=f"gradient {_value_shape_text(got)}",
+                    got=f"gradient {_value_shape_text(got) if got is not None else type(value).__name__}",
                     expected=_value_shape_text(expected),
                 )
         for name, needed in needs.items():
@@ -320,7 +320,9 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
         """
         if wanted in known:
             got, expected = f"{name}.{wanted}", ", ".join(fields) or "no value"
-            return error("SL135", where=spec.name, got=got, expected=expected)
+            tensors = {a.name for a in spec.tensors} | set(spec.results)
+            fix = f"write saves={tuple(f for f in (*fields, wanted) if f in tensors)}" if name == "saved" else ""
+            return error("SL135", where=spec.name, got=got, expected=expected, fix=fix)
         return AttributeError(f"{name} of {spec.name} has no {wanted!r}")
 
     own = "this" + "_" * (1 + max((len(f) for f in fields), default=0))  # an argument may be called self

@@ -379,8 +379,10 @@ class Deadline:
         """
         self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
         self._work: SimpleQueue[tuple[Context, Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
-        # The current device belongs to a thread. The working thread has to take over the caller's.
+        # The current device and torch's number of threads belong to a thread. The working thread has to take over the
+        # caller's. A choice is stored under that number.
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._threads = torch.get_num_threads()
         # A daemon thread, so that a kernel that hangs does not keep the interpreter from ending.
         self._thread = Thread(target=self._serve, name="shiplap tune", daemon=True)
         self._thread.start()
@@ -433,6 +435,8 @@ class Deadline:
         """Run each work in the queue of this thread, in the context variables of its caller. Put the result or the
         exception into the caller's queue. None in the queue ends the thread.
         """
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         if self._device is not None:
             torch.cuda.set_device(self._device)  # of this thread
         while (asked := self._work.get()) is not None:
