@@ -59,6 +59,8 @@ def test_values_of_a_branch_are_picked_and_its_calls_are_made_later(tmp_path: Pa
         ("scale = limit / loss", "torch.nn.utils.clip_grad_norm_(grads, 1.0)"),
         ("loss = torch.zeros_like(loss)", "fresh = loss"),
         ("x[0] = 2.0", "x.note = 2.0"),
+        ("x[0] = 2.0", "x[limit] = 2.0"),
+        ("x[0] = 2.0", "loss = x[limit]"),
         ("x[0] = 2.0", "x[loss.long()] = 2.0"),
         ('kept.append("large")', "grads.append(loss)"),
         ("return loss, grads, x", "x.add_(1)\n        return loss, grads, x"),

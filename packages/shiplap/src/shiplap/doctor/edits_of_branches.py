@@ -45,13 +45,14 @@ _RISKY = re.compile(
 class _Branch:
     """The pieces of the code that replaces an ``if``.
 
-    ``done`` is the name of its condition. ``helpers`` has the source code of each function that makes a call of the
-    branch later, by the name of the function.
+    ``done`` is the name of its condition, and ``tested`` are the variables in the condition. ``helpers`` has the source
+    code of each function that makes a call of the branch later, by the name of the function.
     """
 
     case: Case
     source: Source
     done: str
+    tested: frozenset[str]
     helpers: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,7 +68,8 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     if function is None or not isinstance(node, ast.If):
         return
     before, read = names_before(source, node), names_read_after(source, node)
-    branch = _Branch(case, source, unused_name(source, "is_true"))
+    tested = frozenset(n.id for n in ast.walk(node.test) if isinstance(n, ast.Name))
+    branch = _Branch(case, source, unused_name(source, "is_true"), tested)
     assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
     both = set(assigned_names(node.body)) & set(assigned_names(node.orelse))
     names = [n for n in assigned if n in read]
@@ -140,7 +142,7 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
         branch.helpers[name] = text
         return [f"{name}({', '.join([test, *arguments])})"]
     value = getattr(node, "value", None)
-    if not isinstance(node, ast.Assign | ast.AugAssign) or value is None or not _is_harmless(value):
+    if not isinstance(node, ast.Assign | ast.AugAssign) or value is None or not _is_harmless(value, branch.tested):
         return None
     if isinstance(node, ast.AugAssign):
         # An operation in place would change the old value as well.
@@ -152,7 +154,8 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
         return None
     (target,) = targets
     code = ast.unparse(ast.fix_missing_locations(value))
-    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and _is_constant_index(target.slice):
+    indexed = isinstance(target, ast.Subscript) and _is_constant_index(target.slice, branch.tested)
+    if indexed and isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         item, owner = ast.unparse(target), target.value.id
         # An item of a list is another object, which may have another size or kind.
         return [f"assert isinstance({owner}, torch.Tensor)", f"{item} = torch.where({test}, {code}, {item})"]
@@ -162,15 +165,16 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
     return [f"{ast.unparse(target)} = {code}"]
 
 
-def _is_harmless(value: ast.expr) -> bool:
+def _is_harmless(value: ast.expr, tested: frozenset[str]) -> bool:
     """Return whether evaluating ``value`` changes nothing and fails for no value that the condition may keep away.
 
-    Calls of the program's own functions and modules may do both, and so may an index that is no constant.
+    ``tested`` are the variables in the condition. Calls of the program's own functions and modules may do both, and so
+    may an index that is no constant.
     """
     for n in ast.walk(value):
         if isinstance(n, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom | ast.Lambda):
             return False
-        if isinstance(n, ast.Subscript) and not _is_constant_index(n.slice):
+        if isinstance(n, ast.Subscript) and not _is_constant_index(n.slice, tested):
             return False
         if isinstance(n, ast.Call):
             called = ast.unparse(n.func)
@@ -183,12 +187,13 @@ def _is_harmless(value: ast.expr) -> bool:
     return True
 
 
-def _is_constant_index(index: ast.expr) -> bool:
+def _is_constant_index(index: ast.expr, tested: frozenset[str]) -> bool:
     """Return whether ``index`` selects items that do not depend on a tensor's value, as far as the source code shows:
-    it is made of constants, slices and plain names.
+    it is made of constants, slices and variables that are not in ``tested``, the variables of a condition.
     """
     allowed = ast.Constant | ast.Slice | ast.Name | ast.Tuple | ast.UnaryOp | ast.USub | ast.Load
-    return all(isinstance(n, allowed) for n in ast.walk(index))
+    nodes = list(ast.walk(index))
+    return all(isinstance(n, allowed) and not (isinstance(n, ast.Name) and n.id in tested) for n in nodes)
 
 
 @of_statement
