@@ -18,6 +18,7 @@ from shiplap.doctor.edits_of_values import (
     names_before,
     names_read_after,
 )
+from shiplap.doctor.scratch import Edit
 
 # The helper that the edit inserts into the program. It refuses values that torch.where would turn into another kind.
 _PICK = '''
@@ -63,11 +64,22 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     A call whose result is unused, such as a print, is made behind the compiled part if the condition holds there. The
     sides may assign to variables and to items of tensors, and call functions of torch that neither draw numbers nor
     fail for some values. All other statements, such as a ``return``, make the editor propose nothing.
+
+    If ``node`` only leaves out the rest of a round by ``continue``, that rest is the other side.
     """
     function = enclosing_function(source, node)
     if function is None or not isinstance(node, ast.If):
         return
-    before, read = names_before(source, node), names_read_after(source, node)
+    first: ast.stmt = node
+    last = first
+    if [type(n) for n in node.body] == [ast.Continue] and not node.orelse:
+        loop = source.parents()[node]
+        if not isinstance(loop, ast.For) or node not in loop.body or node is loop.body[-1]:
+            return
+        rest = loop.body[loop.body.index(node) + 1 :]
+        last, node = rest[-1], ast.If(ast.UnaryOp(ast.Not(), node.test), rest, [])
+    before, read = names_before(source, first), names_read_after(source, last)
+    read -= _temporary_names(function, first.lineno, last.end_lineno or last.lineno)
     tested = frozenset(n.id for n in ast.walk(node.test) if isinstance(n, ast.Name))
     branch = _Branch(case, source, unused_name(source, "is_true"), tested)
     assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
@@ -90,19 +102,39 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     else:
         lines += [f"{n} = pick_values({branch.done}, {n}, {old[n]})" for n in names]
     helpers = "".join(branch.helpers.values())
-    yield _replacing_edits(source, node, lines, helpers, "")
+    yield _replacing_edits(source, first, last, lines, helpers=helpers)
 
 
-def _replacing_edits(source: Source, node: ast.stmt, lines: Sequence[str], helpers: str, setting: str) -> Edits:
-    """Return the edits that replace ``node`` by ``lines`` and insert the source code ``helpers`` and ``setting`` below
-    the imports. If the lines call ``pick_values``, that function is inserted, too.
+def _temporary_names(function: ast.FunctionDef, first: int, last: int) -> set[str]:
+    """Return the variables of ``function`` that only the lines from ``first`` to ``last`` use, which assign them before
+    they read them. A loop around these lines then reads no value of an earlier round.
+    """
+    uses: dict[str, list[ast.Name]] = {}
+    for n in ast.walk(function):
+        if isinstance(n, ast.Name):
+            uses.setdefault(n.id, []).append(n)
+    found = set()
+    for name, nodes in uses.items():
+        start = min(n.lineno for n in nodes)
+        stored = all(isinstance(n.ctx, ast.Store) for n in nodes if n.lineno == start)
+        if stored and all(first <= n.lineno <= last for n in nodes):
+            found.add(name)
+    return found
+
+
+def _replacing_edits(
+    source: Source, first: ast.stmt, last: ast.stmt, lines: Sequence[str], *, helpers: str = "", setting: str = ""
+) -> Edits:
+    """Return the edits that replace the statements from ``first`` to ``last`` by ``lines`` and insert the source code
+    ``helpers`` and ``setting`` below the imports. If the lines call ``pick_values``, that function is inserted, too.
     """
     above = "" if source.imports("torch") else "import torch\n"
     above += f"{setting}\n" if setting and setting not in source.text else ""
     if any("= pick_values(" in row for row in lines) and "def pick_values(" not in source.text:
         above += f"\n{_PICK}\n"
     above += helpers
-    edit = source.replace(node, reindent("\n".join(lines), indent_of(source, node)).lstrip())
+    text = reindent("\n".join(lines), indent_of(source, first)).lstrip()
+    edit = Edit(source.file, source.span(first)[0], source.span(last)[1], text)
     return (source.after_imports(above), edit) if above else (edit,)
 
 
@@ -231,7 +263,7 @@ def pick_for_loop(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
         lines = [f"{first}, {rounds} = {count}, torch.zeros((), dtype=torch.int64)", *lines]
     lines.append(reindent("\n".join(inner), "    "))
     lines += [f"{count} = {first} + {rounds}.item()"] if count in after else []
-    yield _replacing_edits(source, node, lines, "", setting)
+    yield _replacing_edits(source, node, node, lines, setting=setting)
 
 
 _DRAWING = re.compile(r"rand|dropout|multinomial|bernoulli|normal_")
