@@ -59,15 +59,18 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 
 # What the demonstration uses, and no more: its own family, the core and the headers.
 DEMO_PACKAGES := shiplap-headers shiplap shiplap-sparse3d
+DEMO_EXTRA = $$($(BIN)/python -c 'import tomllib; project = tomllib.load(open("packages/shiplap-sparse3d/pyproject.toml", "rb")); \
+	print(*project["project"]["optional-dependencies"]["demo"])')
 
-# The kernels are compiled while torch is downloaded and unpacked. Python files are compiled when they are imported, since
-# the demonstration imports less than half of those that are installed.
+# The kernels are compiled while everything else is downloaded and unpacked, by one call of pip, since each call resolves
+# anew. Python files are compiled when they are imported, since the demonstration imports less than half of those that are
+# installed.
 $(DEMO): $(DEMO_PACKAGES:%=packages/%/pyproject.toml) constraints.txt $(filter packages/shiplap-sparse3d/%,$(NATIVE)) | $(BIN)/python
 	$(PIP) --no-compile scikit-build-core cmake ninja hatchling editables
 	$(PIP) --no-build-isolation -e packages/shiplap-headers
 	@echo "installing torch and compiling kernels"; $(PIP) --no-build-isolation --no-deps -e packages/shiplap-sparse3d & kernels=$$!; \
-	$(PIP) --no-compile --no-build-isolation torch numpy -e packages/shiplap; torch=$$?; wait $$kernels && exit $$torch
-	$(PIP) --no-compile "shiplap-sparse3d[demo]"
+	$(PIP) --no-compile --no-build-isolation torch numpy -e packages/shiplap $(DEMO_EXTRA); torch=$$?; \
+	wait $$kernels && exit $$torch
 	@touch $@
 
 # Where everything is installed, that is brought up to date instead.

@@ -82,7 +82,7 @@ def test_a_job_has_few_rights_and_ends(file: str, name: str, job: dict[str, Any]
 
 
 def test_actions_are_pinned_by_commit_with_their_version() -> None:
-    for path in GITHUB.glob("workflows/*.yml"):
+    for path in (*GITHUB.glob("workflows/*.yml"), REPOSITORY / "action.yml"):
         for line in re.findall(r"uses: (.+)", path.read_text("utf-8")):
             assert line.startswith("./") or re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
 

@@ -31,8 +31,9 @@ $ pip install --no-build-isolation ./packages/shiplap-slidesparse
 $ pip install "./packages/shiplap-backend[openvino]"
 ```
 
-Run the commands in a clone of the repository. The first two are enough for the core. With wheels, install from their
-folder instead: `pip install --find-links dist shiplap`. `make wheel` writes such a folder.
+Run the commands in a clone of the repository. The first two are enough for the core. From a folder of wheels, such as
+`make wheel` writes, install by file, since an index may have other packages of these names: `pip install dist/*.whl
+"shiplap-sparse3d[demo]"`, or for the core alone `pip install dist/shiplap_headers-*.whl dist/shiplap-*.whl`.
 """
 INDEX = """\
 <!-- fragment: installs packages -->

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +20,19 @@ class Report(list[Any]):
 
     def __init__(self, op: sl.Op, checks: tuple[str, ...] | None, seed: int, budget: float) -> None:
         super().__init__(type("Finding", (), {"verdict": verdict}) for verdict in VERDICTS)
-        self.failed = (op.spec.name, f"{len(checks or ())} checks, {budget} s")
+        self.failed = (op.spec.name, f"{len(checks or ())} checks, {budget:g} s")
 
 
 @pytest.mark.parametrize(
-    ("quick", "processors", "at_once", "said"),
-    [(True, 2, 2, "5 checks, 4 s"), (False, 1, 1, "0 checks, 20 s"), (False, 8, 2, "0 checks, 20 s")],
+    ("quick", "processors", "at_once", "checks", "seconds"),
+    [
+        (True, 2, 2, 5, [4, 4, 16 / 3, 16 / 3, 8, 8, 16, 16]),
+        (False, 1, 1, 0, [96 / left for left in range(8, 0, -1)]),
+        (False, 8, 2, 0, [12, 12, 16, 16, 24, 24, 48, 48]),
+    ],
 )
 def test_verdicts_are_counted_by_op(
-    monkeypatch: pytest.MonkeyPatch, quick: bool, processors: int, at_once: int, said: str
+    monkeypatch: pytest.MonkeyPatch, quick: bool, processors: int, at_once: int, checks: int, seconds: list[float]
 ) -> None:
     made: list[int] = []
 
@@ -37,10 +42,30 @@ def test_verdicts_are_counted_by_op(
 
     monkeypatch.setattr(sl, "audit", Report)
     monkeypatch.setattr(audits, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(audits, "time", SimpleNamespace(monotonic=lambda: 100.0))  # no audit takes any time
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
     stages: list[tuple[int, int]] = []
     found = audits.audit_network_ops(quick, lambda stage, done, total, note: stages.append((done, total)))
     assert list(found) == [op.spec.name for op in audits.OPS]
-    assert all(v == audits.AuditVerdicts(2, 1, 1, (name, said), 2) for name, v in found.items())
+    said = [f"{checks} checks, {s:g} s" for s in seconds]
+    assert [v.failed for v in found.values()] == list(zip(found, said, strict=True))
+    assert all(v == audits.AuditVerdicts(2, 1, 1, v.failed, 2) for v in found.values())
     assert stages == [(done, len(audits.OPS)) for done in range(len(audits.OPS) + 1)]
     assert made == [at_once]
+
+
+def test_slow_audits_share_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, budgets = [0.0], []
+
+    def audit(op: sl.Op, checks: object, seed: int, budget: float) -> Report:
+        budgets.append(budget)
+        now[0] += budget + 10.0  # an audit overruns its time by a sample
+        return Report(op, None, seed, budget)
+
+    monkeypatch.setattr(sl, "audit", audit)
+    monkeypatch.setattr(audits, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    audits.audit_network_ops(False, lambda stage, done, total, note: None)
+    assert budgets[0] == 12.0
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[-1] == 1.0  # each op is audited, also when no time is left

@@ -2,9 +2,9 @@
 
 Usage: ``python -m shiplap_testing.cells PYTEST_ARGUMENT ...``, which ``nox -s matrix core oldest`` call.
 A *cell* of the table (``tests/matrix.json``) is one combination of torch, Python, NumPy, Triton, compiler and user. It
-counts outcomes by test file, so that several runs add up. A file that runs again replaces its counts, and is written
-when all of its tests have ended. Why a test fails on a version stands in ``EXPLAINED`` of ``tools/generate_docs.py``,
-which shows the table in ``docs/stability.md``.
+counts outcomes by test file, so that several runs on one commit add up; the first run on another commit begins the cell
+anew. A file that runs again replaces its counts, and is written when all of its tests have ended. Why a test fails on a
+version stands in ``EXPLAINED`` of ``tools/generate_docs.py``, which shows the table in ``docs/stability.md``.
 """
 
 from __future__ import annotations
@@ -120,14 +120,16 @@ class Cell:
 
     def write(self) -> None:
         """Write the outcomes and failures of the test files so far into ``tests/matrix.json``, the table of test
-        outcomes. They go into the row of the installed versions, where they replace earlier outcomes of these files. Do
-        nothing if there is no outcome.
+        outcomes. They go into the row of the installed versions, where they replace earlier outcomes of these files.
+        Outcomes on another commit are dropped. Do nothing if there is no outcome.
         """
         if not self.files:
             return
         key = self.versions
         table = json.loads(TABLE.read_text("utf-8")) if TABLE.is_file() else []
-        cell: dict[str, Any] = next((row for row in table if row["versions"] == key), {"versions": key, "files": {}})
+        # Outcomes on other code say nothing about this commit.
+        same = (row for row in table if row["versions"] == key and row.get("commit") == self.commit)
+        cell: dict[str, Any] = next(same, {"versions": key, "files": {}})
         cell["date"], failures = datetime.now(UTC).strftime("%Y-%m-%d"), cell.get("failures", {})
         cell["commit"] = self.commit
         for file, counts in self.files.items():

@@ -13,13 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import audit
+from shiplap.audit import audit, engine
 from shiplap.audit.child_process import ChildDeath, ChildLimits, stream_events
 from shiplap_testing.crashes import read_unmapped
 
 LIMITS = ChildLimits(busy_s=2.0, idle_s=2.0, memory=512 << 20)
 
 
+# isolate=True: with a torch for CUDA, an audit uses forks or not by what ran in this process before. Without forks
+# these kernels would end the run of the tests.
 def op_with(ns, kernel):
     @sl.op(f"{ns}::double")
     def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
@@ -72,7 +74,7 @@ def compute(x):
 )
 def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel, how):
     op = op_with(ns, kernel)
-    report = audit(op, checks=["determinism", "edges", "arguments"], seed=3, limits=LIMITS)
+    report = audit(op, checks=["determinism", "edges", "arguments"], seed=3, limits=LIMITS, isolate=True)
     findings = report.findings
     assert [(f.check, f.verdict) for f in findings] == [("determinism", "ok"), ("edges", "fail"), ("arguments", "ok")]
     assert findings[1].evidence.startswith(how)
@@ -84,7 +86,7 @@ def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel,
 
 
 def test_the_sample_that_crashes_is_made_smaller(ns):
-    (finding,) = audit(op_with(ns, crash), checks=["edges"], seed=3, limits=LIMITS)
+    (finding,) = audit(op_with(ns, crash), checks=["edges"], seed=3, limits=LIMITS, isolate=True)
     assert finding.input == "sizes(n=31), dtypes(Float='float32'); seed 3"
 
 
@@ -93,7 +95,7 @@ def test_an_op_that_always_dies_is_given_up(ns):
     def always(x):
         os._exit(7)
 
-    findings = audit(op_with(ns, always), seed=3).findings
+    findings = audit(op_with(ns, always), seed=3, isolate=True).findings
     assert sum("status 7" in f.evidence for f in findings) <= 5
     assert "processes have died" in findings[-1].evidence
 
@@ -122,7 +124,9 @@ def _(x, *, out):
 """
 
 
-def test_json_and_html_are_complete_whatever_happens(run, ns, tmp_path: Path):
+def test_json_and_html_are_complete_whatever_happens(monkeypatch, run, ns, tmp_path: Path):
+    # As isolate=True above: the command has no such option.
+    monkeypatch.setattr(engine, "can_isolate", lambda device: True)
     file = tmp_path / f"{ns}_ops.py"
     file.write_text(FILE.format(ns=ns))
     options = "--check", "schema", "--check", "fresh", "--json", "--cost", "--html", tmp_path / "page.html"

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
+from shiplap_testing.effort import sampled
 from shiplap_testing.paths import REPOSITORY
 from shiplap_testing.support import fails
 
@@ -70,7 +71,7 @@ def peak_of(step):
     return max(itertools.accumulate(changes, initial=0))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", sampled(STEPS, 3))
 def test_a_training_step_of_an_example_holds_no_more_than_by_hand(ns, monkeypatch, tmp_path, name):
     file, keywords, by_hand, arguments = STEPS[name]
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
