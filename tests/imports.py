@@ -47,6 +47,7 @@ def imports_of(source: str, inside: str) -> Iterator[Import]:
             home = ".".join([*parts, *([node.module] if node.module else [])])
             yield from (Import(home, alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called, text = ast.unparse(node.func).rpartition(".")[2], node.args[0].value
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            text = node.args[0].value
             if called in ("import_module", "late"):
                 yield Import(text if called == "import_module" else f"{inside}.{text}", "", node.lineno)

@@ -134,6 +134,14 @@ def test_shown_files_fit_into_the_columns_of_a_page() -> None:
     assert [each for each in lines if len(each[1]) > 88] == []
 
 
+def test_wider_output_wraps() -> None:
+    """The site shows every column of what a program prints, by a style sheet that the build includes."""
+    sheets = re.search(r"^extra_css: \[(.*)\]$", (REPOSITORY / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sheets is not None
+    styles = "".join((REPOSITORY / "docs" / sheet.strip()).read_text("utf-8") for sheet in sheets[1].split(","))
+    assert re.search(r"\.md-typeset pre > code \{[^}]*white-space: pre-wrap;", styles)
+
+
 def test_links_stay_among_the_pages() -> None:
     """A strict build refuses other links. The lines of records are written anew when the pages are built."""
     docs = REPOSITORY / "docs"

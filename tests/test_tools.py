@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
         ("import torch\n\ndepth = torch._inductor.config.max_autotune", "torch._inductor"),
         ("import torch as t\n\nt._C._jit_version()", "torch._C"),
         ("def lazy():\n    from torch._higher_order_ops import cond", "torch._higher_order_ops"),
-        # What stood in rewrite/graph.py, inductor/neighbours.py, backend/opinfo.py and rewrite/survey.py.
+        # What stood in rewrite/graph.py, inductor/select_candidate.py, backend/opinfo.py and rewrite/survey.py.
         ("import torch\n\nplain = not isinstance(node.target, torch._ops.OpOverload)", "torch._ops"),
         ("from torch.utils._pytree import tree_flatten, tree_map", "torch.utils._pytree"),
         ("def lazy():\n    from torch.utils._pytree import tree_leaves", "torch.utils._pytree"),

@@ -14,7 +14,7 @@ from shiplap_sparse3d import spconv
 from shiplap_testing.forked import python
 from shiplap_testing.support import fails
 
-ROUNDS = os.environ.get("SHIPLAP_TEST_HOSTILE", "4")
+ROUNDS = os.environ.get("SHIPLAP_TEST_HOSTILE", "2")
 
 
 @pytest.mark.parametrize("module", sorted(module for _, module in FAMILIES.values()))

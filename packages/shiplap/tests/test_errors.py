@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 
 import pytest
 
 from shiplap.errors import CATALOGUE, KernelError, ShiplapError, error, register
+from shiplap.errors.base import _entries
 
 
 class FamilyError(ShiplapError, RuntimeError):
@@ -14,8 +16,11 @@ class FamilyError(ShiplapError, RuntimeError):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _family() -> None:
+def _family() -> Iterator[None]:
     register(FamilyError, [("ZZ101", "the scene is empty", "There is nothing to convolve.", "leave the scene out")])
+    yield
+    # Other tests of this process look at every entry.
+    del _entries["ZZ101"]
 
 
 def test_a_family_adds_entries_of_its_own() -> None:

@@ -104,7 +104,7 @@ print(collections, gc.isenabled(), *modules)
     return Declared(int(collections), collects == "True", modules)
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=sampled(KERNELS, 1))
 def first(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Declared]:
     """A folder, a kind of kernel, and what a process that declares one has seen."""
     folder = tmp_path_factory.mktemp("declares")
@@ -255,6 +255,7 @@ def test_names_can_be_used_first_by_many_threads() -> None:
     assert (done.stdout, done.stderr) == ("[] 1 triton\n", "")
 
 
+@pytest.mark.long
 def test_the_hooks_can_be_imported_first() -> None:
     program = "import shiplap.hooks; from shiplap.dispatch.op import builders; print(len(builders))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

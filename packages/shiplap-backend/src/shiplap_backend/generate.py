@@ -6,6 +6,7 @@ import fnmatch
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -83,9 +84,8 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
     These patterns name the overloads that run on the CPU. A pattern applies to none if it matches none of ``declared``,
     torch's overloads by name. It also applies to none if earlier patterns match all that it matches.
     """
-    left = set(declared)
-    for pattern in metadata.target.falls_back:
-        fitting = fnmatch.filter(declared, pattern)
+    left, patterns = set(declared), tuple(metadata.target.falls_back)
+    for pattern, fitting in zip(patterns, _match_names(patterns, tuple(declared)), strict=True):
         if left.isdisjoint(fitting):
             hint = "; earlier patterns fit all of these overloads" if fitting else suggest_nearest(pattern, declared)
             got = f"falls_back: {pattern!r}{hint}"
@@ -94,6 +94,14 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
             )
         # The first pattern that fits an overload gives the reason, so later patterns must fit others.
         left.difference_update(fitting)
+
+
+@lru_cache(maxsize=4)
+def _match_names(patterns: tuple[str, ...], names: tuple[str, ...]) -> list[frozenset[str]]:
+    """Return, for each of ``patterns``, those of ``names`` that it matches. A few results are kept, since a comparison
+    of each pattern with each of torch's overloads takes longer than the rest of a small project.
+    """
+    return [frozenset(fnmatch.filter(names, pattern)) for pattern in patterns]
 
 
 def _check_entry(

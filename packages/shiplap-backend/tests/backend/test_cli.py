@@ -153,7 +153,9 @@ x = torch.ones(3, 3, device="openvino")
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("more", "status"), [("erfc()", 0), ("sum(); torch.pdist(x)", 1)])
+@pytest.mark.parametrize(
+    ("more", "status"), [pytest.param("erfc()", 0, marks=pytest.mark.long), ("sum(); torch.pdist(x)", 1)]
+)
 def test_coverage_of_a_program(project: Project, tmp_path: Path, more: str, status: int) -> None:
     """On the CPU for a stated reason, and a gap."""
     script = tmp_path / "model.py"

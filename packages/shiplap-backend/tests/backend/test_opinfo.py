@@ -48,6 +48,7 @@ def test_a_slice_of_the_database(project: Project) -> None:
     assert bad == {}
 
 
+@pytest.mark.long
 def test_the_project_has_the_cases_for_unittest(project: Project) -> None:
     cases = [f"test_opinfo.TestOpInfoPRIVATEUSE1.test_compare_cpu_{op}_openvino_float32" for op in ("mm", "sinh")]
     run = python("-m", "unittest", *cases, cwd=project.root)

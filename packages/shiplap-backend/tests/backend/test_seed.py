@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shiplap.torch_private.aten_operators import aten_declarations
+from shiplap_testing.effort import sampled
 from shiplap_testing.paths import REPOSITORY
 from tests.backend import described
 from tests.backend.equality import check, native
@@ -138,7 +139,7 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("what", TAKEN)
+@pytest.mark.parametrize("what", sampled(TAKEN, 3))
 def test_an_int_is_what_the_vendor_takes(tmp_path: Path, what: str) -> None:
     ops, cpp = TAKEN[what]
     assert cpp in described.body(tmp_path, ops)

@@ -20,8 +20,8 @@ from shiplap.declare.config import NO_CONFIG
 from shiplap.declare.kernel import template_kernel
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.kernels.native import build_plan
-from shiplap.kernels.triton import device_tables
-from shiplap.kernels.triton.device_tables import DeviceTable
+from shiplap.kernels.triton import template_key
+from shiplap.kernels.triton.template_key import DeviceTable
 from shiplap.tuning import worker_process
 from shiplap.tuning.candidate import declared_default, kernel_candidates
 from shiplap_testing.forked import interpreted, python
@@ -335,7 +335,7 @@ def test_tables_are_made_once_for_what_they_look_at():
 
 
 def test_what_is_kept_of_tables_is_bounded(monkeypatch):
-    monkeypatch.setattr(device_tables, "LIMIT", 4)
+    monkeypatch.setattr(template_key, "LIMIT", 4)
     table = DeviceTable("here", lambda sizes: torch.arange(sizes["k"]))
     for k in range(20):
         assert table({"k": k}, torch.device("cpu")).numel() == k

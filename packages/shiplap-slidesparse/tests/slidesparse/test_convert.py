@@ -12,10 +12,11 @@ from torch import nn
 
 import shiplap_slidesparse as ss
 from shiplap.errors import ShiplapError
+from shiplap_testing.effort import sampled
 from tests.slidesparse.models import TOKENS, llama, mlp
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8", "bf16", "fp16"])
+@pytest.mark.parametrize("dtype", sampled(["int8", "fp8", "bf16", "fp16"], 2))
 def test_a_llama(dtype: str) -> None:
     net = llama()
     with torch.no_grad():

@@ -207,7 +207,7 @@ def test_dense_competes_wherever_sparse_does() -> None:
             assert names >= {"reference", "slide", "dense"}
     x, packed = torch.randn(4, 64), pack(prune(torch.randn(32, 64), "6:8"), "6:8", "int8")
     args = (x, packed.scale, packed.dense, packed.packed, None, packed.pairs, packed.layout)
-    (choice,) = sl.tune(layers.linear_int8, [args], budget=60, isolate=False, remeasure=True)
+    (choice,) = sl.tune(layers.linear_int8, [args], budget=600, isolate=False, remeasure=True)
     assert choice.kernel in ("dense", "slide", "reference")
     assert not [f for f in choice.findings if f.verdict == "fail"]
 

@@ -14,7 +14,7 @@ from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.tiles import FeatureScaling, TrainingTile, make_tile
 from shiplap_sparse3d.demo.train import TrainingRecipe, count_parameters, loss_of
 
-SIZES = 600, 1000, 1600, 2500
+SIZES = 400, 700, 1600
 LEVELS, CHANNELS = 3, 8
 
 

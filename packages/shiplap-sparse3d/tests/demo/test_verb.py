@@ -95,6 +95,7 @@ def test_missing_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert '  fix      install them: pip install "shiplap-sparse3d[demo]"\n' in result.stderr
 
 
+@pytest.mark.long
 def test_unusable_output(process: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = process("demo", "--output", tmp_path / "file")

@@ -102,6 +102,7 @@ def test_a_plain_compile_of_checkpointed_stages_is_eager(make):
     agree(make(), fullgraph=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", sampled([Stages, Own], long=["Stages"], name=NAME))
 def test_checkpointed_stages_are_in_one_graph(make):
     if not checkpoints_keep_objects():

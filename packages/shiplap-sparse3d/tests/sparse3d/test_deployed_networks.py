@@ -45,7 +45,7 @@ PLAIN = {"chosen_rows", "offset_table", "offset_cells"}  # ops that Python runs 
 
 
 @pytest.mark.parametrize(
-    "name", sampled(["Decoder", "Sequence4D", "MinkUNet", "SENet"], long=["Sequence4D", "MinkUNet"])
+    "name", sampled(["Decoder", "Sequence4D", "MinkUNet", "SENet"], long=["Sequence4D", "MinkUNet", "SENet"])
 )
 def test_programs_for_files_have_no_op_that_only_python_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Here the device of a program is the CPU. On a GPU these are kernels of Python as well.

@@ -14,6 +14,7 @@ import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.flexgemm as flex_gemm
 from shiplap_sparse3d.flexgemm.ops import spconv
 from shiplap_sparse3d.flexgemm.ops.spconv import Algorithm, sparse_conv3d, sparse_submanifold_conv3d
+from shiplap_testing.effort import sampled
 from tests.sparse3d.scenes import at, scene
 
 GRID = (7, 6, 8)
@@ -93,7 +94,7 @@ def test_strided_forward_and_all_gradients(kernel, stride, padding, dilation, al
         torch.testing.assert_close(got, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_voxels_and_windows(data):
     cells = st.tuples(st.integers(0, 1), *[st.sampled_from([0, 1, 2, 3, 5])] * 3)
@@ -202,7 +203,7 @@ def test_maps_are_built_inside_the_graph(fresh_compiler):
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["channels second", "channels last"])
+@pytest.mark.parametrize("last", sampled([False, True], 1), ids=["channels second", "channels last"])
 def test_a_graph_takes_the_grid_from_the_coordinates(last, fresh_compiler):
     """Sizes of such a grid depend on data, and whether one of them is the number of channels cannot be asked."""
     weight = torch.randn(4, 3, 3, 3, 3).double()

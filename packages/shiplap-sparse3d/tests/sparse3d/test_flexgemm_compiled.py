@@ -14,6 +14,7 @@ from shiplap_sparse3d import flexgemm
 from shiplap_sparse3d.drop_in import drop_in
 from shiplap_sparse3d.flexgemm.ops import spconv
 from shiplap_sparse3d.flexgemm.ops.spconv import sparse_submanifold_conv3d
+from shiplap_testing.effort import sampled
 from tests.sparse3d.scenes import at, scene
 
 GRID = (7, 6, 8)
@@ -191,7 +192,7 @@ def test_the_number_of_splits_is_a_field_that_is_obeyed(splitk):
         Layer().cache().freeze(0)
 
 
-@pytest.mark.parametrize("needs", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)])
+@pytest.mark.parametrize("needs", sampled([(0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)], 2))
 def test_gradients_are_those_that_are_needed(needs, fresh_compiler):
     """The second lesson: a kernel that looks at ``requires_grad`` sees False."""
     layer = Layer()
@@ -231,6 +232,7 @@ def test_a_config_of_another_scene_is_the_same_graph(fresh_compiler):
     assert len(graphs) == 1
 
 
+@pytest.mark.long
 def test_transforms_and_second_derivatives_work_with_a_config():
     """The fourth lesson is of ``autograd.Function``. These would show one that saves or marks the wrong tensors."""
     layer = Layer()

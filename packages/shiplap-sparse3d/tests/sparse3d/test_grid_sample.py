@@ -38,7 +38,7 @@ def around(rows: dict[tuple[int, ...], int], scene: int, point: tuple[float, ...
     return [(row, weight / total) for row, weight in neighbours]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cells=CELLS, points=st.lists(POINT, min_size=1, max_size=6))
 def test_maps_against_a_loop_over_corners(cells, points):
     coords = torch.tensor([(1, *c) for c in cells], dtype=torch.int32).view(-1, 4)

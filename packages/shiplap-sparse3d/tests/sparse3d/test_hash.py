@@ -36,7 +36,7 @@ def expected(entries):
     return rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(entries=ENTRIES, cut=st.integers(0, 40), seed=st.integers(0, 999))
 def test_a_table_is_a_function_of_its_entries(entries, cut, seed):
     """Order and number of calls do not show, nor does which of kernel and reference ran."""
@@ -51,7 +51,7 @@ def test_a_table_is_a_function_of_its_entries(entries, cut, seed):
         assert torch.equal(a, c)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(entries=ENTRIES, others=st.lists(KEYS, max_size=20))
 def test_what_was_inserted_is_found_and_nothing_else(entries, others):
     want = expected(entries)
@@ -108,7 +108,7 @@ def test_all_odd_voxels_overrun_a_heuristic_capacity_and_are_told():
     assert torch.equal(sparse3d.hash_lookup_3d(*table, outs, [51] * 3), torch.arange(len(outs), dtype=torch.int32))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     cells=st.lists(st.tuples(*[st.integers(0, 2)] * 4), max_size=30),
     far=st.sampled_from([0, 2**30]),

@@ -81,7 +81,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parts", "training"), sampled([pytest.param(*case) for case in CASES], 5))
+@pytest.mark.parametrize(("name", "parts", "training"), sampled([pytest.param(*case) for case in CASES], 3))
 def test_joined_scenes_pass_norms_in_one_graph(name: str, parts: Parts, training: bool) -> None:
     torch.manual_seed(0)
     run, build = NETWORKS[name]
@@ -117,7 +117,7 @@ TRAINED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", sampled(TRAINED, long=["spconv"]))
 def test_features_and_voxels_that_are_counted_apart_train_in_one_graph(name: str) -> None:
     """A dense volume made sparse: the backward compares rows of features with rows of tables, of two counts."""
     torch.manual_seed(0)

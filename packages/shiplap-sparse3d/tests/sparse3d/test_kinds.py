@@ -205,7 +205,7 @@ def scenes(draw):
     return sparse3d.SparseTensor(torch.randn(len(rows), 2, dtype=torch.float64), coords, shape, 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(scenes(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2))
 def test_any_scene_any_window(x, k, stride, padding, dilation):
     feats, x = leaf(x)

@@ -33,7 +33,7 @@ def interleaved(row: list[int], bits: int, axes: list[int]) -> int:
     return code
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_codes_are_the_bits_and_decode_again(data):
     bits = data.draw(st.sampled_from([0, 1, 2, 10, 11, 16, 20, 21]))

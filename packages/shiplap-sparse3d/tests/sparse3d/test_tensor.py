@@ -72,6 +72,7 @@ def test_an_operation_is_one_of_the_features_on_the_same_voxels(name: str) -> No
     assert torch.equal(out.feats, OPERATIONS[name](x.feats))
 
 
+@pytest.mark.long
 def test_operations_are_part_of_one_graph() -> None:
     coords, layer = scene().coords, nn.Sequential(sparse3d.SubMConv3d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
 

@@ -57,7 +57,7 @@ def test_the_next_tile_is_read_while_the_network_runs(job: SurveyJob, monkeypatc
 
     def running(*arguments: Any) -> Any:
         assert inside.acquire(blocking=False)
-        assert second.wait(30)
+        assert second.wait(120)
         answer = run(*arguments)
         inside.release()
         return answer

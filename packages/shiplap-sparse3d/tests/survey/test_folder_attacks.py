@@ -13,6 +13,7 @@ from shiplap import ShiplapError
 from shiplap_sparse3d.survey import SurveyModel, prepare, survey
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.tasks import read_segment
+from shiplap_testing.effort import sampled
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
@@ -30,7 +31,9 @@ def tree(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("name", ["survey.lock", "points/0.bin", "classes/0_0.bin", "survey.json", "job.bin"])
+@pytest.mark.parametrize(
+    "name", sampled(["survey.lock", "points/0.bin", "classes/0_0.bin", "survey.json", "job.bin"], 3)
+)
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_nothing_is_written_through_a_link_and_no_fifo_waits(
     name: str, kind: str, corner: Path, model: SurveyModel, victim: Path, tmp_path: Path

@@ -35,6 +35,7 @@ def untiled(corner: Path, model: SurveyModel, tmp_path_factory: pytest.TempPathF
     return out
 
 
+@pytest.mark.long
 def test_the_network_tells_points_apart(untiled: Path) -> None:
     """Otherwise any tiles would be equal."""
     assert min(np.bincount(classes_of(untiled))[[1, 2, 5]]) > 100
@@ -147,7 +148,7 @@ class Stopped(Exception):
     """A process that ends here."""
 
 
-@pytest.mark.parametrize("moment", sampled(range(0, 15, 3), long=["0", "6", "12"]))
+@pytest.mark.parametrize("moment", sampled(range(0, 15, 3), long=["0", "3", "6", "12"]))
 def test_stopped_before_each_step_and_resumed(
     moment: int, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +213,7 @@ def test_finished_tiles_are_not_predicted_again(corner: Path, model: SurveyModel
     assert damaged.read_bytes() == whole
 
 
-@pytest.mark.parametrize("left", [b"", None], ids=["empty", "missing"])
+@pytest.mark.parametrize("left", sampled([b"", None], 1), ids=["empty", "missing"])
 def test_results_that_a_loss_of_power_took_are_made_anew(
     left: bytes | None, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path
 ) -> None:
@@ -243,7 +244,7 @@ def test_results_that_vanish_before_they_are_merged(
     assert out.read_bytes() == untiled.read_bytes()
 
 
-@pytest.mark.parametrize("damage", sampled(["points", "table", "shorter"], long=["shorter"]))
+@pytest.mark.parametrize("damage", sampled(["points", "table", "shorter"], long=["table", "shorter"]))
 def test_sorted_points_that_are_lost_are_made_anew(
     damage: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +269,7 @@ def test_sorted_points_that_are_lost_are_made_anew(
     assert out.read_bytes() == untiled.read_bytes()
 
 
-@pytest.mark.parametrize("stage", ["predict", "merge"])
+@pytest.mark.parametrize("stage", sampled(["predict", "merge"], 1))
 def test_sorted_points_that_a_disk_has_changed(
     stage: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,8 @@
 
 Wall time on a machine that does other work says little, and pytest's ``--durations`` leaves out who computed and who
 waited. ``--dearest 10`` adds up what each test used, from its fixtures to their end, and what each worker used in all.
-A process that outlives a test is charged to the one during which it ends.
+A process that outlives a test is charged to the one during which it ends. Launchers of sandboxed processes that serve
+several tests have a line of their own.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Worker:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Record the processor time at the start of ``item``, before its fixtures."""
-        item.stash[_BEGAN] = used()
+        item.stash[_BEGAN] = _used_by_tests()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
@@ -60,24 +61,28 @@ class Worker:
         """
         report = yield
         if call.when == "teardown":
-            report.processor_time = used() - item.stash.get(_BEGAN, used())  # xdist takes it to the one who tells
+            now = _used_by_tests()
+            report.processor_time = now - item.stash.get(_BEGAN, now)  # xdist takes it to the one who tells
         return report
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send the processor time of this worker to the first process of the run."""
-        # Without pytest-xdist there is no such output, and the value goes nowhere.
-        getattr(session.config, "workeroutput", {})["processor_time"] = used()
+        """Send the processor time of this worker, and that of its launchers, to the first process of the run."""
+        # Without pytest-xdist there is no such output, and the values go nowhere.
+        output = getattr(session.config, "workeroutput", {})
+        output["processor_time"], output["launchers"] = used(), forked.outlived
 
 
 class Told(Worker):
     """A pytest plugin that adds up the processor time of tests and prints it at the end of the run. ``costs`` maps
-    tests to seconds, ``others`` is the sum of the ended workers, and ``most`` is the number of tests to list.
+    tests to seconds, ``others`` is the sum of the ended workers, ``launchers`` is the part of launchers that served
+    several tests, and ``most`` is the number of tests to list.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         """Create the plugin without any cost. The number of tests to list is the option ``--dearest`` of ``config``."""
-        self.most, self.costs, self.others = config.getoption("--dearest"), dict[str, float](), 0.0
+        self.most, self.costs = config.getoption("--dearest"), dict[str, float]()
+        self.others = self.launchers = 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record the processor time of a test if ``report`` has one."""
@@ -89,21 +94,34 @@ class Told(Worker):
         """Add the processor time of the worker ``node``, which has ended, to the sum over the workers. ``error`` is not
         used.
         """
-        self.others += getattr(node, "workeroutput", {}).get("processor_time", 0.0)
+        output = getattr(node, "workeroutput", {})
+        self.others += output.get("processor_time", 0.0)
+        self.launchers += output.get("launchers", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the processor time of the whole run and of its most expensive tests."""
-        for line in told(self.costs, self.others + (time.process_time() if self.others else used()), self.most):
+        total = self.others + (time.process_time() if self.others else used())
+        for line in told(self.costs, total, self.most, self.launchers + forked.outlived):
             terminalreporter.write_line(line)
 
 
-def told(costs: dict[str, float], total: float, most: int) -> list[str]:
+def _used_by_tests() -> float:
+    """Return the seconds of processor time that this process has used, without those of launchers that had been started
+    in an earlier test than the one in which they ended.
+    """
+    return used() - forked.outlived
+
+
+def told(costs: dict[str, float], total: float, most: int, launchers: float = 0.0) -> list[str]:
     """Return the lines of the report of ``costs``, which maps tests to their seconds of processor time.
 
-    The report has the ``total`` of the run in seconds and the ``most`` tests with the highest cost, the highest first.
+    The report has the ``total`` of the run in seconds, the seconds of ``launchers`` of sandboxed processes that served
+    several tests, if there were any, and the ``most`` tests with the highest cost, the highest first.
     If the run has more than ``TESTS`` tests and its total exceeds ``GOAL``, the report ends with a warning.
     """
     lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
+    if launchers:
+        lines.append(f"{launchers:7.1f} s  launchers of sandboxed processes that served several tests")
     lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]
     if len(costs) > TESTS and total > GOAL:
         lines += [

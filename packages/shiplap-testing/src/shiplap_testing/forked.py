@@ -50,6 +50,7 @@ FOLDER = "SHIPLAP_TEST_FORKED"  # where the sockets of a run are: its workers an
 
 _resident = 0  # bytes of this process when its memory was moved to huge pages
 spent = 0.0  # seconds of processor time of what was forked for this process, to which it is no child
+outlived = 0.0  # those of them that launchers spent which several tests had, and the templates of such launchers
 
 
 def python(

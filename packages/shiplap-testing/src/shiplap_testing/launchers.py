@@ -92,6 +92,7 @@ class Template:
         self._owner = 0  # the id of the process that has started the template
         self._turn = threading.Lock()
         self._charged = 0.0  # seconds of processor time of ended launchers, which are no children of this process
+        self._tests = dict[int, str]()  # by the process id of a launcher, the test that started it
 
     def open_launcher(
         self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], cwd: str
@@ -111,7 +112,9 @@ class Template:
             assert self._connection is not None
             request = json.dumps([dict(env), cwd]).encode()
             socket.send_fds(self._connection, [request], [pass_fds[0], 1, 2])
-            return ForkedProcess(int(self._connection.recv(LONGEST)), self._charge)
+            pid = int(self._connection.recv(LONGEST))
+            self._tests[pid] = _current_test()
+            return ForkedProcess(pid, self._charge)
 
     def _charge(self, pid: int) -> None:
         """Charge this process with the processor time of the launcher ``pid``, which has ended, before the end of the
@@ -125,6 +128,8 @@ class Template:
                 seconds = float(self._connection.recv(LONGEST))
                 self._charged += seconds
                 forked.spent += seconds
+                if self._tests.pop(pid, "") != _current_test():
+                    forked.outlived += seconds
 
     def _start(self, env: Mapping[str, str]) -> None:
         """Start the template process with the environment variables ``env`` of a launcher."""
@@ -141,8 +146,17 @@ class Template:
             self._connection.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold it, too
             self._connection.close()
             self._connection = None
+            before = os.times()
             self._process.wait()
+            now = os.times()
             forked.spent -= self._charged  # the processor time of the template, which is a child, includes it
+            ended = now.children_user + now.children_system - before.children_user - before.children_system
+            forked.outlived += ended - self._charged  # what it imported is of use to several tests
+
+
+def _current_test() -> str:
+    """Return the id of the test that runs in this process, or an empty string between tests."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
 
 
 def _surroundings(env: Mapping[str, str]) -> object:

@@ -1,6 +1,7 @@
 """Fixtures of all tests: names that no other test declares, compilers and settings left as they were."""
 
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -335,11 +336,13 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Limit the device memory of this worker before a test on an accelerator, to an equal share of 80 % if several
-    workers use the device. Skip a test whose fixtures find no C or C++ compiler on a machine that has none.
+    """Seed the generators of random numbers before the fixtures of a test are set up. Limit the device memory of this
+    worker before a test on an accelerator, to an equal share of 80 % if several workers use the device. Skip a test
+    whose fixtures find no C or C++ compiler on a machine that has none.
 
-    A worker that needs more then gets an error itself, so that the other workers do not.
+    A worker that needs more memory then gets an error itself, so that the other workers do not.
     """
+    _seed_generators(zlib.crc32(item.nodeid.encode()))
     together = item.config.stash.get(_TOGETHER, 1)
     if together > 1 and item.get_closest_marker("gpu"):
         import torch
@@ -348,6 +351,18 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
             torch.cuda.set_per_process_memory_fraction(0.8 / together)
     with _skipped_without_compiler():
         yield
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed the generators of Python, torch (on the CPU) and numpy, as far as they are imported. Values that a test
+    draws then depend neither on the run nor on the tests before it in the same worker.
+    """
+    random.seed(seed)
+    if "torch" in sys.modules:
+        # ``torch.manual_seed`` seeds all devices, and keeps a trace of each call for those that are not in use.
+        sys.modules["torch"].default_generator.manual_seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed)
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -422,7 +437,10 @@ def pytest_configure(config: pytest.Config) -> None:
             compilers.headers()
     else:
         shared()  # one folder for all workers
-    hypothesis.settings.register_profile("shiplap", deadline=None)  # a busy machine is no failure
+    # A busy machine is no failure, and neither is an example that no change has to do with: other examples are drawn
+    # with --hypothesis-seed=random, or with a number.
+    fixed = config.getoption("--hypothesis-seed", None) is None
+    hypothesis.settings.register_profile("shiplap", deadline=None, derandomize=fixed)
     hypothesis.settings.load_profile("shiplap")
 
 

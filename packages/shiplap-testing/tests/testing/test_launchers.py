@@ -58,6 +58,7 @@ def test_a_forked_launcher_is_as_one_that_was_started(forked, monkeypatch, tmp_p
     assert forked_tells[0] == "second"
 
 
+@pytest.mark.long
 def test_what_a_process_reads_when_it_starts_is_read(forked, monkeypatch):
     with SandboxLauncher() as launcher:
         launcher.ask(ImportModule())
@@ -75,12 +76,26 @@ def test_the_end_of_a_forked_launcher_is_seen(forked):
     assert isinstance(process, ForkedProcess)
     assert process.poll() is None
     assert process.returncode is None
-    before = forked_processes.spent
+    before, outlived = forked_processes.spent, forked_processes.outlived
     process.kill()
     assert process.wait() == process.poll() == process.returncode == 0
     process.kill()
     assert 0.0 < forked_processes.spent - before < 60.0, "its processor time is charged when it ends"
+    assert forked_processes.outlived == outlived, "to the test that started it"
     launcher.close()
     assert not os.path.exists(launcher.folder)
     assert launcher.ask(ImportModule()) == Done(), "the next request starts another"
     launcher.close()
+
+
+def test_the_time_of_a_launcher_that_another_test_started_is_no_cost_of_this_one(forked, monkeypatch):
+    """As of a launcher that a fixture starts for all tests of a file."""
+    launcher = SandboxLauncher()
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTEST_CURRENT_TEST", "test_another.py::test_another (call)")
+        launcher.ask(ImportModule())
+    spent, outlived = forked_processes.spent, forked_processes.outlived
+    launcher.close()
+    seconds = forked_processes.spent - spent
+    assert seconds > 0.0
+    assert forked_processes.outlived - outlived == pytest.approx(seconds)

@@ -58,6 +58,7 @@ def test_a_worker_whose_device_is_broken_is_replaced(tmp_path):
     assert "4 passed" in shown
 
 
+@pytest.mark.long
 def test_without_workers_the_run_ends(tmp_path):
     shown = ran(tmp_path, "-n", "0")
     assert "the device stopped answering after" in shown

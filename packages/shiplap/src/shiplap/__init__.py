@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shiplap.errors import ShiplapError, ShiplapNotice
     from shiplap.inductor import Explanation, explain
     from shiplap.judge import judge
-    from shiplap.kernels.c.declaration import cabi
+    from shiplap.kernels.c.checked import cabi
     from shiplap.kernels.c.source import source
     from shiplap.kernels.triton.declaration import triton
     from shiplap.rewrite import rewrite, rewrites
@@ -65,7 +65,7 @@ _LATE = {
     "ShiplapNotice": "shiplap.errors",
     "adopt": "shiplap.dispatch.adopt",
     "audit": "shiplap.audit",
-    "cabi": "shiplap.kernels.c.declaration",
+    "cabi": "shiplap.kernels.c.checked",
     "doctor": "shiplap.doctor",
     "explain": "shiplap.inductor",
     "freeze": "shiplap.tuning",

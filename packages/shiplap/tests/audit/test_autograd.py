@@ -131,6 +131,7 @@ def test_gradient_fires_where_only_finite_differences_can_tell():
     assert "finite differences" in finding.evidence
 
 
+@pytest.mark.long
 def test_gradient_fires_on_a_backward_that_reads_its_gradient_as_contiguous():
     def backward(ctx, grad):
         return torch.empty(0, dtype=grad.dtype).set_(grad.untyped_storage()).resize_(grad.shape) * 2

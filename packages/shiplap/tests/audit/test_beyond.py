@@ -17,6 +17,7 @@ def failed(op, *checks):
     return [f.check for f in sl.audit(op, checks=checks, budget=600) if f.verdict == "fail"]
 
 
+@pytest.mark.long
 @both
 def test_tiles_that_are_added_where_they_are_multiplied(ns, wrong):
     """A grid of (tiles down + tiles across) is large enough until both dims have several tiles; each step is slow."""
@@ -52,7 +53,7 @@ def test_three_leading_dims(ns, wrong):
     assert failed(scaled, "sizes") == ["sizes"] * wrong
 
 
-@pytest.mark.parametrize("how", ["prints", "filters warnings", "leaves both alone"])
+@pytest.mark.parametrize("how", sampled(["prints", "filters warnings", "leaves both alone"], 1))
 def test_what_each_call_does_to_the_process(ns, how):
     @sl.op(f"{ns}::more")
     def more(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:

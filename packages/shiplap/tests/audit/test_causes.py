@@ -15,8 +15,9 @@ from shiplap.audit import Finding, audit
 from shiplap.audit.causes import REQUIRES_FIX, STATE_FIX, environment_fault, group_by_cause
 from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
-from shiplap.render import print_findings
+from shiplap.render.findings import print_findings
 from shiplap_testing.forked import python
+from shiplap_testing.support import fails
 from tests.audit.common import look
 
 M = Float[Tensor, "n c"]
@@ -56,11 +57,12 @@ def _(x):
     return flat[(torch.arange(x.numel()) + x.storage_offset()) % size].reshape(x.shape) * 2
 
 
+@pytest.mark.long
 def test_checks_that_fail_for_one_layout_are_one_cause(capsys):
     report = audit(strided, checks=("numerics", "edges", "aliases", "threads"), seed=1)
     (edges,) = [f for f in report if f.check == "edges"]
     assert edges.varied == "layout"
-    assert "all of them with another layout" in edges.evidence
+    assert "with another layout, and no other" in edges.evidence
     assert edges.fix == "read the strides of every argument, or declare contiguous=(...)"
     also = Finding("fresh", "fail", edges.subject, "copies", varied="layout")
     both = Report(edges.subject, (also, edges), ())
@@ -115,7 +117,7 @@ def test_the_fix_fits_the_values_that_fail(ns, wrong, says):
     report = audit(divided, checks=("numerics", "special"), seed=1)
     first = report.causes[0][0]
     assert says in first.fix, first
-    assert ("another scalar (by)" in first.evidence) == ("scalar" in says)
+    assert ("with another by than" in first.evidence) == ("scalar" in says)
 
 
 @sl.op("audit_causes::capped")
@@ -132,6 +134,21 @@ def test_a_scalar_at_which_the_reference_is_not_finite_asks_for_requires():
     finding = look(capped, "special")
     assert finding.verdict == "fail"
     assert finding.fix == REQUIRES_FIX
+
+
+@sl.op("audit_causes::paired")
+def paired(x: Float32[Tensor, "n"], y: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x + y
+
+
+@paired.samples
+def _(rng, sizes, dtype, device):
+    return torch.randn(sizes["n"], generator=rng)  # one of two
+
+
+def test_a_builder_that_returns_too_little_is_named_and_no_kernel_is_blamed():
+    with fails("SL502", got="SL123 the sample builder returns other values than the op takes: Tensor"):
+        look(paired, "numerics")
 
 
 KEPT: dict[tuple[int, ...], Tensor] = {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit.check import Observation
 from shiplap.audit.checks import compile as compile_check
+from shiplap.audit.checks.opcheck import DATA_FIX
 from shiplap.sampling.samples import Samples
 from tests.audit.common import SEED, look, register
 
@@ -118,6 +119,30 @@ def test_opcheck_fires():
     finding = look(no_fake, "opcheck")
     assert finding.verdict == "fail"
     assert "test_faketensor" in finding.evidence
+
+
+@sl.op("audit_compiler::tail")
+def tail(x: Float[Tensor, "n c"], first: Int64[Tensor, ""]) -> Float[Tensor, "n c"]:
+    return torch.where(torch.arange(x.shape[0])[:, None] >= first, x, 0)
+
+
+@tail.samples
+def _(rng, sizes, dtype, device):
+    return torch.randn(sizes["n"], sizes["c"], generator=rng, dtype=dtype), torch.tensor(sizes["n"] // 2)
+
+
+@tail.backward
+def _(grad, saved, needs):
+    result = torch.zeros_like(grad)
+    result[saved.first :] = grad[saved.first :]  # no graph knows how many rows
+    return {"x": result}
+
+
+def test_opcheck_says_how_a_slice_by_a_value_is_written():
+    finding = look(tail, "opcheck")
+    assert finding.verdict == "fail"
+    assert "GuardOnDataDependentSymNode" in finding.evidence
+    assert finding.fix == DATA_FIX
 
 
 def test_opcheck_is_silent():

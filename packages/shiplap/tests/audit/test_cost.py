@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from shiplap.audit import CostCard, Finding, measure_cost
-from shiplap.render import findings_html, findings_json, print_costs
+from shiplap.render.findings import findings_html, findings_json, print_costs
 from shiplap_testing.zoo import bad, good
 
 CARD = CostCard("a::b", "cpu", "x float32(5,)", "native", 100.0, 2345.6, None, None, ("captured: <no> device",))
@@ -35,6 +35,7 @@ def test_a_c_kernel_costs_less_than_its_call(saxpy):
     assert any(n.startswith("captured: graphs are captured on a CUDA device") for n in saxpy.notes)
 
 
+@pytest.mark.long
 def test_measuring_leaves_the_kernel_as_it_was(saxpy):
     kernel = good.saxpy.kernels["cpu"][0]
     assert "between" not in repr(kernel._function)

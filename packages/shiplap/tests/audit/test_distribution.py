@@ -83,7 +83,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize(
-    "problem", [pytest.param(k, marks=pytest.mark.long if "|" in k or "corr" in k else ()) for k in KERNELS]
+    "problem", [pytest.param(k, marks=pytest.mark.long if "|" in k or "corr" in k or not k else ()) for k in KERNELS]
 )
 def test_dropout_from_torchs_own_generator(ns, problem):
     op = sl.op(f"{ns}::dropout", random="global", requires=("0 <= p", "p < 1"))(dropout)

@@ -23,6 +23,7 @@ from shiplap.audit import audit, check
 from shiplap.audit.child_process import ChildLimits
 from shiplap.errors import error
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
+from shiplap_testing.effort import sampled
 
 
 @sl.op("audit_dropped::scaled")
@@ -279,7 +280,7 @@ WAYS: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", sampled(WAYS, 14))
 def test_a_dropped_part_makes_the_verdict_incomplete(ns, tmp_path, name):
     MEANT.clear()
     make, reason = WAYS[name]

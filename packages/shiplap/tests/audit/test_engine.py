@@ -94,6 +94,7 @@ def test_a_reproducer_fails_the_same_way_in_another_process(tmp_path: Path, chec
     assert ran.stdout.strip() in finding.evidence
 
 
+@pytest.mark.long
 def test_a_reproducer_finds_an_op_in_a_file(tmp_path: Path):
     file = tmp_path / "my_ops.py"
     file.write_text(

@@ -35,6 +35,7 @@ def test_a_row_number_into_no_rows_is_no_fault_in_any_check():
     assert [(f.verdict, "1 samples set aside" in f.evidence) for f in findings] == [("ok", True)] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("off", "verdict"), [pytest.param(0.0, "ok"), pytest.param(0.01, "fail", marks=pytest.mark.long)]
 )

@@ -29,7 +29,12 @@ MISSED = {
 }
 
 
-LONG = ("tangent of the second argument alone", "pooling of sliced channels-last images")
+LONG = (
+    "tangent of the second argument alone",
+    "pooling of sliced channels-last images",
+    "all parts as long as the first",
+    "gradient of a clamp without its ends",
+)
 
 
 @pytest.mark.parametrize("name", sampled(MISSED, long=LONG))
@@ -39,7 +44,7 @@ def test_what_was_missed_is_flagged(name):
     assert "crashed" not in finding.evidence
 
 
-@pytest.mark.parametrize("name", sampled(MISSED, 2, long=LONG))
+@pytest.mark.parametrize("name", sampled(MISSED, 1, long=LONG))
 def test_its_twin_is_not_flagged(name):
     (finding,) = audit(defects()[name].make_good(), checks=[MISSED[name]], seed=SEED, budget=600)
     assert finding.verdict == "ok", finding

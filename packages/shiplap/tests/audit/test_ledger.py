@@ -12,7 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import CHECKS, Report, Samples, audit
 from shiplap.audit.checks import load_check
-from shiplap.render import findings_html, findings_json, print_findings
+from shiplap.render.findings import findings_html, findings_json, print_findings
 from shiplap.sampling.ledger import AUDIT, OBLIGATIONS
 from tests.audit.common import look, register
 
@@ -113,6 +113,7 @@ def twice(x: M) -> M:
     return x * 2
 
 
+@pytest.mark.long
 def test_a_gradient_that_begins_inside_of_its_storage_is_tried():
     finding = look(twice, "gradient")
     assert finding.verdict == "fail"

@@ -44,6 +44,7 @@ def test_a_root_of_integers_next_to_powers_of_two(ns, wrong):
     assert failed(whole_root, "special") == ["special"] * wrong
 
 
+@pytest.mark.long
 @both
 def test_an_exponent_from_a_logarithm(ns, wrong):
     def exponent(x):
@@ -99,6 +100,7 @@ def test_complex_numbers_without_a_gradient(ns):
     assert verdicts == {"gradient": "skip", "backward": "skip", "process": "ok"}
 
 
+@pytest.mark.long
 @both
 def test_complex_numbers_in_double_precision(ns, wrong):
     op = product(ns)
@@ -161,6 +163,7 @@ def test_two_scalars_at_once(ns, wrong):
     assert failed(steps, "numerics") == ["numerics"] * wrong
 
 
+@pytest.mark.long
 @both
 def test_a_list_longer_than_one_launch_takes(ns, wrong):
     @sl.op(f"{ns}::total")
@@ -185,6 +188,7 @@ def test_an_input_written_to_beyond_some_size(ns, wrong):
     assert failed(op, "schema") == ["schema"] * wrong
 
 
+@pytest.mark.long
 @both
 def test_an_output_of_a_pool_beyond_some_size(ns, wrong):
     op, pool = doubled(ns), {}
@@ -215,7 +219,7 @@ def test_a_result_remembered_by_sums(ns, wrong):
 
 
 @both
-@pytest.mark.parametrize("place", ["after", "before"])
+@pytest.mark.parametrize("place", sampled(["after", "before"], 1))
 def test_a_load_beside_the_input(ns, wrong, place):
     @sl.op(f"{ns}::half")
     def half(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
@@ -314,6 +318,7 @@ def test_an_infinite_gradient_is_passed_on(ns, wrong):
     assert ("is finite where" in finding.evidence) == wrong, finding
 
 
+@pytest.mark.long
 @both
 def test_a_gradient_written_to_beyond_some_size(ns, wrong):
     op = doubled(ns)
@@ -345,6 +350,7 @@ def test_a_scalar_kept_from_the_last_forward(ns, wrong):
     assert failed(scaled, "backward") == ["backward"] * wrong
 
 
+@pytest.mark.long
 @both
 def test_a_seed_that_loses_its_upper_bits(ns, wrong):
     def drawn(x, seed):

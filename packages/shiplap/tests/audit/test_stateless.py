@@ -12,6 +12,7 @@ import shiplap as sl
 from shiplap.audit.checks import stateless
 from shiplap.kernels.c.declaration import CAbiImplementation
 from shiplap.sampling.symbols import WritableSymbol, read_library_state
+from shiplap_testing.effort import sampled
 from shiplap_testing.zoo import bad, good, stateful
 from tests.audit.common import look
 from tests.audit.test_memory import double
@@ -23,7 +24,7 @@ def library_of(op) -> Path:
     return op.kernels["cpu"][0].native.library
 
 
-@pytest.mark.parametrize("specimen", NAMED, ids=str)
+@pytest.mark.parametrize("specimen", sampled(NAMED, 2), ids=str)
 def test_stateless_fires_and_names_the_symbols(specimen):
     finding = look(specimen.op, "stateless")
     assert finding.verdict == "fail"
@@ -64,7 +65,7 @@ def test_stateless_of_a_stripped_library_is_never_ok_by_ignorance(tmp_path, monk
     assert "stripped" in finding.evidence
 
 
-@pytest.mark.parametrize("stripped", [False, True])
+@pytest.mark.parametrize("stripped", sampled([False, True], 1))
 def test_a_cpp_runtime_that_is_linked_in_is_no_alarm_and_no_ok(tmp_path, monkeypatch, stripped):
     """As manylinux wheels do it: dozens of writable objects, none of them ours."""
     source = tmp_path / "a.cpp"

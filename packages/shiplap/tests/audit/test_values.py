@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
@@ -131,6 +132,7 @@ def test_edges_fires():
     assert "strides" in look(ignores_strides, "edges").input
 
 
+@pytest.mark.long
 def test_edges_fires_on_a_declaration_that_is_too_wide():
     @sl.op("audit_values::peak")
     def peak(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
@@ -184,6 +186,7 @@ def test_bound_fires():
     assert "SL302" in finding.evidence
 
 
+@pytest.mark.long
 def test_bound_fires_on_what_a_fake_promises():
     def fake(x):
         return x.new_empty(torch.library.get_ctx().new_dynamic_size(max=4))

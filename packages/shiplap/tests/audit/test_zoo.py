@@ -68,7 +68,7 @@ SAME = (
 )
 
 
-@pytest.mark.parametrize("specimen", sampled(CPU_BAD, 16, long=SAME), ids=str)
+@pytest.mark.parametrize("specimen", sampled(CPU_BAD, 11, long=SAME), ids=str)
 def test_a_broken_op_is_flagged(specimen):
     for check in sorted(specimen.flagged_by):  # one at a time: a check may wait for another that failed
         (finding,) = audit(specimen.op, checks=[check], seed=SEED)
@@ -85,7 +85,7 @@ def test_a_whole_audit_blames_nothing_else(specimen):
     assert failures(specimen.op).keys() == WHOLE[specimen.name]
 
 
-@pytest.mark.parametrize("specimen", sampled([*stateful.STATELESS, *boundary.SOUND, *C_ABI], 2), ids=str)
+@pytest.mark.parametrize("specimen", sampled([*stateful.STATELESS, *boundary.SOUND, *C_ABI], 1), ids=str)
 def test_a_sound_c_function_passes_what_looks_at_its_library(specimen):
     """Around the function they are the one C ABI kernel of ``good``, which passes everything."""
     findings = audit(specimen.op, checks=LIBRARY, seed=SEED)

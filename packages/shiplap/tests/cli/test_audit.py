@@ -180,6 +180,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AUDIT, "audit", lambda op, checks, **rest: audit(op, checks=checks or ["fresh"], **rest))
 
 
+@pytest.mark.long
 def test_every_report_has_the_cost_card(run: Any, measured: None, tmp_path: Path) -> None:
     page = tmp_path / "audit.html"
     full = ("audit", f"{OPS}:scale", "--html", page)

@@ -59,7 +59,7 @@ def test_bindings_that_share_a_library_are_planned_once(monkeypatch: pytest.Monk
 def test_missing_library_has_its_fix(tmp_path: Path) -> None:
     entry = env._locate_library("a.family", tmp_path / "libabsent.so")
     assert (entry["found"], entry["symbols"]) == (False, 0)
-    assert entry["problem"].startswith("SL401: the kernel library cannot be loaded; if the file is missing, build")
+    assert entry["problem"].startswith("SL401: the kernel library cannot be loaded; correct the path in sl.cabi")
 
 
 def test_compiler_absent(monkeypatch: pytest.MonkeyPatch) -> None:

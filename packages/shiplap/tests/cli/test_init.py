@@ -79,6 +79,7 @@ def test_draft_imports_and_refuses_calls(run: Any, library: Path, tmp_path: Path
     sys.modules.pop("cli_library", None)
 
 
+@pytest.mark.long
 def test_a_draft_in_a_process_of_its_own(process: Any, library: Path, tmp_path: Path) -> None:
     done = process("init", "draft.py", "--from", "cli_library:annotated", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

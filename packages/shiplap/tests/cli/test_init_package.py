@@ -199,6 +199,7 @@ def test_no_kernel_runs_and_one_that_ends_its_process_takes_nothing_with_it(tmp_
     assert kept[-1] == draft.text
 
 
+@pytest.mark.long
 def test_a_script_that_fails_leaves_what_it_recorded(run: Any, package: Any) -> None:
     name, folder = package
     done = run("init", folder / "ops.py", "--package", name, "--record", folder / "script.py", "--json", "--", "fail")

@@ -99,12 +99,13 @@ def test_an_infinite_gradient_hides_no_other():
 
 
 def test_only_what_can_be_written_is_drawn():
-    cases = [c for device in ("cpu", "cuda") for c in plan(200, 1, device)]
+    cases = [c for device in ("cpu", "cuda") for c in plan(100, 1, device)]
     assert {"template", "triton"} <= {c.kernel for c in cases}
     assert not any(template_unable(c) for c in cases if c.kernel == "template")
     assert not any(triton_unable(c) for c in cases if c.kernel == "triton")
 
 
+@pytest.mark.long
 def test_a_longer_plan_begins_with_the_shorter_one_and_each_case_survives_json():
     long, short = plan(60), plan(20)
     assert long[:20] == short
@@ -152,7 +153,7 @@ def test_a_rare_pair_is_given_to_a_declaration(pair):
     assert not any(with_pair(case, [never], "cpu") for case in drawn)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", sampled(["cpu", "cuda"], long=["cuda"]))
 def test_each_pair_of_features_is_given_to_a_declaration_or_impossible(device):
     """``impossible.py`` says of exactly those pairs why, which no declaration of the generator gets."""
     drawn = [draw(number, random.Random(number), device) for number in range(0, 20 * OUTSIDE, OUTSIDE)]

@@ -150,6 +150,7 @@ def test_a_call_with_ones_is_tuned_as_such(ns):
 CHECKS = ("numerics", "kernels", "arguments", "gradient", "fake")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "checks", [CHECKS, pytest.param(("sharding", "transforms", "opcheck"), marks=pytest.mark.long)]
 )

@@ -152,12 +152,16 @@ def test_what_has_the_methods_of_a_number_and_is_none(ns, name):
 
 
 def test_number_of_arguments(conv):
-    with fails("SL209", "missing a required argument: 'kernel'", "Tensor feats, Tensor weight"):
+    with fails(
+        "SL209", "missing a required argument: 'kernel'", "Tensor feats, Tensor weight", fix="pass kernel as well"
+    ):
         conv(*good()[:4])
     with fails("SL209", got="too many positional arguments"):
         conv(*good(), 1, 2)
     with fails("SL209", what="the arguments do not fit the signature", got="an unexpected keyword argument 'dilation'"):
         call(conv, dilation=2)
+    with fails("SL209", fix="write groups= in place of group="):
+        conv(*good(), group=2)
 
 
 def test_numpy_integers_are_integers(conv):

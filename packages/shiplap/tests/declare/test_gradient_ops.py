@@ -189,6 +189,7 @@ def test_a_gradient_of_another_shape_is_an_error(ns):
         sums(torch.randn(3, 4, requires_grad=True)).sum().backward()
 
 
+@pytest.mark.long
 def test_the_audit_judges_gradient_ops(ns):
     @sl.op(f"{ns}::cube")
     def cube(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

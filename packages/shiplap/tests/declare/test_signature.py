@@ -60,6 +60,22 @@ def test_names_are_namespace_and_identifier(name):
         def op(x: F) -> F: ...
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("scaled", 'write @sl.op("mylib::scaled"), with a namespace of your own in place of mylib'),
+        (
+            "my-lib::scaled",
+            "write @sl.op(\"my_lib::scaled\"): a name has only letters, digits and underscores, and no '-'",
+        ),
+        ("a b::scaled", "write @sl.op(\"a_b::scaled\"): a name has only letters, digits and underscores, and no ' '"),
+    ],
+)
+def test_a_wrong_name_is_answered_by_a_right_one(name, fix):
+    with fails("SL101", fix=fix):
+        sl.op(name)
+
+
 def test_an_unannotated_argument(ns):
     with fails("SL102", where=f"{ns}::f, argument 'k'", got="k=3"):
 
@@ -105,9 +121,8 @@ def test_the_parentheses_are_missing(declare):
     with fails(
         "SL101",
         where="@sl.op",
-        got="function op",
-        fix="choose a name of this form, of letters, digits and underscores, with a namespace of your own, such as "
-        '@sl.op("mylib::scale")',
+        got="no name, but the function op",
+        fix='write the decorator with a name, as in @sl.op("mylib::op")',
     ):
 
         @declare
@@ -246,6 +261,21 @@ def test_expressions_outside_the_language(ns, expr, expected):
 
         @sl.op(f"{ns}::f", dims={"m": expr})
         def op(x: V) -> Float[Tensor, "m"]: ...
+
+
+def test_a_condition_on_sizes_is_no_size(ns):
+    """Authors write ``dims={"c": "g*k"}`` for columns that g divides."""
+    correct = "correct 'k' to a name that 'expected' lists, or declare k as an int argument"
+    fix = f'{correct}. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
+    with fails("SL105", got="g*k uses 'k'", fix=fix):
+
+        @sl.op(f"{ns}::f", dims={"c": "g*k"})
+        def op(x: Float[Tensor, "n c"], g: int) -> Float[Tensor, "n c"]: ...
+
+    with fails("SL105", got="n % k == 0 uses 'k'", fix=correct):
+
+        @sl.op(f"{ns}::f", requires="n % k == 0")
+        def second(x: V) -> V: ...
 
 
 @pytest.mark.parametrize("expr", ["n +", ""])

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import shiplap as sl
 from shiplap.torch_private import dispatcher_calls
+from shiplap_testing.effort import sampled
 
 V = Float[torch.Tensor, "n"]
 
@@ -228,7 +229,7 @@ CASES = [
     compiled,
     errors,
 ]
-by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+by_name = pytest.mark.parametrize("case", sampled(CASES, 10), ids=lambda case: case.__name__)
 
 
 @by_name

@@ -12,6 +12,7 @@ import shiplap as sl
 from shiplap import torch_private
 from shiplap.dispatch import fake
 from shiplap.errors import ShiplapError
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -61,7 +62,7 @@ def test_a_data_dependent_size_is_unbacked(nonzero, ns):
 
 
 @pytest.mark.usefixtures("dynamic_outputs", "fresh_compiler")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", sampled(["aot_eager", "inductor"], long=["aot_eager"]))
 def test_data_dependent_sizes_compile(nonzero, backend):
     def fn(x):
         index, table = nonzero(x)
@@ -203,6 +204,7 @@ def test_lists_of_integers_do_not_specialise_their_values(ns):
     assert torch_private.compile_counts().recompiles == 0
 
 
+@pytest.mark.long
 def test_opcheck_agrees(nonzero, ns):
     @sl.op(f"{ns}::lin")
     def lin(x: Float[Tensor, "n c"], w: Float[Tensor, "m c"], k: int = 1, *, s: float = 1.0) -> Float[Tensor, "n m"]:

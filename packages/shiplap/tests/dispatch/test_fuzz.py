@@ -85,7 +85,7 @@ def examples(count):
 
 
 @given(calls())
-@examples(50)
+@examples(30)
 def test_the_quick_function_agrees_with_the_careful_one(drawn):
     quick_as_careful(drawn)
 
@@ -117,7 +117,7 @@ def quick_as_careful(drawn):
 
 
 @given(calls())
-@examples(15)
+@examples(10)
 def test_fake_and_real_agree(drawn):
     fake_as_real(drawn)
 

@@ -206,7 +206,7 @@ def test_no_kernel_runs_the_reference_and_says_so_once(ns, monkeypatch):
         (lambda x: (x, x.sum().to("meta")), "torch.float32 on meta", "torch.float32 on cpu"),
         (lambda x: (x[1:], x.sum()), "shape (3,)", 'Float[Tensor, "n"] = (4,)'),
         (lambda x: (x, x[:1]), "shape (1,)", 'Float32[Tensor, ""] = ()'),
-        (lambda x: None, "0 outputs", "2 outputs"),
+        (lambda x: None, "0 outputs: the function returned None", "2 outputs"),
     ],
 )
 def test_results_that_break_the_declaration(scale, result, got, expected):
@@ -221,7 +221,7 @@ def test_a_kernel_that_forgot_to_return_is_told_to(ns):
         return x * 2
 
     twice.kernel("cpu", lambda x: None)
-    with fails("SL301", fix="return out, or fill tensors that the function takes as out"):
+    with fails("SL301", fix="return the result, or let the kernel take out (*, out) and fill it in place"):
         twice(torch.ones(2))
 
 

@@ -214,6 +214,7 @@ def rounded(ns):
     return rounded
 
 
+@pytest.mark.long
 def test_a_straight_through_estimator_is_compared_with_its_surrogate(rounded):
     findings = sl.audit(rounded, checks=("gradient", "backward", "transforms"), seed=0)
     assert {f.verdict for f in findings} == {"ok"}, findings

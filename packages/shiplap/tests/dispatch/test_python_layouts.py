@@ -7,6 +7,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.dispatch import fast_paths as routes
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 M = Float[Tensor, "n c"]
@@ -45,7 +46,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("layout", STRIDED)
+@pytest.mark.parametrize("layout", sampled(STRIDED, 3))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("into", [False, True])
 def test_a_kernel_that_takes_pointers_is_right(double, way, layout, into):
@@ -102,7 +103,7 @@ def test_strides_of_what_is_no_tensor_are_refused(double):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("layout", ["transposed", "cut", "contiguous"])
+@pytest.mark.parametrize("layout", sampled(["transposed", "cut", "contiguous"], 2))
 @pytest.mark.parametrize("returned", [False, True])
 def test_what_is_written_to_gets_the_result(ns, layout, compiled, returned):
     declared = {"aliases": "x"} if returned else {}
@@ -149,7 +150,7 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("way", ["eager", "aot_eager", "func", "double"])
+@pytest.mark.parametrize("way", sampled(["eager", "aot_eager", "func", "double"], 2))
 @pytest.mark.parametrize("after", GRADIENTS)
 def test_a_gradient_that_takes_pointers_is_right(ns, after, way, several):
     def declared(x: M, w: M):

@@ -170,10 +170,22 @@ BUILTIN = "skip reason: cannot determine source file for  (likely a C extension 
         ("Unsupported call", "", "generator = random.Random(random.randint(0, 100))", "system"),
         ("Unsupported call", "", "f = torch.random.initial_seed()", "other"),
         (NUMBER, "", "f = x.sum().item()", "item"),
+        ("HOP: Unsafe side effect", "", "y.register_hook(lambda g: grads.append(g))", "autograd"),
+        ("HOP: Unsafe side effect", "", "y = torch.cond(p, f, g)", "higher_order"),
+        ("Unsupported object", "", "stamp = datetime.datetime.now()", "system"),
+        ("Could not guard on data-dependent expression Eq(u0, 0)", "", "weights = rates[labels]", "item"),
     ],
 )
 def test_a_cause_is_that_of_the_call(reason: str, context: str, code: str, cause: str) -> None:
     assert classify_break(BreakMessage(reason, context=context), SourcePlace("p.py", 1, "f", code)) == cause
+
+
+def test_rounds_of_a_loop_that_depend_on_values_are_control_flow(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("for c in labels.unique():\n    x = x + c\n")
+    message = BreakMessage("Could not extract specialized integer from data-dependent expression u0")
+    assert classify_break(message, place(file, 1)) == "branch"
+    assert classify_break(message, place(file, 2)) == "item"
 
 
 def test_a_break_that_follows_another_on_its_line_is_no_entry_of_its_own() -> None:

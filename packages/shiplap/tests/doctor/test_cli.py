@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from shiplap.doctor import Diagnosis, SourcePlace, diagnose_trace
 from shiplap.doctor.trace import EventTrace, read_trace_files
-from shiplap.render import render_html
+from shiplap.render.html import render_html
 from tests.doctor.programs import write
 
 SCRIPT = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,29 +12,7 @@ import torch
 from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
 from shiplap.doctor.edits import Case, Editor
 from shiplap.doctor.scratch import apply_edits
-
-
-class CountingBackend:
-    """A backend of ``torch.compile`` that counts the graphs with operations and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.frame_count = 0
-
-    def __call__(self, gm: torch.fx.GraphModule, _: Any) -> Any:
-        self.frame_count += 1
-        return gm.forward
-
-
-def proposals(
-    folder: Path, source: str, editor: Editor, subject: str = "", text: str = "", function: str = "f", cause: str = ""
-) -> list[str]:
-    """The program after each alternative of an editor; the entry is at the line with the comment HERE."""
-    source = textwrap.dedent(source).lstrip()
-    (folder / "program.py").write_text(source)
-    line = next((n for n, t in enumerate(source.splitlines(), 1) if "# HERE" in t), 1)
-    case = Case(folder, "program.py", "program.py", line, function, subject, text, cause=cause)
-    changed = (apply_edits({}, folder, edit) for edit in editor(case))
-    return [texts["program.py"] for texts in changed if texts]
+from tests.doctor.programs import CountingBackend, proposals
 
 
 def test_a_setting_goes_below_the_imports_once(tmp_path: Path) -> None:
@@ -84,6 +61,16 @@ def test_a_print_with_keywords_is_not_moved(tmp_path: Path, keywords: str) -> No
 def test_what_varied_is_named_as_a_source(tmp_path: Path, subject: str, source: str) -> None:
     changed = proposals(tmp_path, "import torch\n", edits.add_dynamic_source("dynamic_sources"), subject)
     assert [f'dynamic_sources = "{source}"' in text for text in changed] == [True] * bool(source)
+
+
+def test_a_second_source_joins_the_first(tmp_path: Path) -> None:
+    """A second setting would replace the first one."""
+    editor = edits.add_dynamic_source("dynamic_sources")
+    (first,) = proposals(tmp_path, "import torch\n", editor, "x, dim 1")
+    (both,) = proposals(tmp_path, first, editor, "y[0], dim 0")
+    assert "dynamic_sources = \"L['x']:1,L['y'][0]:0\"\n" in both
+    assert both.count("dynamic_sources") == 1
+    assert proposals(tmp_path, both, editor, "x, dim 1") == []
 
 
 @pytest.mark.parametrize(
@@ -270,6 +257,9 @@ def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: s
     assert isinstance(ran["run"], torch.nn.Module)
 
 
+ATTRIBUTES = "tuple(v for m in model.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))"
+
+
 @pytest.mark.parametrize(
     ("subject", "cause", "keys"),
     [
@@ -284,7 +274,10 @@ def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: s
         ),
         ("self.weight", "grad", ["tuple(p.requires_grad for p in model.parameters())"]),
         ("self.drop.training", "mode", ["tuple(m.training for m in model.modules())"]),
-        ("self.act.name", "attribute", ["model.act.name"]),
+        ("self.act.name", "attribute", ["model.act.name", ATTRIBUTES]),
+        ("fn.0.scaling", "attribute", ["model[0].scaling", ATTRIBUTES]),
+        ("self.frames", "length", ["len(model.frames)"]),
+        ("x, dim 1", "small", ["x.shape[1] < 2", "x.shape"]),
         ("self.scale", "counter", []),
         ("other", "value", []),
     ],
@@ -294,6 +287,50 @@ def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: 
     assert len(found) == len(keys)
     for text, key in zip(found, keys, strict=True):
         assert f"lambda x, how=None: {key}, backend=count)(model)" in text
+
+
+def test_a_module_without_a_name_gets_one(tmp_path: Path) -> None:
+    source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(Net(2, 2), backend=count)")
+    source += "    run(torch.ones(1, 2))\n"
+    found, every = proposals(tmp_path, source, edits_of_calls.compile_versions, "self.bias", "", "forward", "attribute")
+    assert "module.modules()" in every
+    assert "compile_each(lambda x, how=None: module.bias, backend=count)(module := Net(2, 2))" in found
+    exec(found, {"count": "eager"})
+    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "how", "", "forward", "optional")
+    assert "compile_each(lambda x, how=None: how is None, backend=count)(Net(2, 2))" in found
+
+
+def test_a_second_value_refines_the_kinds(tmp_path: Path) -> None:
+    editor = edits_of_calls.compile_versions
+    source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(Net(2, 2), backend=count)")
+    first, _ = proposals(tmp_path, source, editor, "self.bias", "", "forward", "attribute")
+    second, *_ = proposals(tmp_path, first, editor, "fn.in_features", "", "forward", "attribute")
+    assert "(lambda x, how=None: (module.bias, module.in_features), backend=count)(module := Net(2, 2))" in second
+    third, *_ = proposals(tmp_path, second, editor, "how", "", "forward", "optional")
+    assert "lambda x, how=None: ((module.bias, module.in_features), how is None)" in third
+    assert third.count("def compile_each(") == 1
+
+
+def test_a_method_is_told_apart_by_its_object(tmp_path: Path) -> None:
+    source = CALLS + "    step = torch.compile(model.forward, backend=count)\n"
+    subject = "fn.__self__.in_features"
+    found = proposals(tmp_path, source, edits_of_calls.compile_versions, subject, "", "forward", "attribute")
+    assert "lambda x, how=None: model.in_features, backend=count)(model.forward)" in found[-1]
+
+
+@pytest.mark.parametrize("function", ["f", "forward"])
+def test_a_kind_of_call_is_compiled_when_it_comes_again(tmp_path: Path, function: str) -> None:
+    changed, *_ = proposals(tmp_path, CALLS, edits_of_calls.compile_repeated, "x, dim 0", "", function, "size")
+    assert "compile_repeated(lambda x, how=None: x.shape, backend=count)" in changed
+    graphs = CountingBackend()
+    exec(changed, ran := {"count": graphs})
+    called = ran["f"] if function == "f" else ran["run"]
+    for n in (1, 2, 3, 3, 3):
+        x = torch.randn(n, 2)
+        expected = x * 2 if function == "f" else torch.nn.Linear.forward(ran["model"], x)
+        torch.testing.assert_close(called(x, how="any"), expected)
+    assert graphs.frame_count == 1
+    assert isinstance(ran["run"], torch.nn.Module)
 
 
 def test_options_of_the_compiler_are_kept(tmp_path: Path) -> None:
@@ -376,7 +413,7 @@ LATER = """
 
 
 def test_a_call_that_adds_to_a_list_is_made_behind_the_compiled_part(tmp_path: Path) -> None:
-    (changed,) = proposals(tmp_path, LATER, edits_of_calls.call_later, "kept", "", "f", "length")
+    changed, _ = proposals(tmp_path, LATER, edits_of_calls.call_later, "kept", "", "f", "length")
     assert proposals(tmp_path, LATER, edits_of_calls.call_later, "local", "", "f", "length") == []
     assert proposals(tmp_path, LATER, edits_of_calls.call_later, "other", "", "f", "length") == []
     with torch._dynamo.config.patch(reorderable_logging_functions=set()):
@@ -391,10 +428,94 @@ def test_a_call_that_adds_to_a_list_is_made_behind_the_compiled_part(tmp_path: P
 
 
 def test_a_file_is_written_behind_the_compiled_part(tmp_path: Path) -> None:
-    (changed,) = proposals(tmp_path, LATER, edits_of_calls.call_later, "torch.save", "", "f", "object")
+    changed, _ = proposals(tmp_path, LATER, edits_of_calls.call_later, "torch.save", "", "f", "object")
     assert "    torch_save_later(x)  # HERE" in changed
     assert 'def torch_save_later(x):\n    torch.save(x, "x.pt")\n' in changed
     assert "reorderable_logging_functions.add(torch_save_later)" in changed
+
+
+KEPT = """
+    import torch
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.notes = []
+        def forward(self, x):
+            y = x.exp()
+            self.notes.append(f"{y.sum():.1f}")  # HERE
+            return y
+    net = torch.compile(Net(), backend=count, fullgraph=True)
+    for n in (1.0, 2.0, 3.0):
+        net(torch.full((1,), n))
+"""
+
+
+def moved_of_self(folder: Path, source: str) -> list[str]:
+    """The program after each alternative of a call of ``self`` that is moved; its last line calls the module."""
+    text = textwrap.dedent(source).lstrip()
+    (folder / "program.py").write_text(text)
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if "# HERE" in row)
+    callers = (("program.py", len(text.splitlines())),)
+    found = Case(folder, "program.py", "program.py", line, "forward", "self.notes", "", callers=callers, cause="length")
+    changed = (apply_edits({}, folder, edits) for edits in edits_of_calls.call_later(found))
+    return [each["program.py"] for each in changed if each]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_call_of_an_attribute_is_moved_where_one_object_has_it(tmp_path: Path, named: bool) -> None:
+    with_name = KEPT.replace("net = torch.compile(Net(),", "model = Net()\n    net = torch.compile(model,")
+    source = with_name if named else KEPT
+    changed, *_ = moved_of_self(tmp_path, source)
+    name = "model" if named else "module"
+    assert f"{name}.notes.append(f'{{y.sum():.1f}}')" in changed
+    graphs = CountingBackend()
+    with torch._dynamo.config.patch(reorderable_logging_functions=set()):
+        exec(changed, ran := {"count": graphs})
+    assert (ran[name].notes, graphs.frame_count) == (["2.7", "7.4", "20.1"], 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("net = torch", "other = Net()\n    net = torch"),
+        ("net = torch", "net = [torch"),
+        ("    for n in", "    net = copy.deepcopy(net)\n    for n in"),
+        ("    net = torch", "    class Other(Net): ...\n    net = torch"),
+        ("return y", "return y * len(self.notes)"),
+        ("self.notes.append", "self.forward"),
+        ("net = torch.compile(Net(), backend=count, fullgraph=True)", "net = (lambda: torch.compile(Net()))()"),
+    ],
+)
+def test_a_call_of_self_stays_where_another_object_may_have_it(tmp_path: Path, old: str, new: str) -> None:
+    assert old in KEPT
+    text = KEPT.replace(old, new, 1)
+    text = text.replace("fullgraph=True)", "fullgraph=True)][0]", 1) if "[torch" in new else text
+    moved = moved_of_self(tmp_path, text)
+    assert bool(moved) == ("[torch" in new)
+
+
+def test_a_number_that_varies_is_moved_as_a_tensor(tmp_path: Path) -> None:
+    """Torch 2.13 moves no call whose argument is a number that varies from call to call."""
+    source = """
+        import torch
+        rows = []
+        def note(*row):
+            rows.append(row)
+        @torch.compile(backend=count, fullgraph=True)
+        def f(x, n):
+            note(x.sum().item(), n)  # HERE
+            return x + 1
+    """
+    plain, numbered, _ = proposals(tmp_path, source, edits_of_calls.call_later, "note", "", "f", "item")
+    assert "note_later(n, x)" in plain
+    with torch._dynamo.config.patch(reorderable_logging_functions=set()):
+        graphs = CountingBackend()
+        exec(numbered, ran := {"count": graphs})
+        given = [0, 1, 2, 3, 0.1, 0.2, 0.3]
+        for n in given:
+            ran["f"](torch.ones(2), n)
+    assert ran["rows"] == [(2.0, n) for n in given]
+    assert [type(n) for _, n in ran["rows"]] == [type(n) for n in given]
 
 
 @pytest.mark.parametrize(
@@ -450,7 +571,7 @@ def test_a_frame_in_another_compiled_function_shows_that_it_calls(tmp_path: Path
     line = next(n for n, t in enumerate(source.splitlines(), 1) if "# HERE" in t)
     callers = (("program.py", len(source.splitlines())),)
     case = Case(tmp_path, "program.py", "program.py", line, "f", "torch.save", "", callers=callers, cause="object")
-    assert len(list(edits_of_calls.call_later(case))) == moved
+    assert bool(list(edits_of_calls.call_later(case))) == moved
 
 
 def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
@@ -625,7 +746,7 @@ def test_keywords_of_apply_follow_the_order_of_forward(tmp_path: Path) -> None:
         def f(x):
             return Scale.apply(x, b=1, a=2)  # HERE
     """
-    (changed,) = proposals(tmp_path, source, edits.pass_by_position)
+    (changed,) = proposals(tmp_path, source, edits_of_calls.pass_by_position)
     assert "Scale.apply(x, 2, 1)" in changed
     assert "forward(ctx, x, a, b)" in changed
 

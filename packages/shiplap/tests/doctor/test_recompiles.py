@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shiplap.doctor import Diagnosis, Recompile
-from shiplap.doctor.recompiles import VARIATION_KINDS, GuardFailure, find_reader, parse_failed_guard
+from shiplap.doctor.places import make_place
+from shiplap.doctor.recompiles import VARIATION_KINDS, GuardFailure, _is_written, find_reader, parse_failed_guard
 from tests.doctor.programs import here, write
 
 SOURCE = """
@@ -88,6 +89,31 @@ def test_what_varied(
     assert r.limit is (function == "sized")
 
 
+def test_an_attribute_that_a_method_of_the_class_sets_is_changed_by_the_function(tmp_path: Path) -> None:
+    """Rotary embeddings set the length of their table in a method, which forward calls for a longer sequence."""
+    source = """
+        class Table:
+            def forward(self, n):
+                self._grow(n)
+                self._show()
+            def _grow(self, n):
+                self.length = n
+                self.forward
+            def _show(self):
+                self._show()
+            def reset(self):
+                self.step = 0
+        class Other:
+            def forward(self, n):
+                self._grow(n)
+    """
+    path = write(tmp_path, source)
+    at = [make_place(str(path), n) for n, row in enumerate(path.read_text().splitlines(), 1) if "def forward" in row]
+    assert _is_written("self.length", at[0])
+    assert not _is_written("self.step", at[0])
+    assert not _is_written("self.length", at[1])
+
+
 def test_halves_of_a_cut_function_are_one_function(diagnosis: Diagnosis) -> None:
     (r,) = (r for r in diagnosis.recompiles if r.place.function == "cut")
     assert (r.times, r.subject, r.place.code) == (2, "x, dim 0", "def cut(x):")
@@ -156,6 +182,8 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
             GuardFailure("parameter", "self.w, dim 0", ("4", "5")),
         ),
         ("1/0: GLOBAL_STATE changed: grad_mode ", GuardFailure("grad", "the grad mode or another global setting")),
+        ("0/0: x.stride()[0] == x.size()[1]  # x @ w", GuardFailure("stride", "x")),
+        ("0/0: L['x'].size()[1] <= 6  # x @ w", GuardFailure("size", "x, dim 1")),
         ("1/0: something new", GuardFailure("other", "something")),
     ],
 )

@@ -88,6 +88,91 @@ def test_the_first_remedy_that_helps_is_kept(tmp_path: Path) -> None:
     assert not after.entries
 
 
+def test_a_remedy_that_brings_another_entry_comes_second(tmp_path: Path) -> None:
+    """A setting that lets torch compile the program anew in each call is worse than an edit without any entry left."""
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+    grows = Recompile(place, cause="length", title="", subject="kept", values=(), guard="len(kept) == 1", fix="")
+
+    class Growing(Program1):
+        edited: tuple[Recompile, ...] = ()
+
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            text = texts.get("program.py", "")
+            if "capture_scalar_outputs" in text:
+                return run(grows)
+            return run(*(self.edited if "x * (x.sum())" in text else (self.item,)))
+
+    laboratory = Growing(tmp_path, "")
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.remedy, found.removed) == ("keep_tensor", True)
+    laboratory.edited = (grows,)
+    found, later = _try_entries(laboratory, laboratory.run({}, "compare"))[0]
+    assert (found.remedy, found.removed, later.removed) == ("torch_hint", True, False)
+
+
+def test_a_break_in_the_lines_of_an_edit_is_none_of_the_program(tmp_path: Path) -> None:
+    laboratory = Program1(tmp_path, "")
+    skipped = replace(laboratory.item, skipped=True)
+    line = "return x * (x.sum())"
+    inner = replace(skipped, user=replace(skipped.user, code=line), place=replace(PLACE, code="torch's own"), call="b")
+
+    def one(texts: dict[str, str], mode: str, **_: Any) -> Run:
+        return run(inner if line in texts.get("program.py", "") else skipped)
+
+    vars(laboratory)["run"] = one
+    (found,), _, _ = _try_entries(laboratory, one({}, "compare"))
+    assert not found.removed
+    assert found.refused["keep_tensor"].startswith("another break took its place")
+
+
+@pytest.mark.parametrize(
+    ("value", "gradients", "remedy"),
+    [
+        ("x / x.norm()", 1, "cond"),
+        ("x / x.norm()", 0, "where"),
+        ("x / 2", 1, "where"),
+        ("x ** 0.5", 1, "cond"),
+        ("x ** 2", 1, "where"),
+    ],
+)
+def test_no_side_is_picked_whose_gradient_may_be_nan(tmp_path: Path, value: str, gradients: int, remedy: str) -> None:
+    """The condition keeps away a division by 0, which no call of this run has shown."""
+    source = f"import torch\n\ndef f(x):\n    if x.sum() > 0:\n        return {value}\n    return x\n"
+    (tmp_path / "program.py").write_text(source)
+    place = replace(PLACE, file=str(tmp_path / "program.py"), line=4, code="if x.sum() > 0:")
+    item = replace(ITEM, place=place, user=place, chain=(place,), cause="branch", call="if x.sum() > 0", hints=())
+
+    class Branching(Laboratory):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            text = texts.get("program.py", "")
+            cured = "torch.where" in text or "torch.cond" in text
+            return run(*(() if cured else (item,)), counts={"outputs": 1, "gradients": gradients})
+
+    laboratory = Branching(Program(("python",), (place.file,), tmp_path), tmp_path, None)
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.remedy == remedy
+
+
+def test_a_time_that_is_not_measured_any_more_is_no_remedy(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import time\nimport torch\n\ndef f(x):\n    return x, time.time()\n")
+    place = replace(PLACE, file=str(tmp_path / "program.py"), line=5, code="return x, time.time()")
+    item = replace(ITEM, place=place, user=place, chain=(place,), cause="system", call="time.time", hints=())
+
+    class Clock(Laboratory):
+        zeroed: tuple[str, ...] = ()
+
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            cured = "is_compiling() else time.time()" in texts.get("program.py", "")
+            return run(*(() if cured else (item,)), zeroed=self.zeroed if cured else ())
+
+    laboratory = Clock(Program(("python",), (place.file,), tmp_path), tmp_path, None)
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.remedy == "eager_clock"
+    laboratory.zeroed = ("f, call 1: outputs 1",)
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.refused["eager_clock"] == "f, call 1: outputs 1 is 0, which the program measured"
+
+
 def test_where_nothing_helps_the_cause_is_said(tmp_path: Path) -> None:
     laboratory = Program1(tmp_path, "nothing writes this")
     (found,), texts, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
@@ -271,6 +356,10 @@ def test_a_value_that_varies_by_itself_is_not_compared(tmp_path: Path) -> None:
     assert later.differences == []
     halved = observed(tmp_path, "compare", lambda x: (x, next(clock)), torch.ones(2), ignored=again.unstable)
     assert len(halved.differences) == 1  # the tensor is compared still
+    assert halved.zeroed == []
+    observed(tmp_path, "record", lambda x: 2.5, torch.ones(2))
+    stopped = observed(tmp_path, "compare", lambda x: 0.0, torch.ones(2), ignored=["f, call 1: outputs value"])
+    assert len(stopped.zeroed) == 1
 
 
 def test_a_missing_call_is_seen(tmp_path: Path) -> None:

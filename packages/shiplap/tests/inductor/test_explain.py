@@ -15,7 +15,7 @@ import torch
 
 import shiplap as sl
 from shiplap.inductor import Explanation, explain, switches
-from shiplap.render import print_lines
+from shiplap.render.lines import print_lines
 from shiplap_testing.effort import sampled
 from tests.inductor.targets import qmm
 

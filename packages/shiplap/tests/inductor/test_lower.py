@@ -97,7 +97,7 @@ def without_memory(*args: Any) -> str:
     raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
 
-@pytest.mark.parametrize("where", ["_compare_outputs", "_wait_for_call_device", "draw_sample"])
+@pytest.mark.parametrize("where", sampled(["_compare_outputs", "_wait_for_call_device", "draw_sample"], 1))
 def test_a_lack_of_memory_is_no_verdict_on_a_candidate(monkeypatch, where):
     """Nothing is remembered of it: with more memory, the candidate is proven in the same process."""
     only(GOOD)

@@ -17,7 +17,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 
 from shiplap.dispatch import tuned_choices
-from shiplap.inductor import progress, prove_candidate
+from shiplap.inductor import precompile, prove_candidate
 from shiplap.inductor.fusion_choice import CandidateVerdict
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.torch_private import inductor_lowering, inductor_templates
@@ -151,7 +151,7 @@ def test_a_long_compilation_says_what_it_is_at(monkeypatch, capsys):
         pass
 
     def told() -> str:
-        shown = progress.start_progress(2, Graph())
+        shown = precompile.start_progress(2, Graph())
         shown.began = time.monotonic() - 9
         shown.step("mylib::conv")
         shown.step("mylib::conv")
@@ -161,5 +161,5 @@ def test_a_long_compilation_says_what_it_is_at(monkeypatch, capsys):
     assert told() == ""
     monkeypatch.setenv("SHIPLAP_PROGRESS", "1")
     assert told() == "torch.compile: mylib::conv, kernel 1 of 2, 9 s\n"  # the second line would come 5 s later
-    monkeypatch.setattr(progress, "PATIENCE", 60.0)
+    monkeypatch.setattr(precompile, "PATIENCE", 60.0)
     assert told() == ""

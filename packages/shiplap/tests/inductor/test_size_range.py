@@ -81,6 +81,7 @@ def test_a_dynamic_graph_has_a_template_that_is_right_in_its_range_and_is_guarde
     assert len(fusion_choices("fusetest::twice")) == 2
 
 
+@pytest.mark.long
 def test_a_proof_lays_no_two_elements_at_one_address():
     """Both strides are symbols of their own here, and the sizes of the proof are larger than those of the call."""
     only("none")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shiplap.judge import checks
+from shiplap.judge import checks, engine
 from shiplap.sandbox.supervisor import SandboxLauncher
 
 
@@ -19,6 +19,11 @@ def launcher() -> Iterator[SandboxLauncher]:
 
 
 @pytest.fixture(autouse=True)
-def fewer_late_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few calls in batches: the 4,096 of a judgement take seconds, and matter to candidates that count calls."""
+def fewer_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few calls in batches: the 4,096 of a judgement take seconds, and matter to candidates that count calls. The calls
+    one by one show leaks, which candidates of tests in ``nox -s long`` have.
+    """
     monkeypatch.setattr(checks, "LATE_CALLS", 128)
+    if not request.node.get_closest_marker("long"):
+        for module in (checks, engine):
+            monkeypatch.setattr(module, "ENDURANCE_CALLS", 40)

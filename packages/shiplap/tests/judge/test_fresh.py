@@ -9,7 +9,7 @@ import pytest
 
 import shiplap as sl
 from shiplap.judge.checks import ENDURANCE_CALLS, describe_leak
-from shiplap.sandbox.proc_filesystem import ProcessResources
+from shiplap.sandbox.proc_filesystem import ProcessResources, read_scheduler_usage
 from shiplap.sandbox.protocol import Inspect, pack_message, send_message
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded
@@ -143,8 +143,10 @@ def test_a_process_that_ran_while_it_was_stopped_is_ended(launcher):
         prisoner.request_reply(Inspect())
         prisoner.request_reply(Inspect())
         os.kill(prisoner.pid, signal.SIGCONT)
-        send_message(prisoner.connection, pack_message(Inspect()))  # it works on this
-        time.sleep(0.3)
+        before, ends = read_scheduler_usage(prisoner.pid, prisoner.pid).ran, time.monotonic() + 60
+        while read_scheduler_usage(prisoner.pid, prisoner.pid).ran < before + 0.01 and time.monotonic() < ends:
+            send_message(prisoner.connection, pack_message(Inspect()))  # it works on this
+            time.sleep(0.01)
         os.kill(prisoner.pid, signal.SIGSTOP)
         time.sleep(0.1)
         with pytest.raises(ProcessEnded, match="ran while it was stopped"):

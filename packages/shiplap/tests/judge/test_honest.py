@@ -30,6 +30,7 @@ def test_there_are_forty():
     assert len(DOUBTED) <= 1
 
 
+@pytest.mark.long  # make test has those of test_cheats.py and test_fresh.py
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_is_accepted(result_on, name):
     """Without times, as its checks are the same."""

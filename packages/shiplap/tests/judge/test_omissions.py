@@ -19,7 +19,8 @@ QUICK = (
     "half of a gradient",
     "until a day, in a helper",
 )
-SOUND_QUICK = ("a bias", "half of a dim of one")
+ALIKE = ("an argument taken as None", "logits far below zero")  # other values that are drawn, as for those of QUICK
+SOUND_QUICK = ("a bias",)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def judged(launcher, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", sampled(WRONG, long=[n for n in WRONG if n not in QUICK]))
+@pytest.mark.parametrize("name", sampled(WRONG, long=[n for n in WRONG if n not in QUICK or n in ALIKE]))
 def test_a_candidate_with_an_omission_is_not_accepted(judged, monkeypatch, name):
     if name not in QUICK:  # those are refused before the late calls
         monkeypatch.setattr(checks, "LATE_CALLS", ALL_CALLS)

@@ -20,8 +20,9 @@ def get_inputs():
 """
 TESTS = """
 import pytest
-from shiplap.judge import checks
+from shiplap.judge import checks, engine
 checks.LATE_CALLS = 128
+checks.ENDURANCE_CALLS = engine.ENDURANCE_CALLS = 40
 
 @pytest.mark.judge("ref.py:reference", "good.py:candidate", "bad.py:candidate", seconds=240, rounds=5)
 def test_kernels(judged):

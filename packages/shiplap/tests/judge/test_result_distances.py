@@ -11,6 +11,7 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result_distances import KNOWN, LARGE_ENOUGH, OwnErrors
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.compare import Reduction, agrees_without_float64, compare_within_tolerance
+from shiplap_testing.effort import sampled
 
 MANY = torch.linspace(1, 2, LARGE_ENOUGH)
 
@@ -63,7 +64,7 @@ def test_an_error_that_is_known_widens_nothing_beyond_the_tolerance(seed: int) -
     assert 10 < agreed < 30
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("share", sampled([0.0, 1.0], long=["1.0"]))
 def test_a_reference_is_computed_in_float64_for_some_draws_only(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the draws that are compared all the same, only the first ones are."""
     monkeypatch.setattr(problem_room, "SPOT_SHARE", share)

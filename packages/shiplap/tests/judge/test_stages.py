@@ -13,7 +13,7 @@ import shiplap as sl
 from shiplap.judge import index_bounds
 from shiplap.judge.index_bounds import IndexTrials, TrialTooLong
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.stages import StageClock, StageTime
+from shiplap.judge.result import StageClock, StageTime
 from shiplap.sandbox.supervisor import SandboxLauncher
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE

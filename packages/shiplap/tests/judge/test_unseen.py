@@ -259,19 +259,27 @@ class Answers:
     answering = 0.0
 
 
-def test_what_a_process_takes_for_its_answer_is_no_reason_to_end_a_stage():
+@pytest.fixture
+def now(monkeypatch):
+    """The time of a clock that the test alone moves."""
+    made = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: made[0])
+    return made
+
+
+def test_what_a_process_takes_for_its_answer_is_no_reason_to_end_a_stage(now):
     """As a first call does, which compiles."""
-    pace, process = StepDeadline(time.monotonic() + 0.4), Answers()
+    pace, process = StepDeadline(now[0] + 0.4), Answers()
     with pace.step(process):
-        time.sleep(0.25)
+        now[0] += 0.25
         process.answering += 0.25
     with pace.step(process):
         pass
 
 
-def test_a_stage_ends_before_a_step_would_end_too_late():
-    pace = StepDeadline(time.monotonic() + 0.3)
+def test_a_stage_ends_before_a_step_would_end_too_late(now):
+    pace = StepDeadline(now[0] + 0.3)
     with pace.step():
-        time.sleep(0.2)
+        now[0] += 0.2
     with pytest.raises(Timeout), pace.step():
         pytest.fail("it began")

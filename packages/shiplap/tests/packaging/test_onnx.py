@@ -329,10 +329,16 @@ def first_rows(x: Float[Tensor, "n"], count: Int64[Tensor, "1"]) -> Float[Tensor
 
 @pytest.mark.parametrize(
     ("op", "args", "got"),
-    [
-        (halve_until, (torch.rand(3),), "ways through it|a loop"),
-        (first_rows, (torch.rand(3), torch.tensor([1])), "reads a number of a tensor in Python"),
-    ],
+    sampled(
+        [
+            pytest.param(*case)
+            for case in [
+                (halve_until, (torch.rand(3),), "ways through it|a loop"),
+                (first_rows, (torch.rand(3), torch.tensor([1])), "reads a number of a tensor in Python"),
+            ]
+        ],
+        1,
+    ),
     ids=["a loop", "a number"],
 )
 def test_a_reference_that_cannot_be_traced_is_refused(
@@ -348,6 +354,7 @@ def test_a_reference_that_cannot_be_traced_is_refused(
     assert not (tmp_path / "net.onnx").exists()
 
 
+@pytest.mark.long
 def test_distinct_halves_are_not_rounded_to_integers(tmp_path: Path) -> None:
     class Distinct(nn.Module):
         def forward(self, x: Tensor) -> Any:

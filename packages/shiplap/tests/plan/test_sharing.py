@@ -13,6 +13,7 @@ from shiplap import torch_private
 from shiplap.kernels.native import binding
 from shiplap.plan.sharing import fakes_share_memory, shares_memory
 from shiplap_testing.build import compile_c
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 X = Float32[Tensor, "n"]
@@ -65,7 +66,7 @@ def call(op, way, views, t):
         return f(t)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, long=["dynamic"]))
 def test_shared_memory_is_refused_alike(add_, way, fresh_compiler):
     for views in SHARED.values():
         t = torch.arange(8.0)
@@ -74,7 +75,7 @@ def test_shared_memory_is_refused_alike(add_, way, fresh_compiler):
         assert torch.equal(t, torch.arange(8.0))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, long=["compiled", "exported"]))
 def test_views_that_share_no_element_are_served_alike(add_, way, fresh_compiler):
     for views in APART.values():
         t, expected = torch.arange(8.0), torch.arange(8.0)

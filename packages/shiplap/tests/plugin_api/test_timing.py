@@ -9,26 +9,30 @@ import pytest
 import torch
 from torch import Tensor
 
+from shiplap.plugin_api import timing
 from shiplap.plugin_api.timing import progress_bar, show_time, time_in_turn
+from shiplap.tuning import measure
 
 
-def test_medians_of_functions_in_turn() -> None:
+def test_medians_of_functions_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
+    now = [0]  # ns: on a busy machine a short sleep takes as long as a long one
+    monkeypatch.setattr(measure, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(timing, "monotonic", lambda: now[0] * 1e-9)
 
-    def sleeper(name: str, seconds: float) -> Callable[[], tuple[Tensor, ...]]:
+    def sleeper(name: str, nanoseconds: int) -> Callable[[], tuple[Tensor, ...]]:
         def run() -> tuple[Tensor, ...]:
             order.append(name)
-            time.sleep(seconds)
+            now[0] += nanoseconds
             return (torch.empty(0),)
 
         return run
 
-    medians = time_in_turn(
-        {"long": sleeper("long", 0.004), "short": sleeper("short", 0.001)}, device="cpu", seconds=0.05
-    )
+    runs = {"long": sleeper("long", 4_000_000), "short": sleeper("short", 1_000_000)}
+    medians = time_in_turn(runs, device="cpu", seconds=0.05)
     assert list(medians) == ["long", "short"]
-    assert medians["long"] >= 0.004 > medians["short"] >= 0.001
-    assert order[-10:] == ["long", "short"] * 5
+    assert medians == {"long": pytest.approx(0.004), "short": pytest.approx(0.001)}
+    assert order[-20:] == ["long", "short"] * 10
 
 
 def test_at_least_five_samples_of_each() -> None:

@@ -10,7 +10,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from shiplap.render import exit_status, facts, findings_html, findings_json, print_findings, render_html
+from shiplap.render.facts import facts
+from shiplap.render.findings import findings_html, findings_json, print_findings
+from shiplap.render.html import render_html
+from shiplap.render.result import exit_status
 
 
 def finding(**changes):

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shiplap.render import print_lines, value_json
-from shiplap.render.lines import TextTable, line, relative_place, row
+from shiplap.render.lines import TextTable, line, print_lines, relative_place, row, value_json
 
 
 def printed(*lines: object, width: int = 30) -> str:

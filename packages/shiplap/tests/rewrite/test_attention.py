@@ -14,6 +14,7 @@ from shiplap.rewrite import Match
 from shiplap.rewrite.shipped import attention, rms_norm
 from shiplap.rewrite.shipped.attention import AttentionRewrite
 from shiplap.torch_private.inductor_passes import capture_graph
+from shiplap_testing.effort import sampled
 from tests.rewrite.specimens import near, outcomes
 
 LOWEST = torch.finfo(torch.float32).min
@@ -152,7 +153,7 @@ MODELS = (t5, gpt2, timm, falcon, gpt_oss, flint, xlnet, gemma2, conformer, long
 MODELS += (by_logarithm, palm, grouped, shared_queries, unread, viewed_in_place)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("model", sampled(MODELS, 10), ids=lambda f: f.__name__)
 def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None:
     given, placed = args(), list[Any]()
 
@@ -219,7 +220,9 @@ class Scaled(torch.nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
-@pytest.mark.parametrize(("rewrite", "call"), [(attention[0], "forward"), (rms_norm, "norm")])
+@pytest.mark.parametrize(
+    ("rewrite", "call"), [(attention[0], "forward"), pytest.param(rms_norm, "norm", marks=pytest.mark.long)]
+)
 def test_numbers_of_a_module_are_found_under_dynamic_shapes(rewrite: Any, call: str) -> None:
     """The number becomes a guard: with another one, the graph is compiled again and right."""
     module, placed = Scaled(), list[Any]()

@@ -15,6 +15,7 @@ from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.shipped import attention
 from shiplap.rewrite.shipped.missed import is_softmax_by_hand, is_unnormalized_softmax
 from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion, find_region
+from shiplap_testing.effort import sampled
 
 WEIGHT = nn.Parameter(torch.ones(4, 1))
 
@@ -120,22 +121,32 @@ def by_logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("model", "says", "attends"),
-    [
-        (talking, "(linear) lies between the softmax and the product with the values", True),
-        (talking_before, "(einsum) lies between the product of queries and keys and the softmax", True),
-        (normalized_between_heads, "(layer_norm) lies between the softmax and the product with the values", True),
-        (normalized_last, "the softmax is written out as an exponential that is normalized elsewhere", True),
-        (by_logsumexp, "the softmax is written out as an exponential that is normalized elsewhere", True),
-        (windows, "(.new_zeros) lies between the product of queries and keys and the softmax", True),
-        (two_kinds_of_keys, "the weights go into 2 products", True),
-        (one_choice, "the softmax is not over the last dim of the scores, [2, 3, 5, 5]", True),
-        (additive, "a product of an activation and a weight of the model", False),
-        (of_a_kernel, "a product of an activation and a weight of the model", False),
-        (by_hand, "the softmax is written out as exp(x) / sum(exp(x))", True),
-        (product_of_sums, "in another way than queries @ keys.mT does", True),
-        (by_rank, "(.cumsum) lies between the product of queries and keys and the softmax", True),
-        (powers, "(.pow) stands between the softmax and the product with the values", True),
-    ],
+    sampled(
+        [
+            pytest.param(*case)
+            for case in [
+                (talking, "(linear) lies between the softmax and the product with the values", True),
+                (talking_before, "(einsum) lies between the product of queries and keys and the softmax", True),
+                (
+                    normalized_between_heads,
+                    "(layer_norm) lies between the softmax and the product with the values",
+                    True,
+                ),
+                (normalized_last, "the softmax is written out as an exponential that is normalized elsewhere", True),
+                (by_logsumexp, "the softmax is written out as an exponential that is normalized elsewhere", True),
+                (windows, "(.new_zeros) lies between the product of queries and keys and the softmax", True),
+                (two_kinds_of_keys, "the weights go into 2 products", True),
+                (one_choice, "the softmax is not over the last dim of the scores, [2, 3, 5, 5]", True),
+                (additive, "a product of an activation and a weight of the model", False),
+                (of_a_kernel, "a product of an activation and a weight of the model", False),
+                (by_hand, "the softmax is written out as exp(x) / sum(exp(x))", True),
+                (product_of_sums, "in another way than queries @ keys.mT does", True),
+                (by_rank, "(.cumsum) lies between the product of queries and keys and the softmax", True),
+                (powers, "(.pow) stands between the softmax and the product with the values", True),
+            ]
+        ],
+        7,
+    ),
     ids=lambda f: getattr(f, "__name__", ""),
 )
 def test_what_weighs_activations_is_never_silent(model: Callable[..., Tensor], says: str, attends: bool) -> None:

@@ -130,7 +130,7 @@ def listed() -> list[tuple[Tensor, ...]]:
     return [(torch.empty_like(x, dtype=torch.int8), torch.empty_like(x), x, w, s)]
 
 
-@pytest.mark.parametrize("second_form", [False, True])
+@pytest.mark.parametrize("second_form", sampled([False, True], 1))
 def test_a_pattern_of_functional_calls_is_matched_in_both_forms_of_torch(second_form: bool) -> None:
     made = rewrite(functional, functional_fused, level="post-grad", samples=listed)
     with inductor.patch(enable_auto_functionalized_v2=second_form):
@@ -214,6 +214,7 @@ def test_a_range_of_sizes_is_a_guard(most: int, matched: int) -> None:
     torch.testing.assert_close(got, model(*drawn()), rtol=0, atol=0.051)
 
 
+@pytest.mark.long
 def test_what_is_read_between_two_writes_is_a_near_miss() -> None:
     def peeked(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
         normed, made = torch.empty_like(x), torch.zeros_like(x, dtype=torch.int8)

@@ -88,14 +88,17 @@ def same_scores(q: Tensor, k: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "swap",
-    [
-        lambda k: k.transpose(-1, -2),
-        lambda k: k.transpose(3, 2),
-        lambda k: k.permute(0, 1, 3, 2),
-        lambda k: k.mT,
-        lambda k: k.swapaxes(-2, -1),
-        lambda k: torch.permute(k, (0, 1, -1, -2)),
-    ],
+    sampled(
+        [
+            lambda k: k.transpose(-1, -2),
+            lambda k: k.transpose(3, 2),
+            lambda k: k.permute(0, 1, 3, 2),
+            lambda k: k.mT,
+            lambda k: k.swapaxes(-2, -1),
+            lambda k: torch.permute(k, (0, 1, -1, -2)),
+        ],
+        3,
+    ),
 )
 def test_a_transpose_is_one_call_however_it_is_spelled(swap: Any) -> None:
     made = rewrite(scores, same_scores, samples=lambda: [(torch.randn(2, 3, 4, 5), torch.randn(2, 3, 6, 5))])

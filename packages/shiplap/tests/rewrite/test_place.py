@@ -8,13 +8,14 @@ from torch import Tensor, nn
 import shiplap as sl
 from shiplap.rewrite import Match, Rewrite, place_replacement, rewrite
 from shiplap.torch_private.inductor_passes import capture_graph
+from shiplap_testing.effort import sampled
 from shiplap_testing.paths import REPOSITORY
 from tests.rewrite.specimens import linear_gelu, outcomes, pattern
 
 X, W, B = torch.randn(4, 6), torch.randn(8, 6), torch.randn(8)
 
 
-@pytest.mark.parametrize("level", ["pre-grad", "joint", "post-grad"])
+@pytest.mark.parametrize("level", sampled(["pre-grad", "joint", "post-grad"], 2))
 def test_new_nodes_have_what_later_passes_read(level):
     graph = capture_graph(lambda x, w, b: pattern(x, w, b) + 1, [X, W, B], level, dynamic=False).graph
     (match,) = linear_gelu(level=level).apply(graph)
@@ -97,7 +98,7 @@ class Net(nn.Module):
         return self.second(self.first(x))
 
 
-@pytest.mark.parametrize("level", ["pre-grad", "joint"])
+@pytest.mark.parametrize("level", sampled(["pre-grad", "joint"], 1))
 def test_training_is_as_in_eager(level, fresh_compiler):
     """In the joint graph, the first product's gradient comes from the second's result."""
     net, x = Net(), torch.randn(5, 6)

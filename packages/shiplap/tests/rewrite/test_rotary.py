@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.shipped.rotary import Rotary, rotary
 from shiplap.torch_private.inductor_passes import capture_graph
+from shiplap_testing.effort import sampled
 from tests.rewrite.specimens import near, outcomes
 
 module = import_module("shiplap.rewrite.shipped.rotary")
@@ -80,7 +81,7 @@ SPELLINGS = [subtracted, neighbours_by_view, multiplied_first, complex_numbers]
 SPELLINGS += [of_one_cache, rolled, by_addcmul, of_whole_pairs]
 
 
-@pytest.mark.parametrize("fn", SPELLINGS)
+@pytest.mark.parametrize("fn", sampled(SPELLINGS, 4))
 def test_another_spelling_is_found_and_computes_the_same(fn: Spelled) -> None:
     args = given()
     captured = capture_graph(fn, list(args), "pre-grad", dynamic=False)

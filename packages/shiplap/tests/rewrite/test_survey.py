@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from rich.console import Console
 
 import shiplap as sl
-from shiplap.render import print_lines
+from shiplap.render.lines import print_lines
 from shiplap.rewrite.survey import _largest_difference, survey_rewrites
 
 X, W, U = torch.randn(5, 3), torch.randn(7, 3), torch.randn(2, 7, 4)

@@ -12,6 +12,7 @@ from shiplap.declare.config import Config
 from shiplap.dispatch import tuned_choices
 from shiplap.errors import ShiplapNotice
 from shiplap.tuning import thaw
+from shiplap_testing.effort import sampled
 
 UNDECLARED = [
     {},
@@ -67,7 +68,7 @@ def ran(op, n=4):
     return float(op(torch.zeros(n))[0])
 
 
-@pytest.mark.parametrize("config", UNDECLARED, ids=str)
+@pytest.mark.parametrize("config", sampled(UNDECLARED, 4), ids=str)
 @pytest.mark.parametrize("kernel", ["fixed", "derived"])
 def test_an_undeclared_config_is_ignored_and_said(op, kernel, config):
     force(op, kernel, config)

@@ -24,7 +24,7 @@ from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.kernels.native import cache as artefacts
 from shiplap.kernels.native.build import LIBRARY, is_sealed_folder
 from shiplap.kernels.native.build import build_once as compile_into
-from shiplap.render import write_statement
+from shiplap.render.statement import write_statement
 from shiplap.tuning.frozen_table import dump_table, read_frozen_table
 from shiplap.tuning.key import Key
 from shiplap.tuning.recorded_calls import read_calls, record

@@ -19,6 +19,7 @@ from shiplap.sandbox.protocol import MESSAGE_HEAD, Answer, Done, Failed, ImportM
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxLauncher, Timeout
 from shiplap.tuning.sandboxed.workers import OpenTask
 from shiplap.tuning.worker_process import WorkerProcess
+from shiplap_testing.effort import sampled
 from shiplap_testing.paths import REPOSITORY
 
 PLANTED = "import os\nopen({mark!r}, 'w').write('loaded')\nos._exit(3)\n"
@@ -109,7 +110,7 @@ def launcher():
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["of the judge", "of the tuner"])
-@pytest.mark.parametrize("name", REPLIES)
+@pytest.mark.parametrize("name", sampled(REPLIES, 7))
 def test_an_answer_of_another_form_ends_its_process(launcher, tmp_path, name, locked):
     """Code that is not trusted can write where its process answers."""
     (tmp_path / "it.py").write_text(f"import os, time\nos.write(3, {REPLIES[name]!r})\ntime.sleep(600)\n")

@@ -17,6 +17,7 @@ from shiplap.sandbox import child
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import CallTarget, ListOperators, TensorLocation
+from shiplap_testing.effort import sampled
 from tests.sandbox.fake_device import driver
 
 __all__ = ["driver"]
@@ -44,8 +45,8 @@ def alive() -> set[int]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def baseline() -> Iterator[None]:
-    """The snapshot that a launcher takes for all its forks. In a worker of pytest it takes seconds."""
+def taken(few_modules: None) -> Iterator[None]:
+    """The snapshot that a launcher takes for all its forks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "_baseline", None)
         child.take_baseline()
@@ -58,7 +59,7 @@ def test_forked_processes_share_one_snapshot_of_the_functions(monkeypatch: pytes
     assert child.Child()._intact is child._baseline
 
 
-@pytest.mark.parametrize("asked", [CallTarget, ListOperators])
+@pytest.mark.parametrize("asked", sampled([CallTarget, ListOperators], 1))
 def test_results_are_kept_until_they_are_read(memory, asked) -> None:
     told, handle = memory
     host = child.Child()

@@ -3,7 +3,7 @@
 import functools
 import os
 
-from shiplap.sandbox.function_parts import FunctionParts, PlainFunctions
+from shiplap.sandbox.patched_functions import FunctionParts, PlainFunctions
 
 
 def kept(a, b=1, *, c=2):

@@ -112,6 +112,7 @@ def test_packages_that_this_environment_sees_in_another_one_are_trusted():
     assert is_trusted_file(typing_extensions.__file__)
 
 
+@pytest.mark.usefixtures("few_modules")
 def test_methods_properties_and_code_that_are_replaced_are_seen(monkeypatch):
     before = FunctionSnapshot()
     assert before.changed() == []

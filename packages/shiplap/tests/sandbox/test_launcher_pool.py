@@ -28,7 +28,13 @@ def keeper():
     made.end()
 
 
-def is_gone(pid, seconds=10.0):
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A busy machine takes longer than the seconds after which an idle launcher is given up."""
+    monkeypatch.setattr(module, "PROMPT_S", 120.0)
+
+
+def is_gone(pid, seconds=120.0):
     """Whether there is no such process, nor what is left of one that nobody waited for."""
     ends = time.monotonic() + seconds
     while (there := stat_fields(pid)) and time.monotonic() < ends:

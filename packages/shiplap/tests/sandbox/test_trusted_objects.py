@@ -27,10 +27,7 @@ from shiplap.sandbox.trusted_objects import (
 F = torch.nn.functional
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _baseline():
-    """As the launcher does before any candidate is loaded."""
-    FunctionSnapshot()
+pytestmark = pytest.mark.usefixtures("baseline")
 
 
 def mine(*args, **rest):
@@ -267,28 +264,28 @@ def test_generated_methods_are_harmless_in_a_module_that_is_imported_later():
 
 
 @pytest.mark.parametrize("part", ["fget", "fset"])
-def test_the_code_of_each_function_of_a_property_is_watched(part, monkeypatch):
-    snapshot = FunctionSnapshot()
+def test_the_code_of_each_function_of_a_property_is_watched(part, baseline, monkeypatch):
+    snapshot = FunctionSnapshot(baseline)
     function = getattr(threading.Thread.name, part)
     code = function.__code__
     monkeypatch.setattr(function, "__code__", code.replace(co_consts=(*code.co_consts, "other")))
     assert any("threading.Thread.name" in each for each in snapshot.changed())
 
 
-def test_a_descriptor_of_mine_under_a_special_name_is_noticed(monkeypatch):
+def test_a_descriptor_of_mine_under_a_special_name_is_noticed(baseline, monkeypatch):
     class Hiding:
         def __get__(self, owner, kind):
             return mine
 
-    snapshot = FunctionSnapshot()
+    snapshot = FunctionSnapshot(baseline)
     monkeypatch.setattr(torch.nn.Module, "__array__", Hiding(), raising=False)
     assert any("__array__" in each for each in snapshot.changed())
 
 
-def test_a_class_that_denies_its_module_still_keys_a_table(monkeypatch):
+def test_a_class_that_denies_its_module_still_keys_a_table(baseline, monkeypatch):
     import copyreg
 
-    snapshot = FunctionSnapshot()
+    snapshot = FunctionSnapshot(baseline)
     monkeypatch.setattr(torch.nn.Linear, "__module__", "mine")
     monkeypatch.setitem(copyreg.dispatch_table, torch.nn.Linear, mine)
     assert any("dispatch_table" in each for each in snapshot.changed())

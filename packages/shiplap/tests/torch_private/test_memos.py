@@ -14,7 +14,7 @@ from torch import Tensor
 
 import shiplap.torch_private as compat
 from shiplap.kernels.triton.async_errors import LateErrors
-from shiplap.kernels.triton.device_tables import DeviceTable
+from shiplap.kernels.triton.template_key import DeviceTable
 from shiplap.torch_private.dispatcher_calls import built_outside_modes, outside_modes
 from shiplap_testing.paths import REPOSITORY
 

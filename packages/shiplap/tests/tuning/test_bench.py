@@ -57,6 +57,19 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(benches.os, "cpu_count", lambda: 2)
 
 
+@pytest.fixture
+def when_waited_for(monkeypatch):
+    """An event that is set when nothing further is compiled, and what is being compiled is waited for."""
+    waited, wait = threading.Event(), benches.wait
+
+    def set_and_wait(futures):
+        waited.set()
+        return wait(futures)
+
+    monkeypatch.setattr(benches, "wait", set_and_wait)
+    return waited
+
+
 def bench_of(*candidates):
     drawn = draw_inputs(double, SampleRecipe.parse("sizes(n=64), dtypes(Float='float32')"), "cpu")
     return LocalBench(drawn, [ReferenceCandidate(double), *candidates])
@@ -112,11 +125,12 @@ def test_kernels_for_a_gpu_are_compiled_in_other_processes_too(two_cores, device
     assert begun == (listed if device == "cuda" else [])
 
 
-def test_a_race_begins_when_nobody_compiles(two_cores):
-    begun = threading.Barrier(3, timeout=30)
+def test_a_race_begins_when_nobody_compiles(two_cores, when_waited_for):
+    begun = threading.Barrier(3, timeout=120)
 
     def work():
         begun.wait()
+        when_waited_for.wait(120)
         time.sleep(0.3)
 
     running = [Compiling(work, fixed=True), Compiling(work, fixed=True)]
@@ -139,20 +153,20 @@ def test_what_does_not_compile_says_why_when_it_is_verified(two_cores):
     assert bench.verify(2).ok
 
 
-def test_what_has_no_time_left_is_not_compiled(two_cores):
+def test_what_has_no_time_left_is_not_compiled(two_cores, when_waited_for):
     """A search that ends early, for any reason, leaves nothing running."""
     begun = threading.Event()
-    candidates = [Compiling(lambda: begun.set() or time.sleep(0.2), fixed=True) for _ in range(20)]
+    candidates = [Compiling(lambda: begun.set() or when_waited_for.wait(120), fixed=True) for _ in range(20)]
     bench = bench_of(*candidates)
 
     def report(what, done, total):
-        begun.wait(30)
+        begun.wait(120)
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
         search_candidates(double, bench.candidates, bench, bench.inputs, 60.0, report, RacePlan())
     compiled = [c.ended for c in candidates]
-    assert 1 <= sum(compiled) <= 4
+    assert 1 <= sum(compiled) <= 2
     time.sleep(0.5)
     assert [c.ended for c in candidates] == compiled
 

@@ -48,7 +48,7 @@ def test_a_frozen_process_measures_nothing(tuned):
     before = measure.benchmarks
     frozen(tuned)
     assert picked(matrices()) == "right(WAIT=300)"
-    choices = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=60)
+    choices = sl.tune(ops.mm, [matrices(), matrices(m=1000)], budget=600)
     assert [c.origin for c in choices] == ["frozen", "default"]
     choices = choices.choices
     assert choices[0].label == "right(WAIT=300)"

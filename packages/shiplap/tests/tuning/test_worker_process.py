@@ -122,7 +122,7 @@ def test_an_op_for_which_no_fork_starts_is_tuned_here_and_says_so(ns, monkeypatc
 
     monkeypatch.setattr(ForkedLauncher, "_start", refuse)
     with pytest.warns(ShiplapNotice, match="tuned in this process.*inside a function, and no fork.*no fork today"):
-        result = sl.tune(local, [{"n": 256, "k": 64, "m": 256}], budget=20)
+        result = sl.tune(local, [{"n": 256, "k": 64, "m": 256}], budget=600)
     (choice,) = result
     assert choice.kernel in ("fused", "reference")
     assert any("remembers" in f.evidence for f in choice.findings)

@@ -7,7 +7,7 @@ runtime's and whose value is a ``Runtime``. A directory offers one through ``run
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -45,7 +45,7 @@ def is_path(name: str) -> bool:
 
 def runtime_names() -> list[str]:
     """Return the sorted names of the runtimes of this package and of installed packages."""
-    return sorted({*_own_runtime_names(), *(p.name for p in _installed_runtimes())})
+    return _names(_installed_runtimes())
 
 
 def find_runtime(name: str, base: Path | None = None) -> Runtime:
@@ -61,7 +61,8 @@ def find_runtime(name: str, base: Path | None = None) -> Runtime:
     """
     if is_path(name):
         return _in_directory(((base or Path()) / Path(name).expanduser()).resolve())
-    known = runtime_names()
+    installed = _installed_runtimes()
+    known = _names(installed)
     if name not in known:
         raise error(
             "SL907",
@@ -70,7 +71,7 @@ def find_runtime(name: str, base: Path | None = None) -> Runtime:
             expected=", ".join(known),
             fix="name one of the expected runtimes, or the directory of one, such as ./runtime-mine",
         )
-    points = [p for p in _installed_runtimes() if p.name == name]
+    points = [p for p in installed if p.name == name]
     # Two distributions with one name would shadow each other by order of installation.
     if len(points) + (name in _own_runtime_names()) > 1:
         got = f"{len(points) + (name in _own_runtime_names())} runtimes of this name: " + ", ".join(
@@ -89,6 +90,11 @@ def find_runtime(name: str, base: Path | None = None) -> Runtime:
         got = f"{type(e).__name__}: {e}"
         raise _unusable_runtime_error(f"entry point {points[0].value!r}", got, "a Runtime") from e
     return _check_runtime(offered, f"entry point {points[0].value!r}", name)
+
+
+def _names(installed: Iterable[EntryPoint]) -> list[str]:
+    """Return the sorted names of the runtimes of this package and of the entry points ``installed``."""
+    return sorted({*_own_runtime_names(), *(point.name for point in installed)})
 
 
 def _own_runtime_names() -> list[str]:

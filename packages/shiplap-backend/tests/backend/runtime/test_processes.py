@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from shiplap_backend.project import Project
+from shiplap_testing.effort import sampled
 
 SECONDS = 120  # after which a process counts as hanging
 
@@ -123,7 +124,7 @@ def ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {name: (status, (place / name).read_text()) for name, status in json.loads(done.stdout).items()}
 
 
-@pytest.mark.parametrize("name", ["plain", "slow", "no memory left"])
+@pytest.mark.parametrize("name", sampled(["plain", "slow", "no memory left"], long=["plain"]))
 def test_a_process_ends_after_a_backward(ends: dict[str, tuple[int, str]], name: str) -> None:
     assert ends[name] == (0, "")
 

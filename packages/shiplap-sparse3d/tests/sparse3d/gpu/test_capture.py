@@ -15,7 +15,7 @@ import torch
 import shiplap_sparse3d as sparse3d
 from shiplap.audit import audit
 from shiplap.dispatch import Op
-from shiplap.render import facts
+from shiplap.render.facts import facts
 
 SEED = 20261121
 OPS = sorted((v for v in vars(sparse3d).values() if isinstance(v, Op)), key=lambda op: op.spec.name)

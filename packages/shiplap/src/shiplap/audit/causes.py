@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from shiplap.audit.separation import Separation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.finding import Finding
+from shiplap.sampling.ledger import is_large
 from shiplap.sampling.run import all_finite, reference_effects
 
 # An axis in which all failing samples differ from the first one, and the repair of that. The most telling comes first.
@@ -19,15 +21,20 @@ AXIS_FIXES = {
     "layout": "read the strides of every argument, or declare contiguous=(...)",
     "offset": "begin at the first element of the tensor, not at the start of its storage",
     "alignment": "test the address before a vector load, or load single elements",
+    "large size": "compute numbers of elements and offsets in 64 bits, loop over all tiles: smaller samples are right",
     "size": "loop over all tiles, mask the last one, and take no path that only other sizes have tested",
+}
+# Kind of a property of sizes that all failing samples have → the repair.
+SIZE_FIXES = {
+    "one": "handle a dim of size 1 as any other size: a stride of it means nothing, and it is no broadcast one",
+    "equal": "tell dims apart by their places in the declaration: they may have the same size",
+    "tail": "handle the elements behind the last whole tile, vector or group: the size need not be a multiple of it",
 }
 EMPTY_FIX = "return early where a tensor has no elements, with results of the declared sizes"
 REQUIRES_FIX = (
     "the reference itself is not finite there: exclude the value of the scalar with requires=, such as requires='a > 0'"
 )
 STATE_FIX = "keep nothing from call to call, or tell calls apart by every argument and by the contents of tensors"
-LARGE_FIX = "compute numbers of elements and offsets in 64 bits, and loop over all tiles: smaller samples are right"
-LARGE_ELEMENTS = 1 << 15  # elements, from which on 16 bits do not number them
 OWN_FIXES = ("special",)  # checks whose fix follows from the kind of values, also where another axis varies
 # Kinds of values with which alone samples fail → the repair.
 VALUE_FIXES = {
@@ -101,22 +108,31 @@ def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str
     return (EMPTY, *axes) if all(case.numel == 0 for case, _ in failed) else axes
 
 
-def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[str]) -> str:
+def fix_of(
+    op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[str], separation: Separation | None = None
+) -> str:
     """Return advice on how to repair a fault that the check named ``check`` has found.
 
-    ``varied`` names the properties, such as ``layout``, in which all failing samples differ from the base sample. If
-    there is advice for one of these, it is returned. Otherwise ``usual``, the advice of the check, is returned. If a
-    scalar value makes the reference return infinity or NaN on the failing sample ``case``, the advice is to exclude
-    that value. If values are what varied, the advice is about the kind of those in ``case``, such as ``ties``.
+    ``varied`` names the properties, such as ``layout``, in which all failing samples differ from the base sample, and
+    ``separation`` those that tell the failing samples from the passing ones, if some do. If there is advice for one of
+    these, it is returned. Otherwise ``usual``, the advice of the check, is returned. If a scalar value makes the
+    reference return infinity or NaN on the smallest failing sample ``case``, the advice is to exclude that value. If
+    values are what varied, the advice is about the kind of those in ``case``, such as ``ties``.
     """
     if "scalar" in varied and not _reference_is_finite(op, case):
         return REQUIRES_FIX
     if EMPTY in varied:
         return EMPTY_FIX
-    telling = [axis for axis in AXIS_FIXES if axis in varied]
-    if not telling or (check in OWN_FIXES and "value" in varied):
-        return VALUE_FIXES.get(case.recipe.values, usual) if "value" in varied else usual
-    return LARGE_FIX if telling[0] == "size" and case.numel > LARGE_ELEMENTS else AXIS_FIXES[telling[0]]
+    axes = separation.axes if separation is not None and separation.axes else varied
+    telling = [axis for axis in AXIS_FIXES if axis in axes]
+    if not telling or (check in OWN_FIXES and "value" in axes):
+        return VALUE_FIXES.get(case.recipe.values, usual) if "value" in axes else usual
+    if telling[0] == "size":
+        if is_large(tensors_among(case.args)):
+            return AXIS_FIXES["large size"]
+        if separation is not None and separation.kind:
+            return SIZE_FIXES[separation.kind]
+    return AXIS_FIXES[telling[0]]
 
 
 def names_of_varied(failed: Sequence[SampleCase], base: SampleCase) -> dict[str, tuple[str, ...]]:

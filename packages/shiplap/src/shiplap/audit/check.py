@@ -10,6 +10,7 @@ import torch
 
 from shiplap.audit.causes import EMPTY, environment_fault, fix_of, names_of_varied, varied_of
 from shiplap.audit.device_turns import device_turn
+from shiplap.audit.separation import separate
 from shiplap.audit.target import write_reproducer
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
@@ -18,13 +19,15 @@ from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.admitted_axes import unseen_dtypes
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.ledger import AUDIT, Ledger, varied_axes
+from shiplap.sampling.ledger import AUDIT, LARGE_ELEMENTS, Ledger, is_large, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import needs_builder, reference_accepts, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.sample_times import count_elements
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
+TILE = 64  # elements of a usual tile of a kernel: beyond them, it needs several
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
 
 
@@ -159,7 +162,7 @@ class Check:
 
     def run(self, subject: AuditSubject) -> Finding:
         """Run the check on its samples of the op and return the finding. If samples fail, the finding shows the
-        smallest one. If a check that this one needs has failed, nothing runs and the finding is incomplete.
+        simplest one. If a check that this one needs has failed, nothing runs and the finding is incomplete.
         """
         # A check that builds on a failed one would report the same fault in other words.
         broken = [name for name in self.needs if name in subject.failed]
@@ -168,7 +171,7 @@ class Check:
         if reason := self.skips(subject.op):
             return Finding(self.name, "skip", subject.name, reason)
         tally = _CheckTally(self, subject)
-        subject.samples.times.left_out.clear()
+        subject.samples.times.forget_left_out()
         for case in self.cases(subject.samples):
             if time.monotonic() > subject.deadline:
                 tally.cut = True
@@ -374,11 +377,13 @@ class _CheckTally:
         if self.failed:
             return self._failure()
         # Nothing applied and nothing went wrong: the check has no bearing on this op.
-        if not self.seen and not (self.missed or self.cut or self.limited):
+        left_out = samples.times.describe_left_out()
+        if not self.seen and not (self.missed or self.cut or self.limited or left_out):
             reason = self.skipped[0] if self.skipped else "the declaration admits no such sample"
             return Finding(check.name, "skip", subject.name, reason)
         if not self.seen:
-            reason = [*self.missed, *([] if self.cut else self.skipped), OUT_OF_BUDGET_TEXT][0]
+            over = [OUT_OF_BUDGET_TEXT] if self.cut else [*self.skipped, *filter(None, [left_out])]
+            reason = [*self.missed, *over][0]
             return Finding(check.name, "incomplete", subject.name, reason)
         evidence = [check.observes, *self.notes]
         if self.error:
@@ -387,7 +392,9 @@ class _CheckTally:
             evidence.append(f"{len(self.skipped)} samples set aside ({self.skipped[0]})")
         if self.missed:
             evidence.append(f"{len(self.missed)} samples not looked at ({self.missed[0]})")
-        if left_out := samples.times.describe_left_out():
+        if unreached := self._unreached_sizes():
+            evidence.append(f"no sample has {' or '.join(unreached)}")
+        if left_out:
             evidence.append(left_out)
         if self.cut:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
@@ -395,7 +402,7 @@ class _CheckTally:
             evidence.append(f"no sample has {', '.join(unseen)}: {UNSEEN_DTYPES_FIX}")
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
         # Samples that were not observed could have failed.
-        whole = not self.cut and not self.missed and not unseen
+        whole = not self.cut and not self.missed and not unseen and not unreached
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _unseen_dtypes(self) -> list[str]:
@@ -407,27 +414,61 @@ class _CheckTally:
         looks = AUDIT["dtype", "value"] == self.check.name
         return unseen_dtypes(self.subject.op.spec, self.seen) if looks and varied else []
 
+    def _unreached_sizes(self) -> list[str]:
+        """Return texts that name the sizes that no examined sample has because samples were left out for their time.
+        Only the check that has to look at tensors of more than 65,536 elements, and at each dim beyond one tile of a
+        kernel, names any.
+
+        If the declaration or a builder of samples admits no such tensor, the ledger gets this reason.
+        """
+        times, subject = self.subject.samples.times, self.subject
+        if AUDIT["large size", "value"] != self.check.name:
+            return []
+        slow = {*times.stopped, *(dim for dims in times.left_out for dim in dims)}
+        most = {dim: max(count_elements(dict(case.recipe.sizes).get(dim, 0)) for case in self.seen) for dim in slow}
+        unreached = [f"more than {TILE} of {dim}" for dim in sorted(slow) if most[dim] <= TILE]
+        if not any(is_large(tensors_among(case.args)) for case in self.seen):
+            if times.left_out:
+                unreached.append(f"more than {LARGE_ELEMENTS:,} elements in a tensor")
+            elif not (self.cut or self.missed or self.limited):
+                reason = "neither the declaration nor the builder of samples admits such a tensor"
+                subject.ledger.decline(self.check.name, ("large size",), self.check.obligations, reason)
+        return unreached
+
+    def _rank_of_example(self, case: SampleCase | None) -> tuple[bool, bool, int]:
+        """Return the sort key of a failing sample, by which the one to show comes first. It is that of the base sample,
+        whose dims have distinct sizes above 1, and then of the smallest sample. Empty samples, which say least about
+        the others, come last. ``case`` is None for a whole series of samples.
+        """
+        if case is None:
+            return False, False, 0
+        return case.numel == 0, bool(self.subject.axes_of(case)), case.numel
+
     def _failure(self) -> Finding:
-        """Return the finding of a check that failed. It shows the smallest failing sample, with a fix and a script that
+        """Return the finding of a check that failed. It shows the simplest failing sample, with a fix and a script that
         reproduces the failure.
         """
         check, subject, samples = self.check, self.subject, self.subject.samples
-        # The smallest sample is the easiest to debug, and an empty one says least about the others.
-        case, observation = min(self.failed, key=lambda f: (f[0].numel == 0, f[0].numel) if f[0] else (False, 0))
+        case, observation = min(self.failed, key=lambda failed: self._rank_of_example(failed[0]))
         varied: tuple[str, ...] = ()
         named: dict[str, tuple[str, ...]] = {}
+        separation = None
         if case is not None:
             cases = [c for c, _ in self.failed if c is not None]
             varied = varied_of([(c, subject.axes_of(c)) for c in cases])
             named = names_of_varied(cases, subject.first)
+            failing = {c.label for c in cases}
+            passed = [c for c in self.seen if c.label not in failing]
+            separation = None if EMPTY in varied else separate(cases, passed, subject.first, subject.axes_of)
             case, observation = _shrink_failure(check, subject, case, observation)
             subject.failing = case.label
         total = len(self.seen)
         others = [f"{axis} ({', '.join(named[axis])})" if named.get(axis) else axis for axis in varied]
         all_of = f", all of them with another {' and '.join(others)}" if varied and EMPTY not in varied else ""
+        all_of = f", {separation.text}" if separation is not None else all_of
         counted = f"{observation.problem} (in {len(self.failed)} of {total} samples{all_of})"
         evidence = counted if case else observation.problem
-        usual = fix_of(subject.op, check.name, check.fix, case, varied) if case else check.fix
+        usual = fix_of(subject.op, check.name, check.fix, case, varied, separation) if case else check.fix
         where = (
             f"{describe_arguments(subject.op, case)}; {case.label}; seed {samples.seed}"
             if case

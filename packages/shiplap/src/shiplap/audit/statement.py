@@ -16,9 +16,9 @@ from shiplap.audit.libraries import digests_of_op_libraries, versions_of_package
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.schema import schema_text
 from shiplap.dispatch import Op
-from shiplap.render import facts, findings_json, write_statement
-from shiplap.render.facts import nvidia_driver
-from shiplap.render.findings import CostCardFields, Report
+from shiplap.render.facts import facts, nvidia_driver
+from shiplap.render.findings import CostCardFields, Report, findings_json
+from shiplap.render.statement import write_statement
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.run import is_adopted
 from shiplap.sampling.symbols import compilers_of_library

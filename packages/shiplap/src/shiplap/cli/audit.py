@@ -250,7 +250,8 @@ def command(
         asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured)
         results = _audit_ops(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
-    from shiplap.render import exit_status, facts
+    from shiplap.render.facts import facts
+    from shiplap.render.result import exit_status
 
     # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
@@ -388,7 +389,7 @@ def _show_results(
     """Print findings and costs, as text or, if ``json`` is true, as JSON. If ``html`` is not None, also write an HTML
     page with the facts ``about`` the run to that file. ``measured`` says whether costs were requested.
     """
-    from shiplap.render import findings_html, findings_json, print_costs, print_findings
+    from shiplap.render.findings import findings_html, findings_json, print_costs, print_findings
 
     findings, costs = results.findings, results.costs
     for reason in results.unmeasured:

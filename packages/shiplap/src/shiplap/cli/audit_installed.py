@@ -64,7 +64,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
             ``SL602`` for a baseline that is not readable, ``SL605`` for a device that this machine does not have.
     """
     from shiplap.audit.installed.result import InstalledReport
-    from shiplap.render import facts
+    from shiplap.render.facts import facts
     from shiplap.scaffold.package import installed_version
 
     known = _read_baseline(options)

@@ -166,7 +166,7 @@ def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], 
     ``template`` is the name of a template of ``shiplap.render``. ``title`` is the title of the page, ``facts`` are
     facts about the run, and ``values`` are further variables of the template.
     """
-    from shiplap.render import render_html
+    from shiplap.render.html import render_html
 
     write_text(path, render_html(template, title=title, facts=facts, **values))
     note(f"wrote {path}")

@@ -53,7 +53,8 @@ def command(
     its cause, the call that caused it, torch's own explanation and a remedy. The most expensive breaks come first.
     """
     from shiplap.doctor import diagnose_command
-    from shiplap.render import facts, value_json
+    from shiplap.render.facts import facts
+    from shiplap.render.lines import value_json
 
     if attempt or apply:
         _treat_program(program, json, html, fail_on_break, apply)
@@ -91,7 +92,8 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
     """
     from shiplap.doctor import try_remedies
     from shiplap.doctor.scratch import with_own_newlines
-    from shiplap.render import facts, print_lines, value_json
+    from shiplap.render.facts import facts
+    from shiplap.render.lines import print_lines, value_json
 
     if html is not None:
         console.require_file(html)

@@ -63,7 +63,7 @@ def command(
     if ERROR_ID.fullmatch(function):
         return _show_error(_catalogue_entry(function.upper()), json)
     from shiplap.inductor import explain
-    from shiplap.render import facts
+    from shiplap.render.facts import facts
     from shiplap.render.lines import line
     from shiplap.rewrite.survey import bind_by_name
 

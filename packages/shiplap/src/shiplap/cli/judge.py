@@ -101,7 +101,7 @@ def command(
             console.require_file(file)
     from shiplap.cli.tune import values_of
     from shiplap.judge import judge
-    from shiplap.render import facts
+    from shiplap.render.facts import facts
     from shiplap.render.result import STYLES, exit_status
     from shiplap.tuning.engine import tuning_progress
 

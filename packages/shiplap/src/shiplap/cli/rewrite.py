@@ -64,7 +64,7 @@ def command(
     Unless --dry-run is given, kernels, time and results are compared with those without the rewrites. The gain of each
     rewrite that matched is measured on top of those before it.
     """
-    from shiplap.render import facts
+    from shiplap.render.facts import facts
     from shiplap.rewrite.survey import survey_rewrites
 
     if html is not None:

@@ -130,7 +130,7 @@ def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int
     """Print the kernels that tuning chose, as JSON if ``json`` is true and otherwise as text. Then print how many calls
     were not reached within ``budget``. Return the exit status.
     """
-    from shiplap.render import exit_status
+    from shiplap.render.result import exit_status
 
     missing = len(result.left_out)
     if json:

@@ -1,4 +1,9 @@
-"""``Backward``: a declared gradient, and the checks of the gradients that it returns."""
+"""``Backward``: a declared gradient, and the checks of the gradients that it returns.
+
+The inputs of the author's gradient function are passed by name and contiguous. A gradient that comes from ``torch.cat``
+or ``sum`` is a view with other strides, and a saved tensor may be one, too. A function that launches a kernel on its
+memory would misread it, as a kernel of the op itself would.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import wraps
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -14,7 +20,7 @@ from torch import Tensor
 from shiplap.declare.choices import gives_result
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.generated_code import define_function
-from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
+from shiplap.declare.named_parameters import bind_names, read_parameters
 from shiplap.declare.saved_reads import UnknownReads, attributes_read
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Returned, Value
@@ -236,7 +242,7 @@ class Backward(HasCode):
                     where=spec.name,
                     got=f"gradient of {name!r}",
                     expected=f"a tensor argument: {', '.join(shapes)}",
-                    fix=f"remove the entry {name!r}, or give it the name of a tensor argument",
+                    fix=f"give the entry {name!r} the name of the tensor argument whose gradient it is, or remove it",
                 )
             # A missing argument has no shape, and None as a gradient stands for zero.
             got, expected = shape_of_value(value), shapes[name]
@@ -244,7 +250,7 @@ class Backward(HasCode):
                 raise error(
                     "SL303",
                     where=f"{spec.name}, argument {name!r}",
-                    got=f"gradient {_value_shape_text(got)}",
+                    got=f"gradient {_value_shape_text(got) if got is not None else type(value).__name__}",
                     expected=_value_shape_text(expected),
                 )
         for name, needed in needs.items():
@@ -314,7 +320,9 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
         """
         if wanted in known:
             got, expected = f"{name}.{wanted}", ", ".join(fields) or "no value"
-            return error("SL135", where=spec.name, got=got, expected=expected)
+            tensors = {a.name for a in spec.tensors} | set(spec.results)
+            fix = f"write saves={tuple(f for f in (*fields, wanted) if f in tensors)}" if name == "saved" else ""
+            return error("SL135", where=spec.name, got=got, expected=expected, fix=fix)
         return AttributeError(f"{name} of {spec.name} has no {wanted!r}")
 
     own = "this" + "_" * (1 + max((len(f) for f in fields), default=0))  # an argument may be called self
@@ -349,3 +357,61 @@ def _value_shape_text(shape: Shape) -> str:
     if isinstance(shape, list):
         return f"[{', '.join(map(_value_shape_text, shape))}]"
     return str(None if shape is None else tuple(shape))
+
+
+def read_gradient_function(spec: OpSpec, fn: GradientFn) -> GradientFn:
+    """Return a function that calls the author's gradient function ``fn`` by name and takes ``(gradient, saved, needs)``
+    by position.
+
+    The gradient is the parameter that is called neither ``saved`` nor ``needs``. It must not have the name of an
+    argument or result. Raise ``SL110`` for any other parameters.
+    """
+    first = "grad" if len(spec.results) == 1 else "grads"
+    expected, three = f"def _({first}, saved, needs)", "take the three arguments that 'expected' lists"
+
+    def refuse(got: str, fix: str = "") -> ShiplapError:
+        """Return the error ``SL110`` for a gradient function with other parameters than ``grad``, ``saved`` and
+        ``needs``. ``got`` describes them, and ``fix`` is the remedy, if there is one.
+        """
+        return error("SL110", where=spec.name, got=got, expected=expected, fix=fix or three)
+
+    takes = read_parameters(fn, refuse)
+    shown = f"def _{takes.shown[takes.shown.index('(') :]}"
+    others = [n for n in takes.named if n not in takes.optional and n not in ("saved", "needs")]
+    # An argument of the op that is called grad does not forbid the usual name of the gradient.
+    taken = ({a.name for a in spec.args} | {*spec.results, "ctx"}) - {"grad", "grads"}
+    if unknown := [n for n in others if n in taken] or others[1:]:
+        raise refuse(f"{shown}: nothing is called {unknown[0]!r}")
+    if missing := next((n for n in ("saved", "needs") if n not in takes.named), "" if others else first):
+        raise refuse(f"{shown}: the parameter {missing!r} is missing")
+    return bind_names(fn, (others[0], "saved", "needs"), id="SL110", where=spec.name)
+
+
+def with_contiguous_inputs(fn: GradientFn, saves: Iterable[str]) -> GradientFn:
+    """Return a gradient function ``(grad, saved, needs)`` that makes the gradients and the saved tensors named in
+    ``saves`` contiguous, and then returns the result of ``fn`` for them.
+    """
+    names = tuple(dict.fromkeys(saves))
+
+    @wraps(fn)  # digests and audits read the code of the author
+    def gradients(grad: Any, saved: Any, needs: Any) -> Gradients:
+        """Return the result of the author's gradient function for contiguous gradients and saved tensors. The
+        attributes of the object ``saved`` are replaced by contiguous tensors.
+        """
+        values = saved.__dict__
+        for name in names:
+            value = values[name]
+            if isinstance(value, Tensor):
+                values[name] = value.contiguous()
+            elif isinstance(value, (list, tuple)):
+                values[name] = _contiguous_input(value)
+        return fn(grad.contiguous() if isinstance(grad, Tensor) else _contiguous_input(grad), saved, needs)
+
+    return gradients
+
+
+def _contiguous_input(value: Any) -> Any:
+    """Return a tensor, or each of a list of tensors, as a contiguous one. Any other value is returned unchanged."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_contiguous_input(v) for v in value])
+    return value.contiguous() if isinstance(value, Tensor) else value

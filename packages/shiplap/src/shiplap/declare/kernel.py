@@ -271,6 +271,7 @@ def read_terms(
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     label, keywords = name or implementation.name, implementation.keywords(spec)
+    _require_dtypes(f"{spec.name}, kernel {label}", taken)
     native, configs = implementation.native_configs, implementation.configs if configs is None else configs
     space = read_space(spec, label, configs, default, prior, keywords=keywords, native=native)
     free = read_strided(spec, f"kernel {label}", strided)
@@ -278,6 +279,21 @@ def read_terms(
         got, fix = f"strided={strided!r}", "name what a C kernel takes with any strides in sl.cabi(..., strided=)"
         raise error("SL122", where=f"{spec.name}, kernel {label}", got=got, expected="a Python kernel", fix=fix)
     return KernelTerms(label, device.partition(":")[0], implementation, taken, supports, scratch, space, free)
+
+
+def _require_dtypes(where: str, names: Iterable[str]) -> None:
+    """Raise ``SL122`` unless each of ``names``, those of ``dtypes=``, is the name of a dtype of torch. A kernel for
+    another name, such as ``half`` for ``float16``, would never run, and no call would report that.
+    """
+    known = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    for name in names:
+        if name not in known:
+            other = getattr(torch, name, None)
+            near = [str(other).removeprefix("torch.")] if isinstance(other, torch.dtype) else []
+            near = near or get_close_matches(name, sorted(known), 1, cutoff=0.5)
+            fix = f"write {near[0]!r} in dtypes=" if near else "write names of dtypes of torch in dtypes="
+            got, expected = f"dtypes= with {name!r}", "names of dtypes of torch, such as 'float32' and 'bfloat16'"
+            raise error("SL122", where=where, got=got, expected=expected, fix=fix)
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:

@@ -130,9 +130,13 @@ def _read_result(name: str, annotation: object, where: str) -> Arg:
         if e.id != "SL103":
             raise
         shown = "no annotation" if annotation is inspect.Parameter.empty else e.got
-        raise error("SL109", where=where, got=shown, expected=_EXPECTED) from None
+        raise error("SL109", where=where, got=shown, expected=_EXPECTED, fix=_ANNOTATE_RESULT) from None
 
 
+_ANNOTATE_RESULT = (
+    'return one tensor and write -> Float[Tensor, "n m"], return a tuple of tensors and write -> tuple[Float[Tensor, '
+    '"n"], Float[Tensor, "m"]], or return nothing and write -> None with mutates= if the op only writes to arguments'
+)
 _EXPECTED = (
     "jaxtyping tensors, lists of them, int, float, bool, str or another scalar of torch's schemas, or one | None"
 )

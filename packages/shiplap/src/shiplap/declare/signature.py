@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
 from shiplap.declare.dim_expression import Expr
+from shiplap.declare.keyword_values import annotations_of, check_value, unknown_keyword_error
 from shiplap.declare.return_annotation import is_schema_name, is_single_tuple, read_results
 from shiplap.declare.schema import has_default_literal
 from shiplap.declare.spec import Arg, Dim, OpSpec
@@ -61,16 +63,15 @@ class DeclarationKeywords(TypedDict, total=False):
     unordered: Iterable[str]
 
 
-def check_keywords(where: object, given: Iterable[str], keywords: type = DeclarationKeywords) -> None:
-    """Raise ``SL140`` for a name in ``given`` that is none of ``keywords``, a typed dict. By default it holds the
-    keywords of ``sl.op``.
+def check_keywords(where: object, given: Mapping[str, object], keywords: type = DeclarationKeywords) -> None:
+    """Raise ``SL140`` for a name in ``given`` that is none of ``keywords``, a typed dict, and for a value of another
+    type than the typed dict declares. By default it holds the keywords of ``sl.op``.
     """
-    known = list(keywords.__annotations__)
-    for keyword in given:
+    known = annotations_of(keywords)
+    for keyword, value in given.items():
         if keyword not in known:
-            close = difflib.get_close_matches(keyword, known, n=1)
-            fix = f"write {close[0]}=" if close else ""
-            raise error("SL140", where=str(where), got=f"{keyword}=", expected=", ".join(known), fix=fix)
+            raise unknown_keyword_error(str(where), keyword, known)
+        check_value(str(where), keyword, value, known[keyword])
 
 
 def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
@@ -197,11 +198,33 @@ def check_op_name(name: object) -> None:
         named = not dot or (is_schema_name(overload) and overload not in RESERVED_OVERLOADS)
         well_formed = is_schema_name(namespace) and is_schema_name(opname) and named
         if not well_formed or is_torch_attribute(namespace, opname, overload):
-            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
+            fix = "" if well_formed else _name_advice(name)
+            raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name", fix=fix)
         return
     # The decorator without parentheses passes the function as the name.
-    shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
-    raise error("SL101", where="@sl.op", got=f"{type(name).__name__} {shown}", expected="namespace::name")
+    decorated = inspect.isfunction(name) or inspect.isclass(name)
+    shown = name.__name__ if decorated else str(name)
+    got = "no name, but the " * decorated + f"{type(name).__name__} {shown}"
+    fix = (
+        f'write the decorator with a name, as in @sl.op("mylib::{shown}")' if decorated and shown.isidentifier() else ""
+    )
+    raise error("SL101", where="@sl.op", got=got, expected="namespace::name", fix=fix)
+
+
+def _name_advice(name: str) -> str:
+    """Return the fix for ``name``, which is no valid name of an op. The fix shows the decorator with a valid name that
+    is like it. Return an empty string if there is no such name.
+    """
+    bare, _, schema = name.partition("(")
+    parts = [re.sub(r"[^0-9A-Za-z_]+", "_", part.strip()) for part in bare.split("::")]
+    namespace, opname = ("mylib", parts[0]) if len(parts) == 1 else (parts[0], parts[-1])
+    if len(parts) > 2 or not (is_schema_name(namespace) and is_schema_name(opname)):
+        return ""
+    foreign = " and ".join(sorted({repr(c) for c in re.findall(r"[^0-9A-Za-z_:]", bare)}))
+    reason = f": a name has only letters, digits and underscores, and no {foreign}" if foreign else ""
+    reason += ": the schema follows from the annotations" if schema else ""
+    reason += ", with a namespace of your own in place of mylib" if len(parts) == 1 else ""
+    return f'write @sl.op("{namespace}::{opname}"){reason}'
 
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
@@ -327,7 +350,11 @@ def _default_fix(arg: Arg) -> str:
     if arg.default is None:
         kind = str(arg.tensor) if arg.tensor is not None else arg.kind
         return f"annotate {arg.name}: {f'list[{kind}]' if arg.many else kind} | None"
-    return f"use {arg.shown_choices}" if arg.choices else "use None as the default, in an optional argument"
+    if arg.choices:
+        return f"use {arg.shown_choices}"
+    if arg.tensor is None and kind_mismatch(arg, arg.default):
+        return f"write a default of type {arg.kind}, or annotate {arg.name} with the type of this default"
+    return "use None as the default, in an optional argument"
 
 
 def _bad_default(arg: Arg) -> str:
@@ -467,4 +494,8 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
 def _check_expression_names(where: str, expr: Expr, known: set[str]) -> None:
     """Raise ``SL105`` for a name in the expression that is not in ``known``."""
     for unknown in sorted(expr.names - known):
-        raise error("SL105", where=where, got=f"{expr} uses {unknown!r}", expected=f"names among {sorted(known)}")
+        fix = f"correct {unknown!r} to a name that 'expected' lists, or declare {unknown} as an int argument"
+        if "dims[" in where:
+            fix += '. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
+        expected = f"names among {sorted(known)}"
+        raise error("SL105", where=where, got=f"{expr} uses {unknown!r}", expected=expected, fix=fix)

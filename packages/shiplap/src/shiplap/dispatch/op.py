@@ -108,7 +108,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     _public_names = PUBLIC_NAMES
     reference: Callable[P, R]
-    adoption: object = None  # what it has taken from an implementation that existed, see dispatch/takeover.py
+    adoption: object = None  # what it has taken from an implementation that existed, see dispatch/adopt.py
 
     def __init__(self, spec: OpSpec, reference: Callable[P, R]) -> None:
         """Register the op ``spec`` with torch. Its name, docstring, module and signature are those of its reference."""

@@ -236,7 +236,10 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
     values = () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(spec.outputs):
         got, named = f"{len(values)} outputs", ", ".join(o.name for o in spec.outputs)
-        fix = f"return {named}, or fill tensors that the function takes as {named}" if result is None and named else ""
+        fix = ""
+        if result is None and named:
+            got += ": the function returned None"
+            fix = f"return the result, or let the kernel take {named} (*, {named}) and fill it in place"
         raise error("SL301", where=spec.name, got=got, expected=f"{len(spec.outputs)} outputs", fix=fix)
     env = dict(call.env)
     owned = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(call.args)}

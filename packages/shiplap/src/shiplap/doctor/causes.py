@@ -221,6 +221,7 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("item", r"Tensor\.item\(\)|Tensor\.tolist\(\)|index\(Tensor\)|Data pointer comparison", ""),
     ("item", r"[Dd]ata dependent operator", r"_local_scalar_dense|item|tolist|equal"),
     ("branch", r"[Dd]ata dependent operator|GuardOnDataDependent", ""),
+    ("item", r"data-dependent expression", ""),
     ("shape", r"[Dd]ynamic shape operator|data-dependent output shape|Dynamic slicing|wrap unbacked SymInt", ""),
     ("numpy", r"numpy|ndarray", ""),
     ("numpy", "", r"\(ufunc\)|^(call_method|var_getattr) NumpyNdarray|^numpy function"),
@@ -260,13 +261,22 @@ def classify_message(message: BreakMessage) -> str:
 
 
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
-    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message. If the message fits
-    no specific cause, the source line ``place`` is examined as well. If it contains ``.data_ptr(``, the cause is
-    ``"address"``. A number that NumPy or Python draws is one of the cause ``"system"``, though torch's message is about
-    a tensor, or only says that a call is not supported.
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message.
+
+    If the message fits no specific cause, the source line ``place`` is examined as well. If it contains ``.data_ptr(``,
+    the cause is ``"address"``. A number that NumPy or Python draws and a date are of the cause ``"system"``, though
+    torch's message is about a tensor, or only says that a call or an object is not supported. A hook that
+    writes to an object is of the cause ``"autograd"``. Where a number is not known that decides about an ``if`` or
+    about the rounds of a loop, the cause is ``"branch"``.
     """
     cause = classify_message(message)
+    if cause == "item" and "data-dependent expression" in message.reason:
+        return "branch" if isinstance(statement_at(place), ast.If | ast.For | ast.While) else cause
     if cause in ("item", "other") and re.search(r"\b(np|numpy)\.random\.|(?<![\w.])random\.\w+\(", place.code):
+        return "system"
+    if cause == "higher_order" and re.search(r"\.register_\w*hook\(", place.code):
+        return "autograd"
+    if cause in ("object", "other") and re.search(r"\b(datetime|date)\.(now|today|utcnow)\(", place.code):
         return "system"
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
 
@@ -366,6 +376,7 @@ _CALLS_OF_CAUSE: dict[str, tuple[str, ...]] = {
     ),
     "shape": (r"(nonzero|unique|unique_consecutive|masked_select|where|argwhere|repeat_interleave|bincount|one_hot)$",),
     "disabled": (r"(graph_break|skip_frame|step_unsupported)$",),
+    "system": (r"\brandom\.\w+$", r"\.(now|today|utcnow)$"),
     "autograd": (r"\.(backward|requires_grad_|retain_grad|register_hook|grad)$",),
     "autograd_function": (r"\.apply$|\.(mark_dirty|save_for_backward|set_materialize_grads)$",),
 }

@@ -251,7 +251,7 @@ def reorder_print(case: Case) -> Iterator[Edits]:
     as ``end``, since torch moves the call without them.
     """
     node = case.own.statement(case.line) if case.own is not None else None
-    calls = _calls_on_line(node, case.line) if node is not None else []
+    calls = calls_on_line(node, case.line) if node is not None else []
     if any(c.keywords and ast.unparse(c.func) == "print" for c in calls):
         return
     for setting in add_setting("torch._dynamo.config.reorderable_logging_functions.add(print)")(case):
@@ -263,7 +263,7 @@ def reorder_print(case: Case) -> Iterator[Edits]:
 @of_statement
 def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits that put ``str(...)`` around shapes, dtypes and devices that the statement ``node`` prints."""
-    printed = [a for c in _calls_on_line(node, case.line) if ast.unparse(c.func) == "print" for a in c.args]
+    printed = [a for c in calls_on_line(node, case.line) if ast.unparse(c.func) == "print" for a in c.args]
     texts = [a for a in printed if re.search(r"\.(shape|dtype|device)$|\.size\(\)$", ast.unparse(a))]
     if texts:
         yield tuple(source.replace(a, f"str({source.code(a)})") for a in texts)
@@ -297,7 +297,28 @@ def add_dynamic_source(setting: str) -> Editor:
             is_global = case.own is not None and match[1] in case.own.assigned_names()
             for scope in ("L", "G") if is_global else ("L",):
                 source = f"{scope}['{match[1]}']{match[2]}" + (f":{dim}" if dim else "")
-                yield from add_setting(f'torch.compiler.config.{setting} = "{source}"')(case)
+                yield from _add_to_setting(f"torch.compiler.config.{setting}", source)(case)
+
+    return edit
+
+
+def _add_to_setting(setting: str, source: str) -> Editor:
+    """Return an editor that adds ``source`` to the text of ``setting``, a list with commas, in the main file. If the
+    main file does not have the setting yet, it is inserted.
+
+    An editor is a function that proposes edits for a break or recompile.
+    """
+
+    def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edit that adds to the setting of the enclosing function, or that inserts it. Yield nothing if the
+        main file is not known.
+        """
+        main = case.source(case.main) if case.main is not None else None
+        found = re.search(rf'^{re.escape(setting)} = "(.*)"$', main.text, re.MULTILINE) if main else None
+        if main is None or found is None:
+            yield from add_setting(f'{setting} = "{source}"')(case)
+        elif source not in found[1].split(","):
+            yield (Edit(main.file, found.end(1), found.end(1), f",{source}"),)
 
     return edit
 
@@ -437,7 +458,7 @@ def guard_call(text: str, named: str = "") -> Editor:
         """Yield the edit that replaces a call by ``text`` of the enclosing function, for each call on the line that is
         at fault. If ``named`` is not empty, the calls whose names match it are replaced instead.
         """
-        for call in _calls_on_line(node, case.line):
+        for call in calls_on_line(node, case.line):
             name = source.code(call.func)
             if re.search(named, name) if named else name == case.subject:
                 yield source.with_import(source.replace(call, text.replace("{call}", source.code(call))), "torch")
@@ -462,7 +483,7 @@ def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
         yield edits if source.imports("contextlib") else (source.after_imports("import contextlib"), *edits)
 
 
-def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
+def calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
     """Return the syntax nodes of the calls that cover the line ``line``, from the outermost on. Calls in the body of
     the statement ``node`` are left out.
     """
@@ -547,7 +568,7 @@ def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
     Yield nothing if the call uses names that the file does not import.
     """
-    for call in _calls_on_line(node, case.line):
+    for call in calls_on_line(node, case.line):
         names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
         imported = {n for n in names if source.imports(n)}
         if source.code(call.func) == case.subject and names == imported:
@@ -555,42 +576,3 @@ def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
             above = source.before_definition(node.lineno, f"{name} = {source.code(call)}")
             if above:
                 yield above, source.replace(call, name)
-
-
-@of_statement
-def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that passes the keyword arguments of a call of ``Function.apply`` by position, in the order of the
-    parameters of ``forward``. If ``forward`` has keyword-only parameters, its ``*`` is removed.
-    """
-    for call in _calls_on_line(node, case.line):
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply" and call.keywords):
-            continue
-        forward = _find_forward(case, ast.unparse(call.func.value).rpartition(".")[2])
-        if forward is None:
-            continue
-        source_of_class, function = forward
-        arguments = [*function.args.args, *function.args.kwonlyargs]
-        # The first parameter of forward is the context, which apply() passes itself.
-        order = [a.arg for a in arguments][1 + len(call.args) :]
-        given = {k.arg: source.code(k.value) for k in call.keywords}
-        if set(order) == set(given):
-            values = [*(source.code(a) for a in call.args), *(given[name] for name in order)]
-            edits: Edits = (source.replace(call, f"{source.code(call.func)}({', '.join(values)})"),)
-            # Keyword-only parameters cannot be passed by position, so the star is removed as well.
-            star = re.search(r",\s*\*\s*,", source_of_class.code(function).partition(":\n")[0])
-            if star:
-                at = source_of_class.span(function)[0]
-                edits = (*edits, Edit(source_of_class.file, at + star.start(), at + star.end(), ","))
-            yield edits
-
-
-def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | None:
-    """Return (source file, function) of the method ``forward`` of the program's class ``name``, or None if there is
-    none.
-    """
-    classes = [(s, n) for s in case.sources() for n in ast.walk(s.tree) if isinstance(n, ast.ClassDef)]
-    for source, node in classes:
-        for method in node.body if node.name == name else ():
-            if isinstance(method, ast.FunctionDef) and method.name == "forward":
-                return source, method
-    return None

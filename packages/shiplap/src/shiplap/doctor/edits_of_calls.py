@@ -1,14 +1,14 @@
-"""Edits of the calls of compiled functions: how arguments are prepared, and how many versions serve the calls."""
+"""Edits of calls: how arguments are passed, which calls are made later, and how many versions serve those of one."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from shiplap.doctor.edits import Case, Editor, Edits, Source, find_compile_sites, reindent
-from shiplap.doctor.edits_of_functions import writes_to_objects
+from shiplap.doctor.edits import Case, Editor, Edits, Source, calls_on_line, find_compile_sites, of_statement, reindent
+from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
 from shiplap.doctor.edits_of_values import enclosing_function, names_before
 from shiplap.doctor.scratch import Edit
 
@@ -79,6 +79,34 @@ def compile_each(kind, **options):
 '''
 
 
+_REPEATED = '''
+def compile_repeated(kind, **options):
+    """Return a decorator that compiles a function for calls whose ``kind(...)`` has come before."""
+    import functools
+
+    def decorate(fn):
+        compiled = torch.compile(fn, **options)
+        inner = compiled.forward if isinstance(fn, torch.nn.Module) else compiled
+        seen = set()
+
+        @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
+        def call(*args, **kwargs):
+            key = kind(*args, **kwargs)
+            if key in seen:
+                return inner(*args, **kwargs)
+            seen.add(key)
+            with torch.compiler.set_stance("force_eager"):
+                return inner(*args, **kwargs)
+
+        if not isinstance(fn, torch.nn.Module):
+            return call
+        compiled.forward = call
+        return compiled
+
+    return decorate
+'''
+
+
 def _wrap_compiled(name: str, helper: str) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and applies it to what is compiled.
 
@@ -131,13 +159,16 @@ def _with_helper(edits: list[tuple[Source, Edit]], name: str, helper: str) -> Ed
     return *inserted, *(edit for _, edit in edits)
 
 
-# For each kind of variation the expressions that tell calls apart, in which {name} stands for the value that varied.
+# For each kind of variation the expressions that tell calls apart, in which {name} stands for the value that varied,
+# and {dim} for the number of its dim.
 _KEYS: dict[str, tuple[str, ...]] = {
     "lazy": ("{name} is None",),
     "optional": ("{name} is None",),
     "value": ("{name}",),
     "dtype": ("{name}.dtype",),
     "rank": ("{name}.dim()",),
+    "size": ("{name}.shape",),
+    "small": ("{name}.shape[{dim}] < 2", "{name}.shape"),
     "stride": ("{name}.stride()",),
     "device": ("{name}.device", "type({name})"),
     "type": ("type({name})",),
@@ -150,23 +181,62 @@ _KEYS_OF_MODULE = {
     "mode": "tuple(m.training for m in {model}.modules())",
 }
 
+# All attributes of a module and of the modules in it that are numbers or texts.
+_ATTRIBUTES = "tuple(v for m in {model}.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))"
 
-def compile_versions(case: Case) -> Iterator[Edits]:
-    """Yield edits that compile a function of its own for each kind of call. Calls are told apart by the value that
-    varied, which is an argument, a global setting, or a state of the compiled module.
+
+def _compile_by_kind(name: str, helper: str) -> Editor:
+    """Return an editor that inserts the function ``helper``, called ``name``, and compiles with it in place of
+    ``torch.compile``. The helper gets a function that tells kinds of calls apart.
+
+    An editor is a function that proposes edits for a break or recompile.
     """
-    for source, node, function in find_compile_sites(case):
-        called = _is_call_of_torch(node)
-        if function is None and not called:
-            continue
-        keywords = node.keywords if isinstance(node, ast.Call) else []
-        options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
-        model = source.code(node.args[0]) if called and isinstance(node, ast.Call) else ""
-        parameters = _parameters(case, function)
-        for key in _keys_of(case, parameters, model):
-            text = f"compile_each({', '.join([f'lambda {parameters}: {key}', *options])})"
-            edit = source.replace(node, text if function is not None else f"{text}({model})")
-            yield _with_helper([(source, edit)], "compile_each", _VERSIONS)
+
+    def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edits that compile by the helper of the enclosing function. Calls are told apart by the value that
+        varied, which is an argument, a global setting, or a state of the compiled module. If the helper is in use for
+        an earlier recompile, its kinds are told apart by both values.
+        """
+        yield from _refined_kinds(case, name)
+        for source, node, function in find_compile_sites(case):
+            if function is None and not _is_call_of_torch(node):
+                continue
+            keywords = node.keywords if isinstance(node, ast.Call) else []
+            options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
+            model = source.code(node.args[0]) if function is None and isinstance(node, ast.Call) else ""
+            given, parameters = model, _parameters(case, function)
+            # A module that has no name yet gets one, by which its state can be read.
+            if model and not re.fullmatch(r"\w+(\.\w+)*", model):
+                model = unused_name(source, "module")
+                given = f"{model} := {given}"
+            for key in _keys_of(case, parameters, model):
+                text = f"{name}({', '.join([f'lambda {parameters}: {key}', *options])})"
+                named = given if re.search(rf"(?<![\w.]){model}\b", key) else given.rpartition(" := ")[2]
+                edit = source.replace(node, text if function is not None else f"{text}({named})")
+                yield _with_helper([(source, edit)], name, helper)
+
+    return edit
+
+
+def _refined_kinds(case: Case, name: str) -> Iterator[Edits]:
+    """Yield the edits that let a call of the inserted helper ``name`` tell kinds of calls apart by the value that
+    varied, in addition to the value by which it does already.
+    """
+    for source in case.sources():
+        for node, parent in source.parents().items():
+            if not isinstance(node, ast.Call) or ast.unparse(node.func) != name or not node.args:
+                continue
+            kind, model = node.args[0], ""
+            if isinstance(parent, ast.Call) and parent.func is node:
+                given = parent.args[0]
+                model = given.target.id if isinstance(given, ast.NamedExpr) else source.code(given)
+            if isinstance(kind, ast.Lambda):
+                for key in _keys_of(case, ast.unparse(kind.args), model):
+                    yield (source.replace(kind.body, f"({source.code(kind.body)}, {key})"),)
+
+
+compile_versions = _compile_by_kind("compile_each", _VERSIONS)
+compile_repeated = _compile_by_kind("compile_repeated", _REPEATED)
 
 
 def _parameters(case: Case, function: ast.FunctionDef | None) -> str:
@@ -194,16 +264,25 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
     """Yield expressions that tell the calls of a compiled function with these ``parameters`` apart. ``model`` is the
     source code of what was compiled, or an empty string for a decorated function.
     """
-    subject = case.subject.partition(", dim ")[0]
+    subject, _, dim = case.subject.partition(", dim ")
     root = re.match(r"\w*", subject)
     if "global setting" in subject or "grad mode" in subject:
         yield "(torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ('cpu', 'cuda')))"
         return
     known = root is not None and re.search(rf"(^|\W){root[0]}(\W|$)", parameters)
     if known and re.fullmatch(r"[\w.\[\]']+", subject):
-        yield from (key.replace("{name}", subject) for key in _KEYS.get(case.cause, ()))
-    elif model.isidentifier() and re.fullmatch(r"self(\.[A-Za-z_]\w*)+", subject) and case.cause == "attribute":
-        yield subject.replace("self", model, 1)
+        keys = _KEYS.get(case.cause, ())
+        yield from (key.replace("{name}", subject).replace("{dim}", dim or "0") for key in keys)
+    elif re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", model) and case.cause in ("attribute", "length"):
+        # Torch names the compiled object fn, self or, for a method, fn.__self__, and the members of a list by numbers.
+        owner = model.rpartition(".")[0] if "fn.__self__." in subject else model
+        named = re.fullmatch(r"(?:self|fn\.__self__|fn)((?:\.\w+)+)", subject)
+        if named and owner:
+            value = owner + re.sub(r"\.(\d+)", r"[\1]", named[1])
+            yield value if case.cause == "attribute" else f"len({value})"
+            # Torch names one attribute of several that are set together.
+            if case.cause == "attribute" and owner == model:
+                yield _ATTRIBUTES.replace("{model}", model)
     elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
         yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 
@@ -298,33 +377,143 @@ def call_later(case: Case) -> Iterator[Edits]:
 
 
 def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> Iterator[Edits]:
-    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay."""
-    helpers, edits = dict[str, str](), list[Edit]()
-    for node in nodes:
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
-            return
-        if not _is_outermost(case, source, node) or not _may_run_later(source, node):
-            return
-        local = names_before(source, node)
-        used = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local)
-        # The function gets tensors and numbers alone, and what it calls is looked up in the module.
-        if "self" in used or ast.unparse(node.value.func).partition(".")[0] in used:
-            return
-        if re.search(r"\"\"\"|'''|\\\n", source.code(node)):  # the lines of a text are part of it
-            return
-        name = re.sub(r"\W+", "_", ast.unparse(node.value.func)) + "_later"
-        while name in helpers or f"def {name}(" in source.text:
-            name += "_"
-        body = reindent(" " * node.col_offset + source.code(node), "    ")
-        # The function runs outside of the graph, where torch would compile it by itself.
-        helpers[name] = (
-            f"\n\n@torch.compiler.disable\ndef {name}({', '.join(used)}):\n{body}\n\n\n"
-            f"torch._dynamo.config.reorderable_logging_functions.add({name})\n"
-        )
-        edits.append(source.replace(node, f"{name}({', '.join(used)})"))
-    if edits:
-        missing = "" if source.imports("torch") else "import torch\n"
-        yield source.after_imports(missing + "".join(helpers.values())), *edits
+    """Yield the edits that let torch move the statements ``nodes`` behind the graph, unless one of them has to stay.
+
+    Torch moves no call with a number that varies. As alternatives, one of the variables that are used is passed as a
+    tensor, and becomes a number again in the call.
+    """
+    used = (_local_names(source, node) for node in nodes if isinstance(node, ast.Expr))
+    named, naming = _name_of_self(case, source, nodes[0]) if nodes else ("", ())
+    for number in ("", *dict.fromkeys(name for names in used for name in names if name != "self")):
+        helpers, edits = dict[str, str](), list[Edit]()
+        for node in nodes:
+            if not isinstance(node, ast.Expr) or not may_run_later(case, source, node):
+                return
+            made = later_function(source, node, helpers, number=number, named=named)
+            if made is None:
+                return
+            name, arguments, helpers[name] = made
+            edits.append(source.replace(node, f"{name}({', '.join(arguments)})"))
+        if edits:
+            missing = "" if source.imports("torch") else "import torch\n"
+            naming = naming if any(re.search(rf"\b{named}\b", code) for code in helpers.values()) else ()
+            yield source.after_imports(missing + "".join(helpers.values())), *edits, *naming
+
+
+def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits]:
+    """Return ``(name, edits)`` of the variable of the module level that holds the only object of the class around the
+    statement ``node``, which has the form ``self.a.b(...)``. The edits give a name to an object that is passed to
+    ``torch.compile`` without one.
+
+    Return an empty string for other statements, and if the function uses ``self.a`` besides. Return it as well if it is
+    not known that there is one object: if the program creates the class at several places, in a function or a loop,
+    derives another class from it, or copies objects.
+    """
+    parents, around = source.parents(), node
+    while around in parents and not isinstance(around, ast.ClassDef):
+        around = parents[around]
+    function, call = enclosing_function(source, node), getattr(node, "value", None)
+    owner = re.match(r"self\.\w+(?=\.\w+\()", ast.unparse(call)) if isinstance(call, ast.Call) else None
+    if not isinstance(around, ast.ClassDef) or function is None or owner is None:
+        return "", ()
+    # What the function reads of the object besides would not have changed yet.
+    uses = [n for n in ast.walk(function) if isinstance(n, ast.Attribute) and ast.unparse(n) == owner[0]]
+    if len(uses) > 1:
+        return "", ()
+    others = [each for each in case.sources() if each.file != source.file]
+    copied = any(re.search(r"\bcopy\b|\bdeepcopy\b", each.text) for each in (source, *others))
+    elsewhere = any(re.search(rf"\b{around.name}\b", each.text) for each in others)
+    mentions = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == around.name]
+    made = parents[mentions[0]] if len(mentions) == 1 else None
+    if copied or elsewhere or not isinstance(made, ast.Call) or made.func is not mentions[0]:
+        return "", ()
+    outside = parents[made]
+    while outside in parents:
+        if isinstance(outside, ast.FunctionDef | ast.Lambda | ast.For | ast.While | ast.ListComp | ast.GeneratorExp):
+            return "", ()
+        outside = parents[outside]
+    holder = parents[made]
+    if isinstance(holder, ast.Assign) and len(holder.targets) == 1 and isinstance(holder.targets[0], ast.Name):
+        name = holder.targets[0].id
+        stored = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name]
+        return (name, ()) if sum(isinstance(n.ctx, ast.Store) for n in stored) == 1 else ("", ())
+    if isinstance(holder, ast.Call) and ast.unparse(holder.func) == "torch.compile":
+        name = unused_name(source, "module")
+        return name, (source.replace(made, f"{name} := {source.code(made)}"),)
+    return "", ()
+
+
+class _Renaming(ast.NodeTransformer):
+    """A converter of a syntax tree in which the variable ``self`` gets another name."""
+
+    def __init__(self, name: str) -> None:
+        """Store ``name``, the new name of ``self``."""
+        self.name = name
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Return the variable with its new name, or ``node`` itself if it is not ``self``."""
+        return ast.Name(self.name, node.ctx) if node.id == "self" else node
+
+
+def _local_names(source: Source, node: ast.stmt) -> list[str]:
+    """Return the names of local variables that the statement ``node`` of a function uses, without repetitions."""
+    local = names_before(source, node)
+    return list(dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local))
+
+
+def later_function(
+    source: Source,
+    node: ast.Expr,
+    helpers: Collection[str],
+    *,
+    condition: str = "",
+    number: str = "",
+    named: str = "",
+) -> tuple[str, list[str], str] | None:
+    """Return ``(name, arguments, code)`` of a function that makes the call of the statement ``node`` behind the graph.
+    Return None if ``node`` is no such call.
+
+    ``helpers`` has the names of functions that the edit inserts besides. If ``condition`` is not empty, it is the name
+    of the function's first parameter, a tensor, and the function makes the call only where that is true. ``number`` is
+    the name of a variable that is passed as a tensor, since it is a number which varies, or an empty string. ``named``
+    is the variable of the module level that holds ``self``, or an empty string if none does.
+    """
+    called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+    used = _local_names(source, node)
+    code = source.code(node)
+    if named and "self" in used:
+        code = ast.unparse(_Renaming(named).visit(copy.deepcopy(node)))
+        called = re.sub(r"^self\b", named, called)
+        used.remove("self")
+    # The function gets tensors and numbers alone, and what it calls is looked up in the module.
+    if not called or "self" in used or called.partition(".")[0] in used:
+        return None
+    # A function such as clip_grad_norm_ writes to its arguments, which the program may read before the end.
+    if re.search(r"[^_]_$", called) or re.search(r"\"\"\"|'''|\\\n", code):
+        return None
+    name = re.sub(r"\W+", "_", called) + "_later"
+    while name in helpers or f"def {name}(" in source.text:
+        name += "_"
+    lines = [f"{number} = {number}.item()"] if number in used else []
+    lines += reindent(" " * node.col_offset + code, "").splitlines()
+    body = reindent("\n".join(lines), "        " if condition else "    ")
+    test = f"    if {condition}:\n" if condition else ""
+    # The function runs outside of the graph, where torch would compile it by itself.
+    text = (
+        f"\n\n@torch.compiler.disable\ndef {name}({', '.join([*([condition] if condition else []), *used])}):\n{test}"
+        f"{body}\n\n\ntorch._dynamo.config.reorderable_logging_functions.add({name})\n"
+    )
+    # A float of Python has 64 bits.
+    passed = f"torch.as_tensor({number}, dtype=torch.float64 if isinstance({number}, float) else None)"
+    return name, [passed if each == number else each for each in used], text
+
+
+def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:
+    """Return whether the statement ``node`` may run at the end of its function, and whether torch can move it there.
+
+    Torch moves calls out of the outermost compiled function alone.
+    """
+    return _is_outermost(case, source, node) and _may_run_later(source, node)
 
 
 def _may_run_later(source: Source, node: ast.stmt) -> bool:
@@ -343,3 +532,42 @@ def _may_run_later(source: Source, node: ast.stmt) -> bool:
             first = around.lineno  # its next round runs after the statement, too
         around = parents[around]
     return function is not None and not writes_to_objects(function, first)
+
+
+@of_statement
+def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edit that passes the keyword arguments of a call of ``Function.apply`` by position, in the order of the
+    parameters of ``forward``. If ``forward`` has keyword-only parameters, its ``*`` is removed.
+    """
+    for call in calls_on_line(node, case.line):
+        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply" and call.keywords):
+            continue
+        forward = _find_forward(case, ast.unparse(call.func.value).rpartition(".")[2])
+        if forward is None:
+            continue
+        source_of_class, function = forward
+        arguments = [*function.args.args, *function.args.kwonlyargs]
+        # The first parameter of forward is the context, which apply() passes itself.
+        order = [a.arg for a in arguments][1 + len(call.args) :]
+        given = {k.arg: source.code(k.value) for k in call.keywords}
+        if set(order) == set(given):
+            values = [*(source.code(a) for a in call.args), *(given[name] for name in order)]
+            edits: Edits = (source.replace(call, f"{source.code(call.func)}({', '.join(values)})"),)
+            # Keyword-only parameters cannot be passed by position, so the star is removed as well.
+            star = re.search(r",\s*\*\s*,", source_of_class.code(function).partition(":\n")[0])
+            if star:
+                at = source_of_class.span(function)[0]
+                edits = (*edits, Edit(source_of_class.file, at + star.start(), at + star.end(), ","))
+            yield edits
+
+
+def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | None:
+    """Return (source file, function) of the method ``forward`` of the program's class ``name``, or None if there is
+    none.
+    """
+    classes = [(s, n) for s in case.sources() for n in ast.walk(s.tree) if isinstance(n, ast.ClassDef)]
+    for source, node in classes:
+        for method in node.body if node.name == name else ():
+            if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                return source, method
+    return None

@@ -38,7 +38,7 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     if writes_to_objects(function, min(node.lineno, outermost.lineno)):
         return
     left, right = (source.code(v) for v in values if v is not None)
-    name, done = _unused_name(source, "early"), _unused_name(source, "is_early")
+    name, done = unused_name(source, "early"), unused_name(source, "is_early")
     test, indent = condition_of_tensors(node.test), indent_of(source, node)
     if outermost is node:
         first = source.replace(node, f"{name}, {done} = {left}, {test}")
@@ -55,9 +55,11 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     yield *source.with_import(first, "torch"), source.replace(node, f"\n{indent}".join(lines)), end
 
 
-def writes_to_objects(function: ast.FunctionDef | ast.For, line: int = 0) -> bool:
-    """Return whether a function or loop may write to an object in a line from ``line`` on, or assigns within an
-    expression. Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
+def writes_to_objects(function: ast.stmt, line: int = 0) -> bool:
+    """Return whether a function or another statement may write to an object in a line from ``line`` on, or assigns
+    within an expression.
+
+    Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
     """
     for n in ast.walk(function):
         if getattr(n, "lineno", 0) < line:
@@ -91,7 +93,7 @@ def _is_in_for_loops(source: Source, node: ast.stmt, function: ast.FunctionDef) 
     return True
 
 
-def _unused_name(source: Source, name: str) -> str:
+def unused_name(source: Source, name: str) -> str:
     """Return ``name``, with underscores at its end if the file has the name already."""
     used = {n.id for n in ast.walk(source.tree) if isinstance(n, ast.Name)}
     used |= {n.arg for n in ast.walk(source.tree) if isinstance(n, ast.arg)}
@@ -121,7 +123,7 @@ def where_for_break(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     if targets & (after | set(names)) or re.search(r"rand|dropout|multinomial|bernoulli|normal_", source.code(loop)):
         return
     kept = [n for n in names if n in before or n in after]
-    done = _unused_name(source, "is_done")
+    done = unused_name(source, "is_done")
     at = loop.body.index(node)
     first, rest, lines = loop.body[:at], loop.body[at + 1 :], list[str]()
     lines += _kept_lines(source, first, kept, done)
@@ -143,7 +145,7 @@ def _kept_lines(source: Source, body: list[ast.stmt], kept: list[str], done: str
     values where the tensor ``done`` is true.
     """
     names = [n for n in assigned_names(body) if n in kept]
-    old = {n: _unused_name(source, f"old_{n}") for n in names}
+    old = {n: unused_name(source, f"old_{n}") for n in names}
     lines = [f"{old[n]} = {n}" for n in names]
     if body:
         lines += reindent(whole_lines(source, body), "").splitlines()

@@ -69,18 +69,35 @@ class _AsTensor(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted as well. The
         converted condition is a tensor of bools.
+
+        An operand such as ``mask is not None`` keeps the operands behind it from being evaluated, also in the result.
         """
         self.generic_visit(node)
         op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
-        joined = node.values[0]
-        for value in node.values[1:]:
-            joined = ast.BinOp(joined, op, value)
+        joined = node.values[-1]
+        for value in reversed(node.values[:-1]):
+            if not _is_question_of_python(value):
+                joined = ast.BinOp(value, op, joined)
+                continue
+            sides = (joined, ast.Constant(False)) if isinstance(node.op, ast.And) else (ast.Constant(True), joined)
+            chosen = ast.IfExp(value, *sides)
+            joined = ast.Call(ast.Attribute(ast.Name("torch", ast.Load()), "as_tensor", ast.Load()), [chosen], [])
         return joined
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Return the tensor ``x`` for a call such as ``float(x)`` or ``x.item()`` that turns it into a number."""
         self.generic_visit(node)
         return _tensor_of_number(node) or node
+
+
+def _is_question_of_python(value: ast.expr) -> bool:
+    """Return whether an operand of ``and`` or ``or`` is decided by Python: ``x is None``, ``isinstance(...)``,
+    ``hasattr(...)`` or an attribute such as ``self.training``.
+    """
+    if isinstance(value, ast.Compare):
+        return all(isinstance(op, ast.Is | ast.IsNot) for op in value.ops)
+    called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+    return isinstance(value, ast.Attribute) or called in ("isinstance", "hasattr")
 
 
 def condition_of_tensors(test: ast.expr) -> str:

@@ -153,6 +153,16 @@ def definition_line(file: str, line: int) -> int:
     return start
 
 
+def methods_around(place: SourcePlace) -> dict[str, ast.FunctionDef]:
+    """Return the methods, by name, of the innermost class around the line ``place``. Return an empty dict if the line
+    is in no class.
+    """
+    tree = _parse_file(place.file)
+    classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)] if tree else []
+    around = [c for c in classes if c.lineno <= place.line <= (c.end_lineno or c.lineno)]
+    return {n.name: n for n in around[-1].body if isinstance(n, ast.FunctionDef)} if around else {}
+
+
 @cache
 def _parse_file(file: str) -> ast.Module | None:
     """Return the syntax tree of a file, or None if it cannot be parsed."""

@@ -49,6 +49,8 @@ class Probe:
         self.differences: list[str] = []
         # Python values that differ: a clock's reading differs in a second run of the unchanged program, too.
         self.unstable: list[str] = []
+        # Of these the ones that are not measured any more.
+        self.zeroed: list[str] = []
         self.counts = {"outputs": 0, "gradients": 0, "calls": 0}
         # The number of observed calls by compiled function, which ``code_name`` names.
         self.called: dict[str, int] = {}
@@ -218,6 +220,8 @@ class Probe:
                 if not isinstance(value, torch.Tensor) and type(value) is type(values[path]):
                     self.unstable.append(name)
                     if name in self.spec.get("ignored", ()):
+                        if value and values[path] == 0:
+                            self.zeroed.append(name)
                         continue
                 self.differences.append(f"{name} {reason}")
             if kind != "state":
@@ -237,6 +241,7 @@ class Probe:
             "times": self.times,
             "differences": self.differences,
             "unstable": self.unstable,
+            "zeroed": self.zeroed,
             "counts": self.counts,
             "called": self.called,
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shiplap.doctor.diagnosis import Recompile, SourcePlace
-from shiplap.doctor.places import definition_line, make_place, statement_at
+from shiplap.doctor.places import definition_line, make_place, methods_around, statement_at
 from shiplap.doctor.sightings import Compilation
 
 
@@ -78,7 +78,7 @@ VARIATION_KINDS: dict[str, VariationKind] = {
         "nothing has to change: each of the two modes needs a version, which is compiled once",
     ),
     "counter": VariationKind(
-        "a counter: an attribute that the function itself changes",
+        "an attribute that the function itself changes, such as a counter",
         "count outside the compiled function; an int of a module varies freely with "
         "torch._dynamo.config.allow_unspec_int_on_nn_module",
     ),
@@ -152,6 +152,9 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("identity", name)
     if "GLOBAL_STATE" in guard or "grad_mode" in guard or "requires_grad" in guard:
         return GuardFailure("grad", "the grad mode or another global setting" if "GLOBAL" in guard else name)
+    # A layout is compared with sizes, as in x.stride()[0] == x.size()[1].
+    if match := re.search(r"([\w.\[\]']+?)\.stride\(\)", guard):
+        return GuardFailure("stride", plain_source(match[1]))
     if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
         sized = re.search(r"([\w.\[\]']+?)\.(?:size\(\)|shape)\[(\d+)\]", guard)
         subject = f"{plain_source(sized[1])}, dim {sized[2]}" if sized else guard
@@ -228,12 +231,17 @@ def find_reader(reason: str, file: str) -> SourcePlace | None:
 
 def _is_written(subject: str, place: SourcePlace) -> bool:
     """Return whether the function at the line ``place`` assigns the attribute ``subject``, such as ``self.count``. Each
-    call then changes it.
+    call then changes it. Methods of the same class that the function calls by ``self`` count as well.
     """
-    function = statement_at(place)
-    for node in ast.walk(function) if function else ():
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node) == subject:
-            return True
+    todo, methods = [statement_at(place)], methods_around(place)
+    while todo:
+        function = todo.pop()
+        for node in ast.walk(function) if function else ():
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node) == subject:
+                return True
+            called = re.fullmatch(r"self\.(\w+)", ast.unparse(node.func)) if isinstance(node, ast.Call) else None
+            if called and called[1] in methods:
+                todo.append(methods.pop(called[1]))
     return False
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
+from shiplap.doctor import edits, edits_of_branches, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
 
@@ -28,6 +28,8 @@ class Remedy:
         caveat: its effects that a comparison of results does not show.
         repeated: whether it is tried only where calls of one kind came more than once in the run.
         prints: whether the program has to print as many lines as before.
+        measures: whether results that vary by themselves, such as times, must not become 0.
+        picks: whether it picks values with ``torch.where``, whose gradient for the side that is not picked is 0.
     """
 
     id: str
@@ -40,6 +42,8 @@ class Remedy:
     caveat: str = ""
     repeated: bool = False
     prints: bool = False
+    measures: bool = False
+    picks: bool = False
 
     def fits(self, entry: Break | Recompile) -> bool:
         """Return whether the remedy can be tried on ``entry``, a break or recompile.
@@ -126,7 +130,7 @@ REMEDIES: tuple[Remedy, ...] = (
         caveat="whoever put it there may have had a reason that these inputs do not show",
     ),
     Remedy("hoist_class", "define the class at the level of the module", edits.hoist_class, reason="build_class"),
-    Remedy("by_position", "pass the arguments by position", edits.pass_by_position, ("autograd_function",)),
+    Remedy("by_position", "pass the arguments by position", edits_of_calls.pass_by_position, ("autograd_function",)),
     Remedy("keep_tensor", "keep the value a tensor", edits_of_values.keep_tensor, ("item", "branch")),
     Remedy(
         "where",
@@ -134,6 +138,7 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_values.where_for_branch,
         ("branch", "item"),
         caveat="the side that is not picked is computed as well",
+        picks=True,
     ),
     Remedy(
         "where_exit",
@@ -141,6 +146,7 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_functions.where_for_exit,
         ("branch", "item"),
         caveat="what follows the early return is computed in each call",
+        picks=True,
     ),
     Remedy(
         "where_break",
@@ -148,6 +154,24 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_functions.where_for_break,
         ("branch", "item"),
         caveat="all rounds are computed in each call",
+        picks=True,
+    ),
+    Remedy(
+        "pick_values",
+        "run both sides and pick each value with torch.where",
+        edits_of_branches.pick_for_branch,
+        ("branch", "item"),
+        caveat="the side that is not picked is computed as well, and calls of it are made behind the compiled part",
+        prints=True,
+        picks=True,
+    ),
+    Remedy(
+        "pick_rounds",
+        "run the greatest number of rounds and pick the values of the last live one with torch.where",
+        edits_of_branches.pick_for_loop,
+        ("branch", "item"),
+        caveat="all rounds are computed in each call",
+        picks=True,
     ),
     Remedy("cond", "use torch.cond", edits_of_values.cond_for_branch, ("branch", "item")),
     Remedy(
@@ -247,6 +271,24 @@ REMEDIES: tuple[Remedy, ...] = (
         repeated=True,
     ),
     Remedy(
+        "size_versions",
+        "compile a function of its own for each size",
+        edits_of_calls.compile_versions,
+        ("size", "small"),
+        own=False,
+        caveat="each further size compiles a version, without a limit",
+        repeated=True,
+    ),
+    Remedy(
+        "repeated_calls",
+        "compile for the kinds of calls that come again",
+        edits_of_calls.compile_repeated,
+        ("length", "small", "size", "attribute"),
+        own=False,
+        caveat="the first call of each kind takes as long as without a compiler",
+        repeated=True,
+    ),
+    Remedy(
         "eager_question",
         "ask it in eager mode only",
         edits.guard_predicate,
@@ -308,6 +350,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("system",),
         call=r"^time\.\w+$",
         caveat="compiled code reads 0.0, so that what it computes from it is no time",
+        measures=True,
     ),
     _setting(
         "raise_limit",

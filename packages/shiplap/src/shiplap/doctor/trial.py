@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -35,7 +36,8 @@ class Run:
     results differ from the recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the
     numbers of compared outputs, gradients and calls, and ``called`` the number of calls by function. ``times`` has the
     seconds of each call by function. ``status`` is the exit status, and ``seconds`` the duration of the run.
-    ``printed`` is the number of lines on standard output, if the output is hidden.
+    ``printed`` is the number of lines on standard output, if the output is hidden. ``zeroed`` names values that vary by
+    themselves and were no longer measured: they are 0.
     """
 
     diagnosis: Diagnosis
@@ -47,6 +49,7 @@ class Run:
     times: dict[str, list[float]] = field(default_factory=dict)
     printed: int = 0
     called: dict[str, int] = field(default_factory=dict)
+    zeroed: tuple[str, ...] = ()
 
     @property
     def entries(self) -> list[Break | Recompile]:
@@ -124,6 +127,7 @@ class Laboratory:
             report.get("times", {}),
             printed,
             report.get("called", {}),
+            tuple(report.get("zeroed", ())),
         )
 
 
@@ -304,22 +308,23 @@ def _try_entry(
     ``texts`` has the contents of the files that earlier remedies have changed, by path, and ``now`` is the run with
     them.
 
-    If no remedy removes it, but some make a recompile rarer, return the triple of the remedy that leaves the fewest
-    recompiles. If none helps, return a record of the failed trials, with ``texts`` and ``now``.
+    A remedy after which breaks or recompiles appear that were not there before is taken only if no other removes the
+    entry. If no remedy removes it, but some make a recompile rarer, return the triple of the remedy that leaves the
+    fewest recompiles. If none helps, return a record of the failed trials, with ``texts`` and ``now``.
     """
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
+    second: tuple[TriedEntry, dict[str, str], Run] | None = None
     for remedy, changed in _candidates(laboratory.program, entry, texts):
         # Where no kind of call came twice, a version for each would compile in each call.
         if remedy.repeated and isinstance(entry, Recompile) and entry.times + 1 >= count_calls(entry, now):
             refused[remedy.id] = NEVER_AGAIN
             continue
         after = laboratory.run(changed, "compare")
-        reason = reason_of_refusal(entry, now, after)
-        if not reason and remedy.repeated and after is not None and after.diagnosis.graphs > now.diagnosis.graphs:
-            reason = f"{after.diagnosis.graphs} graphs are compiled instead of {now.diagnosis.graphs}"
-        if not reason and remedy.prints and after is not None and after.printed != now.printed:
-            reason = f"the program prints {after.printed} lines instead of {now.printed}"
+        diff = diff_texts(laboratory.program.root, changed, texts)
+        reason = reason_of_refusal(entry, now, after) or _reason_by_remedy(remedy, now, after, diff)
+        if not reason and after is not None and isinstance(entry, Break) and entry.skipped:
+            reason = _break_in_edit(laboratory.program.root, texts, changed, now, after)
         # A remedy may make recompiles rarer without removing them.
         partly = (
             (reason == STILL_THERE or reason.startswith(ANOTHER))
@@ -332,7 +337,7 @@ def _try_entry(
             found = TriedEntry.of(
                 entry,
                 remedy,
-                diff=diff_texts(laboratory.program.root, changed, texts),
+                diff=diff,
                 before=len(now.entries),
                 after=len(after.entries),
                 outputs=after.counts.get("outputs", 0),
@@ -341,12 +346,61 @@ def _try_entry(
                 times=(count_times(entry, now), count_times(entry, after)) if partly else (0, 0),
             )
             if not partly:
-                return found, changed, after
+                fresh = {e.key for e in after.entries} - {e.key for e in now.entries}
+                if not fresh:
+                    return found, changed, after
+                second = second or (found, changed, after)
+                continue
             fewer = found, changed, after
         refused[remedy.id] = reason
-    if fewer:
-        return fewer
-    return TriedEntry.of(entry, refused=refused), texts, now
+    best = second or fewer
+    return best if best is not None else (TriedEntry.of(entry, refused=refused), texts, now)
+
+
+# What has an infinite or undefined derivative for some values. A gradient of 0 becomes NaN there.
+_STEEP = re.compile(
+    r"isnan|isinf|isfinite|\b(r?sqrt|log|log2|log10|log1p|pow|\w*norm|normalize|acos|asin|reciprocal|div)\("
+    r"|/ *[^\s\d]|\*\* *[^\s2-9]"
+)
+
+
+def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, diff: str) -> str:
+    """Return the reason why the run ``after`` does not satisfy the conditions of ``remedy`` itself, or an empty string
+    if it does.
+
+    ``now`` is the run without the remedy, and ``diff`` its changes of the program. If ``after`` is None, that run took
+    too long.
+    """
+    if after is None:
+        return ""
+    if remedy.repeated and after.diagnosis.graphs > now.diagnosis.graphs:
+        return f"{after.diagnosis.graphs} graphs are compiled instead of {now.diagnosis.graphs}"
+    if remedy.prints and after.printed != now.printed:
+        return f"the program prints {after.printed} lines instead of {now.printed}"
+    if remedy.measures and after.zeroed:
+        return f"{after.zeroed[0]} is 0, which the program measured"
+    # The values that a condition keeps away may come in a later call alone, so that no gradient of this run shows them.
+    inserted = (row for row in diff.splitlines() if row.startswith("+") and not row.startswith("+++"))
+    if remedy.picks and after.counts.get("gradients") and any(map(_STEEP.search, inserted)):
+        return "the gradient of the side that is not picked may be NaN"
+    return ""
+
+
+def _break_in_edit(root: Path, texts: dict[str, str], changed: dict[str, str], now: Run, after: Run) -> str:
+    """Return in words which new break of the run ``after`` is in a line that the edit has inserted, or an empty string
+    if there is none.
+
+    ``texts`` and ``changed`` have the contents of changed files without and with the edit, and ``now`` is the run
+    without it. Behind a function that was skipped, breaks of the program come into view, but those of the edit are new.
+    """
+    known = {e.key for e in now.entries}
+    for file, text in changed.items():
+        old = texts[file] if file in texts else (root / file).read_text(encoding="utf-8")
+        inserted = {row.strip() for row in text.splitlines()} - {row.strip() for row in old.splitlines()}
+        for e in after.entries:
+            if isinstance(e, Break) and e.key not in known and e.user.code.strip() in inserted:
+                return f"another break took its place: {e.reason}"
+    return ""
 
 
 def _candidates(

@@ -276,7 +276,8 @@ register(
             "the sample builder takes a parameter for which there is no value",
             (
                 "Shiplap calls the function that @op.samples decorates with values for the parameters rng, sizes, "
-                "dtype and device, which it finds by their names."
+                "dtype and device, which it finds by their names. The function returns the arguments of one call, as a "
+                "tuple."
             ),
             "name the parameters rng, sizes, dtype and device. Give any other parameter a default",
         ),
@@ -367,8 +368,11 @@ register(
         (
             "SL140",
             "the declaration has an unknown keyword",
-            "Shiplap would ignore a misspelt keyword, and the op would lack that property.",
-            "write one of the keywords that 'expected' lists",
+            (
+                "Shiplap would ignore a misspelt keyword, and the op would lack that property. A value of another "
+                "type, such as a function for a text, is refused in the same way."
+            ),
+            "write one of the keywords that 'expected' lists, or a value as 'expected' describes it",
         ),
         (
             "SL142",

@@ -21,8 +21,9 @@ register(
                 "from an option of sl.triton."
             ),
             (
-                "give the parameter the name of an argument, an output or a size of the op, or pass what 'expected' "
-                'shows, such as sl.triton(..., constants={"BLOCK": 128})'
+                "give each parameter of the kernel the name of an argument, an output or a size of the op, or write "
+                'what it stands for: arguments={"x_ptr": "x", "total": "n * m"}, and for a tl.constexpr '
+                "constants={\"BLOCK\": 128}. If 'got' shows no parameter, pass what 'expected' shows"
             ),
         ),
         (

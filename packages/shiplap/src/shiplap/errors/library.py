@@ -40,7 +40,11 @@ register(
             "SL403",
             "the library was built for another declaration",
             "A library that was compiled for another declaration would misread the arguments of a call.",
-            "write the header again with: shiplap header mylib.ops -o mylib.h. Then build the library again",
+            (
+                "write the header again with: shiplap header mylib.ops -o mylib.h, where mylib.ops is the module of "
+                "the op. Correct the function where its prototype in the header has changed, and build the library "
+                "again. If the function belongs to another op, name the right one in sl.cabi(...)"
+            ),
         ),
         (
             "SL404",
@@ -62,9 +66,9 @@ register(
                 "be compiled or loaded, for the reason under 'got'. Calls use the slower Python binding."
             ),
             (
-                "if 'got' says that there is no compiler, install a C++20 compiler or set CXX to its path. For any "
-                "other reason, set SHIPLAP_NATIVE=0 to use the Python binding. If you make a package, remove the "
-                "reason under 'got' instead"
+                "if 'got' says that there is no compiler, install a C++20 compiler or set CXX to its path. If it says "
+                "that torch has no CUDA, install a torch with CUDA. For any other reason, set SHIPLAP_NATIVE=0 "
+                "to use the Python binding. If you make a package, remove the reason under 'got' instead"
             ),
         ),
         (

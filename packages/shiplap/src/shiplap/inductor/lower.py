@@ -31,8 +31,12 @@ from shiplap.inductor.select_candidate import (
 )
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.inductor.toggles import switches_of
-from shiplap.inductor.tune_templates import answer_tuning_request, is_tuning_templates
-from shiplap.inductor.worker_candidates import collect_candidates, is_collecting
+from shiplap.inductor.tune_templates import (
+    answer_tuning_request,
+    collect_candidates,
+    is_collecting,
+    is_tuning_templates,
+)
 from shiplap.torch_private import dynamo, inductor_lowering
 from shiplap.tuning.choice import Choice
 

@@ -2,26 +2,37 @@
 
 The choice is stored under the key that such a compilation looks up. If an op is compiled with other operations around
 it, and no choice was measured there, this choice is the first candidate that is tried.
+
+In the worker process of ``tune``, a compilation of the op alone renders the candidates, and the worker runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
 
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import ShiplapError, error, error_line
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.pytorch_candidate import template_candidates
-from shiplap.inductor.select_candidate import CandidateSelection, choice_for_selection, measure_candidates
+from shiplap.inductor.select_candidate import (
+    CandidateSelection,
+    choice_for_selection,
+    measure_candidates,
+    render_candidates,
+)
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.inductor.worker_candidates import compile_alone
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.settings import settings
 from shiplap.tuning.allowed import require_quiet
+from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.choice import Choice
 from shiplap.tuning.compiled_templates import ALONE, templates_by_need
 from shiplap.tuning.frozen_table import remember_choice
@@ -179,3 +190,58 @@ def _skipped_finding(op: Op, evidence: str, recipe: SampleRecipe) -> Finding:
     calls like ``recipe``, and ``evidence`` states why.
     """
     return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")
+
+
+_collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
+
+
+def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> bool:
+    """If :func:`provide` is compiling, render ``candidates`` and the fallback, which is the op without a template.
+    Append them to the list that :func:`provide` returns. Return whether this was done.
+
+    If the result is True, the caller lowers the call without a template.
+    """
+    listed = _collected.get()
+    # A compilation of the user's, in this process.
+    if listed is None:
+        return False
+    listed += render_candidates(call, candidates)
+    return True
+
+
+def is_collecting() -> bool:
+    """Return whether :func:`provide` is compiling in this context."""
+    return _collected.get() is not None
+
+
+def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
+    """Return the fallback, which is the op without a template, and every candidate for calls like ``drawn``. They are
+    rendered by compiling the op alone. The worker process that verifies and times them calls this function.
+    """
+    listed: list[Any] = []
+    token = _collected.set(listed)
+    try:
+        compile_alone(op, drawn)
+    finally:
+        _collected.reset(token)
+    return listed
+
+
+def compile_alone(op: Op, drawn: Inputs) -> None:
+    """Compile a call of ``op`` on the sample inputs ``drawn`` without other operations, and run it once. No code of an
+    earlier compilation is used.
+    """
+    from shiplap.torch_private import inductor_lowering
+
+    def call(*args: Any, **named: Any) -> Any:
+        """Return the result of the op for the given arguments. Each compilation copies the code object of this
+        function, so that Dynamo compiles it again.
+        """
+        return op.overload(*args, **named)
+
+    positional, named = op.spec.split(drawn.real[0].fresh())
+    anew = FunctionType(
+        call.__code__.replace(), call.__globals__, closure=call.__closure__
+    )  # Dynamo's cache is per code
+    with torch.no_grad(), inductor_lowering.without_graph_caches():
+        torch.compile(anew, dynamic=False, fullgraph=True)(*positional, **named)

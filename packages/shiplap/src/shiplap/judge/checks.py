@@ -17,8 +17,7 @@ from torch import Tensor
 from shiplap.judge.gradient_jumps import gradient_jumps, settle_jumps
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import Args, JudgeProblem
-from shiplap.judge.result import Reason, Timed
-from shiplap.judge.stages import StageClock
+from shiplap.judge.result import Reason, StageClock, Timed
 from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import SECRET_RANDOM, InputForm
 from shiplap.sampling.case import tensors_among

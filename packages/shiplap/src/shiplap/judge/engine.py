@@ -28,8 +28,7 @@ from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, rem
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import SEEDING, SLOW_CALL_S
 from shiplap.judge.processes import JudgedProcesses
-from shiplap.judge.result import JudgeResult, Reason
-from shiplap.judge.stages import StageClock
+from shiplap.judge.result import JudgeResult, Reason, StageClock
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell

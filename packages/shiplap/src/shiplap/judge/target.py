@@ -254,7 +254,8 @@ def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candi
     It lists the digests of the files of the reference and the candidate. A target without a file, such as a built-in
     module, is left out.
     """
-    from shiplap.render import facts, write_statement  # a judgement needs neither
+    from shiplap.render.facts import facts
+    from shiplap.render.statement import write_statement  # a judgement needs neither
 
     targets = {"reference": reference, "candidate": candidate}
     files = {role: JudgeTarget.of(target, ("",)).file for role, target in targets.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 
 from torch import Tensor
 
@@ -68,7 +69,8 @@ def arrange_arguments(
         if index < len(args) and not arg.keyword_only:
             values[name] = args[index]
             if by_name:
-                raise _signature_mismatch(spec, schema, f"multiple values for argument {name!r}")
+                fix = f"pass {name} once, by position or as {name}="
+                raise _signature_mismatch(spec, schema, f"multiple values for argument {name!r}", fix)
         elif by_name:
             values[name] = kwargs[name]
         # Only noted: an argument that is given twice further on is reported first.
@@ -78,16 +80,19 @@ def arrange_arguments(
         if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
             raise _signature_mismatch(spec, schema, "too many positional arguments")
     if missing:
-        raise _signature_mismatch(spec, schema, f"missing a required argument: {missing!r}")
+        raise _signature_mismatch(spec, schema, f"missing a required argument: {missing!r}", f"pass {missing} as well")
     for name in kwargs:
         if name not in values:
-            raise _signature_mismatch(spec, schema, f"an unexpected keyword argument {name!r}")
+            near = get_close_matches(name, [a.name for a in spec.args if a.name not in values], 1)
+            fix = f"write {near[0]}= in place of {name}=" if near else ""
+            fix = fix or f"remove {name}=, or write the name that 'expected' gives the argument"
+            raise _signature_mismatch(spec, schema, f"an unexpected keyword argument {name!r}", fix)
     return values
 
 
-def _signature_mismatch(spec: OpSpec, schema: str, got: str) -> ShiplapError:
-    """Return the error ``SL209`` of a call whose arguments do not fit the signature. ``got`` is the reason, and
-    ``schema`` the expected signature.
+def _signature_mismatch(spec: OpSpec, schema: str, got: str, fix: str = "") -> ShiplapError:
+    """Return the error ``SL209`` of a call whose arguments do not fit the signature. ``got`` is the reason, ``schema``
+    the expected signature, and ``fix`` the repair, which the schema shows if it is empty.
     """
-    what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
+    what, fix = "the arguments do not fit the signature", fix or "pass the arguments that 'expected' lists, each once"
     return error("SL209", where=spec.name, what=what, got=got, expected=schema, fix=fix)

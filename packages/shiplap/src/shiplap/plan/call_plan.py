@@ -21,7 +21,7 @@ from shiplap.plan.expression import TensorPlace, VariableNames, argument_variabl
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.python_source import PythonWriter, compile_function, possibly_unset
 from shiplap.plan.rule import ArgumentRule
-from shiplap.plan.rules import argument_is_kind, argument_kind_text, is_dense
+from shiplap.plan.rules import PASS_A_TENSOR, argument_is_kind, argument_kind_text, is_dense
 from shiplap.plan.steps import Block
 from shiplap.plan.values import has_strides
 
@@ -105,7 +105,8 @@ class CallPlan:
         for arg in self.spec.args:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 where = f"{self.spec.name}, argument {arg.name!r}"
-                wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg))
+                fix = PASS_A_TENSOR if arg.tensor is not None and not arg.many else ""
+                wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg), fix=fix)
                 # An empty text is the one value of another kind that the dispatcher lets pass.
                 if not isinstance(value, str) or value:
                     return wrong

@@ -34,6 +34,10 @@ _OWN_CLASSES = {
     "Float": ("Float16", "BFloat16", "Float32", "Float64"),
     "Int": ("Int8", "Int16", "Int32", "Int64"),
 }
+PASS_A_TENSOR = (
+    "pass a tensor, such as torch.from_numpy(a) for an array a of NumPy. If the argument may be absent, add | None to "
+    "its annotation"
+)
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 GRADIENTS_ENABLED = "aoti_torch_grad_mode_is_enabled()"
 NO_LISTS = "no code: a declaration with lists of tensors has no C++ form"
@@ -92,6 +96,7 @@ def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
         (declared,),
         at.arg,
         cpp_by="Python, to which a call with None is handed over, and tvm-ffi's Arguments, which hand over tensors",
+        fix=PASS_A_TENSOR,
         undecided="None for a tensor",
         deferral=undefined_condition("{index}"),
     )

@@ -39,7 +39,8 @@ from shiplap.cli.console import (
     write_text,
 )
 from shiplap.cli.target import import_home, near_miss, split_target
-from shiplap.render import facts, render_html
+from shiplap.render.facts import facts
+from shiplap.render.html import render_html
 
 __all__ = [
     "ERROR",

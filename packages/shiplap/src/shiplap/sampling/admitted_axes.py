@@ -8,6 +8,7 @@ from shiplap.declare import OpSpec
 from shiplap.dtypes import floating, integers, integers_alone
 from shiplap.sampling.builder import builder_takes_values
 from shiplap.sampling.case import SampleCase, tensors_among
+from shiplap.sampling.ledger import is_large
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes
@@ -25,6 +26,7 @@ def absent_axes(samples: Samples) -> dict[str, str]:
     scalars = [a for a in spec.scalars if a.name not in dict(base.sizes) and len(scalar_candidates(a)) > 1]
     reasons = {
         "size": "" if _admits_sizes(spec, base, free) else "the declaration admits one size of each dim",
+        "large size": "each sample is as large" if is_large(given) else "",
         "rank": "" if "variadic" in free.values() else "no dim is variadic",
         "layout": "" if _admits_layout(samples) else "no argument may have another layout",
         "offset": "" if given else "no argument is a tensor",

@@ -9,6 +9,7 @@ import torch
 
 from shiplap.dispatch import Op
 from shiplap.dispatch.state import bind_sampler
+from shiplap.errors import error
 from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import scalar_candidates
@@ -35,9 +36,32 @@ def build_arguments(
     made = bind_sampler(op.spec, op.sampler)(
         rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, device
     )
+    _require_arguments(op, made)
     given: list[Any] = [list(v) if isinstance(v, tuple) else v for v in made]
     given += [a.default for a in op.spec.args[len(given) :]]
     return tuple(huge.get(a.name, v) for a, v in zip(op.spec.args, given, strict=True))
+
+
+def _require_arguments(op: Op, made: object) -> None:
+    """Raise ``SL123`` unless ``made``, which the builder of the op has returned, is a tuple or list with a value for
+    each argument. Values of arguments with defaults may be missing at its end.
+    """
+    args = op.spec.args
+    if isinstance(made, (tuple, list)):
+        if len(made) <= len(args) and all(a.has_default for a in args[len(made) :]):
+            return
+        got = f"{len(made)} values"
+    else:
+        got = type(made).__name__
+    names = ", ".join(a.name for a in args)
+    raise error(
+        "SL123",
+        what="the sample builder returns other values than the op takes",
+        where=f"{op.spec.name}, samples",
+        got=got,
+        expected=f"a tuple of {names}",
+        fix=f"return a tuple: return {names}{',' if len(args) == 1 else ''}",
+    )
 
 
 def builder_takes_values(op: Op) -> bool:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from shiplap.sampling.difference_pattern import describe_pattern
+
 if TYPE_CHECKING:
     from shiplap.declare.spec import OpSpec
 
@@ -371,14 +373,14 @@ def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
-    """Return a difference that names the first index at which the mask ``bad`` is set, both values there, and the
-    number of set elements. Its error is infinity. Return an empty difference if no element is set.
+    """Return a difference that names the first index at which the mask ``bad`` is set, both values there, the number of
+    set elements, and the pattern of these. Its error is infinity. Return an empty difference if no element is set.
     """
     if not bad.any():
         return Difference()
     at = tuple(bad.nonzero()[0].tolist())
     values = f"{_format_element(got[at])}, expected {_format_element(expected[at])}"
-    text = f"{values}; {int(bad.sum())} of {bad.numel()} differ"
+    text = f"{values}; {int(bad.sum())} of {bad.numel()} differ{describe_pattern(bad, got, expected)}"
     return Difference(f"[{', '.join(map(str, at))}] = {text}", float("inf"))
 
 

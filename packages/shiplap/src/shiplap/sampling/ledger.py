@@ -11,10 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from shiplap.sampling.case import SampleCase, tensors_among
 
 AXES = {
     "size": "each dim at other sizes than those of the first sample",
+    "large size": "a tensor of more than 65,536 elements",
     "rank": "no, one and several dims in the place of a variadic one",
     "layout": "memory that is not contiguous",
     "offset": "tensors that do not begin where their storage begins",
@@ -72,7 +75,8 @@ AUDIT = _cells(
     ("fake", "fake", "size, rank, layout, offset, dtype, scalar, absence"),
     ("alias", "fresh", "size, layout, offset, scalar, order of calls"),
     ("mutation", "schema", "dtype, layout, value"),
-    ("determinism", "sizes", "size"),
+    ("value", "sizes", "large size"),
+    ("determinism", "sizes", "size, large size"),
     ("determinism", "determinism", "value, order of calls"),
     ("determinism", "threads", "thread"),
     ("determinism", "distribution", "seed"),
@@ -100,7 +104,12 @@ TUNE = _cells(
 
 ANY = "*"
 ALIGNED = 16  # bytes of a usual vector load
+LARGE_ELEMENTS = 1 << 16  # elements of a tensor that 16 bits number, and that one thread may handle alone
 _OPTIONAL: dict[Key, str] = {
+    ("large size", "gradient"): "finite differences of many elements take minutes; other sizes are required",
+    ("large size", "fake"): "a fake computes with sizes alone; `large` calls it beyond 2^31 elements",
+    ("large size", "capture"): "a graph of other sizes is required, and it calls the kernel whose values are compared",
+    ("large size", ANY): "many elements decide on loops, threads and counters, which show in values",
     ("value", "fake"): "a fake has no values",
     ("value", "alias"): "which memory a result has follows from sizes, layouts and scalars",
     ("absence", "alias"): "which memory a result has follows from sizes, layouts and scalars",
@@ -260,6 +269,11 @@ class Ledger:
         return Cell(axis, obligation, check, "untouched", samples, why)
 
 
+def is_large(tensors: Iterable[Tensor]) -> bool:
+    """Return whether one of the ``tensors`` has more than 65,536 elements."""
+    return any(t.numel() > LARGE_ELEMENTS for t in tensors)
+
+
 def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
     """Return the names of the axes, such as ``size`` and ``layout``, in which the sample ``case`` differs from
     ``base``, the base sample of the op. The arguments themselves are compared, since a builder of samples may deviate
@@ -269,6 +283,7 @@ def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
     pairs = [(case.env.get(n), base.env.get(n)) for n in free]
     scalars = {n for n, _ in case.recipe.scalars}
     varied = {
+        "large size": is_large(given) and not is_large(tensors_among(base.args)),
         "size": any(v != u for v, u in pairs) or case.recipe.lists != base.recipe.lists,
         "rank": any(isinstance(v, tuple) and isinstance(u, tuple) and len(v) != len(u) for v, u in pairs),
         "layout": any(not t.is_contiguous() for t in given),

@@ -5,6 +5,8 @@ The inputs and outputs of each operator are changed by a random relative error o
 Operators that move, compare, choose or round to whole numbers are exact and get no error. The variation of the result
 is the error that a correct kernel of that precision may have: small for well conditioned arithmetic, large where terms
 cancel. Fused operators are decomposed first, since their inner roundings count as well.
+Torch calls a softmax or a norm as one operator, inside of which a kernel adds thousands of terms. Such an operator has
+a plain formula here. The partial sums of a reduction have the sizes in which a kernel rounds them.
 """
 
 from __future__ import annotations
@@ -12,14 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shiplap.sampling.compare import Difference, Reduction, compare_within_tolerance
-from shiplap.sampling.partial_sums import rounded_sums
-from shiplap.sampling.row_formulas import row_formula
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode, without_memory
 from shiplap.torch_private.graph_nodes import core_decompositions
 from shiplap.torch_private.graph_objects import map_leaves
@@ -251,3 +252,212 @@ def _may_be_rounding(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
         g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)
     )
     return alike and any(g.is_floating_point() or g.is_complex() for g in got)
+
+
+PARTS = 8  # runs of terms whose sums stand for all partial sums
+EQUAL = 1e-6  # relative difference of terms that a kernel rounds alike
+SURE = 0.25  # errors of equal terms are at most half a unit each, with no allowance for chance
+DRIFT = 1.0  # of the drift of a sequential sum: with the factor of an allowance about three times it
+SUMS = ("sum", "mean")
+PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # position of the first factor
+
+Runs = tuple[list[Tensor], list[int]]  # sums of runs of terms, and how many terms each has
+
+
+def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any], eps: float) -> Tensor | None:
+    """Return the rounding error of each element of the result of the torch operator ``func``, called with ``args``, in
+    units of ``eps``, the relative error of one operation. ``name`` is the operator's name. Return None for an operator
+    that computes no sums.
+
+    The error is estimated from the partial sums. It is the root of the sum of their squares. If all terms are equal, it
+    is the sum of the partial sums times ``SURE``, since rounding then errs to one side. The drift of long sums is
+    added. The sums of ``PARTS`` runs of terms stand for all partial sums. Source: Higham, Accuracy and Stability of
+    Numerical Algorithms, chapter 4.
+    """
+    try:
+        made = _product_part_sums(name, args) or _sum_part_sums(name, args) or _convolution_part_sums(name, func, args)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a layout or signature that is not covered
+        return None
+    if made is None:
+        return None
+    runs, terms = torch.stack(made[0]), made[1]
+    each = runs / torch.tensor(terms, dtype=runs.dtype, device=runs.device).reshape(-1, *[1] * (runs.dim() - 1))
+    equal = ((each - each[0]).abs() <= EQUAL * each[0].abs()).all(0)
+    sums, share = runs.cumsum(0).abs(), sum(terms) / len(terms)
+    errors = torch.where(equal, sums.sum(0) * share * SURE, (sums.square().sum(0) * share).sqrt())
+    return errors + _drift_of_sum(args, runs.cumsum(0), eps, mean=name == "mean") if name in SUMS else errors
+
+
+def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
+    """Return the sums of runs of terms of the matrix product ``name`` of ``args``, cut along its inner dim, and the
+    number of terms of each run. Return None for another operator.
+    """
+    if name not in PRODUCTS:
+        return None
+    a, b = args[PRODUCTS[name] : PRODUCTS[name] + 2]
+    left, right = a.chunk(PARTS, -1), b.chunk(PARTS, -1 if b.dim() == 1 else -2)
+    return [torch.matmul(x, y) for x, y in zip(left, right, strict=True)], [max(1, x.shape[-1]) for x in left]
+
+
+def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
+    """Return the sums of runs of terms of the sum or mean ``name`` of ``args``, cut along its longest dim, and the
+    number of terms of each run. Return None for another operator.
+    """
+    if name not in SUMS or not args[0].dim():
+        return None
+    x, dims, longest = _reduced_dims(args)
+    keep, parts = bool(len(args) > 2 and args[2]), x.chunk(PARTS, longest)
+    by = max(1, prod(x.shape[d] for d in dims)) if name == "mean" else 1
+    terms = [max(1, prod(p.shape[d] for d in dims)) for p in parts]
+    return [p.sum(dims, keepdim=keep) / by for p in parts], terms
+
+
+def _reduced_dims(args: Sequence[Any]) -> tuple[Tensor, list[int], int]:
+    """Return the operand of a sum or mean with the arguments ``args``, the dims that it adds up, and the longest."""
+    x, asked = args[0], args[1] if len(args) > 1 else None
+    dims = [asked] if isinstance(asked, int) else list(asked or range(x.dim()))
+    dims = [d % x.dim() for d in dims]
+    return x, dims, max(dims, key=lambda d: x.shape[d])
+
+
+def _drift_of_sum(args: Sequence[Any], sums: Tensor, eps: float, *, mean: bool) -> Tensor:
+    """Return by how much a sequential sum or mean drifts to one side, in units of ``eps``.
+
+    Next to a large partial sum, small terms are rounded to multiples of its last place. Of squares, more are lost than
+    gained, so that the error of a sum of a million grows with their number, and not with its root. ``sums`` are the
+    partial sums after each run of terms.
+    """
+    x, dims, longest = _reduced_dims(args)
+    if x.is_complex():
+        return torch.zeros_like(sums[0], dtype=torch.float64)
+    by = max(1, prod(x.shape[d] for d in dims)) if mean else 1
+    kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    drift = torch.zeros(kept, dtype=torch.float64, device=x.device)
+    for part, total in zip(x.chunk(PARTS, longest), sums, strict=True):
+        total = (total * by).reshape(kept).double()
+        place = torch.ldexp(torch.full_like(total, eps / 2), torch.frexp(total).exponent)
+        drift += (part - (part / place).round() * place).sum(dims, keepdim=True)
+    return drift.nan_to_num(0.0, 0.0, 0.0).abs().reshape(sums[0].shape) * (DRIFT / by / eps)
+
+
+def _convolution_part_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
+    """Return the sums of runs of terms of the convolution ``name`` of ``args``, cut along its input channels, and the
+    number of terms of each run. ``func`` is the convolution. Return None for another operator, for several groups, for
+    a transposed convolution, or if arguments are omitted.
+    """
+    if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
+        return None
+    pairs = list(zip(args[0].chunk(PARTS, -args[1].dim() + 1), args[1].chunk(PARTS, 1), strict=True))
+    return [func(x, w, None, *args[3:]) for x, w in pairs], [max(1, prod(w.shape[1:])) for _, w in pairs]
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """Return the softmax of ``x`` along ``dim``, computed from exponentials and their sum. ``half_to_float`` is
+    ignored, since ``x`` is float64.
+    """
+    terms = (x - x.amax(dim, keepdim=True)).exp()
+    return terms / terms.sum(dim, keepdim=True)
+
+
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """Return the logarithm of the softmax of ``x`` along ``dim``, computed from the sum of exponentials.
+    ``half_to_float`` is ignored, since ``x`` is float64.
+    """
+    shifted = x - x.amax(dim, keepdim=True)
+    return shifted - shifted.exp().sum(dim, keepdim=True).log()
+
+
+def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """Return the logarithm of the sum of exponentials of ``x`` over the dims ``dim``. The maximum is subtracted first
+    where it is finite. If ``keepdim`` is true, the result keeps the summed dims with size 1. Otherwise it lacks them.
+    """
+    dims = list(dim)
+    top = x.amax(dims, keepdim=True)
+    # The difference of two infinities would be NaN.
+    top = torch.where(top.abs() == torch.inf, 0.0, top)
+    summed: Tensor = (x - top).exp().sum(dims, keepdim=keepdim).log()
+    return summed + (top if keepdim else top.squeeze(tuple(dims)))
+
+
+def _var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. The
+    correction of the variance is 1 if ``correction`` is None. If ``keepdim`` is true, the results keep the reduced dims
+    with size 1. Otherwise they lack them.
+    """
+    dims = list(dim) if dim else list(range(x.dim()))
+    count = 1
+    for d in dims:
+        count *= x.shape[d]
+    mean = x.sum(dims, keepdim=True) / count
+    squares = (x - mean).square().sum(dims, keepdim=True)
+    # As torch does, which divides by 0 where there are too few elements.
+    var = squares / max(0.0, count - (1 if correction is None else correction))
+    return (var, mean) if keepdim else (var.squeeze(tuple(dims)), mean.squeeze(tuple(dims)))
+
+
+def _var(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
+    """Return the variance of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. ``keywords`` are those
+    of ``_var_mean``.
+    """
+    return _var_mean(x, dim, **keywords)[0]
+
+
+def _std(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
+    """Return the standard deviation of ``x`` over ``dim`` (all dims if None), computed by ``sum`` alone. ``keywords``
+    are those of ``_var_mean``.
+    """
+    return _var_mean(x, dim, **keywords)[0].sqrt()
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the layer norm of ``x`` over its last dims, then the mean and the reciprocal standard deviation of each
+    row. ``shape`` holds the sizes of these dims. ``eps`` is added to the variance. ``weight`` and ``bias`` are applied
+    to the normalised rows unless they are None.
+    """
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    var, mean = _var_mean(x, dims, correction=0, keepdim=True)
+    rstd = (var + eps).rsqrt()
+    out = (x - mean) * rstd
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias, mean, rstd
+
+
+def _vector_norm(
+    x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Return the 2-norm of ``x`` over ``dim`` (all dims if None). If ``keepdim`` is true, the result keeps these dims
+    with size 1. Otherwise it lacks them. Return ``NotImplemented`` if ``order`` is not 2, if ``x`` is complex or if
+    ``dtype`` is given.
+    """
+    if order != 2 or x.is_complex() or dtype is not None:
+        return NotImplemented
+    dims = list(range(x.dim())) if dim is None else list(dim)
+    return x.square().sum(dims, keepdim=keepdim).sqrt()
+
+
+ROW_FORMULAS: dict[str, Callable[..., Any]] = {
+    "_softmax": _softmax,
+    "_log_softmax": _log_softmax,
+    "logsumexp": _logsumexp,
+    "var_mean": _var_mean,
+    "var": _var,
+    "std": _std,
+    "native_layer_norm": _layer_norm,
+    "linalg_vector_norm": _vector_norm,
+}
+"""Operator of torch → a function of the same arguments that computes the same from plainer operators."""
+
+
+def row_formula(name: str, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return a function that takes the arguments of the aten operator ``name`` and computes its result from elementary
+    operators. Return None if there is no such formula, or if the first of ``args`` is not a tensor of float64 with at
+    least one dim and one element.
+    """
+    x = args[0] if args else None
+    if not isinstance(x, Tensor) or not x.numel() or not x.dim() or not x.is_floating_point() or x.itemsize < 8:
+        return None
+    return ROW_FORMULAS.get(name)

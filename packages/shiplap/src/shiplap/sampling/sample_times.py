@@ -20,7 +20,7 @@ class SampleTimes:
 
     A dim may cost more than another one of the same size, such as a dim whose elements are compared in pairs, so times
     are compared only among samples in which the same dims are larger. ``left_out`` has the fewest elements of a sample
-    that was left out for its time, by these dims.
+    that was left out for its time, by these dims. ``stopped`` has the largest size at which a slow dim was examined.
     """
 
     def __init__(self) -> None:
@@ -30,6 +30,12 @@ class SampleTimes:
         self._slow_before: set[str] = set()
         self._slow_from: dict[str, int] = {}
         self.left_out: dict[Dims, int] = {}
+        self.stopped: dict[str, int] = {}
+
+    def forget_left_out(self) -> None:
+        """Empty ``left_out`` and ``stopped``, as before the samples of another check. The times are kept."""
+        self.left_out.clear()
+        self.stopped.clear()
 
     def add(self, dims: Dims, elements: int, seconds: float, *, built: bool = False) -> None:
         """Store the seconds that a sample of ``elements`` elements took in which the named ``dims`` are larger than in
@@ -43,10 +49,16 @@ class SampleTimes:
         """Return whether a sample of ``elements`` elements in which the named ``dims`` are larger is expected to take
         more than ``AFFORDED_S`` seconds. If so, note in ``left_out`` that the sample is left out.
         """
-        if elements * (_pace(self._built, dims) + _pace(self._examined, dims)) <= AFFORDED_S:
+        if elements * self.pace(dims) <= AFFORDED_S:
             return False
         self.left_out[dims] = min(elements, self.left_out.get(dims, elements))
         return True
+
+    def pace(self, dims: Dims) -> float:
+        """Return the seconds that one element is expected to take, to make it and to examine it, in a sample in which
+        the named ``dims`` are larger. Return 0 if no large sample was timed.
+        """
+        return _pace(self._built, dims) + _pace(self._examined, dims)
 
     def add_size(self, dim: str, size: int, seconds: float) -> None:
         """Store the seconds that all samples took in which the dim has the size ``size``. A size that is slow alone may
@@ -60,26 +72,32 @@ class SampleTimes:
             self._slow_before.add(dim)
 
     def is_slow(self, dim: str, size: int) -> bool:
-        """Return whether the dim is larger at the size ``size`` than at one where it is known to be slow."""
-        return size > self._slow_from.get(dim, size)
+        """Return whether the dim is larger at the size ``size`` than at one where it is known to be slow. If so, note
+        in ``stopped`` the size from which on the dim does not grow.
+        """
+        if size <= self._slow_from.get(dim, size):
+            return False
+        self.stopped[dim] = self._slow_from[dim]
+        return True
 
     def describe_left_out(self) -> str:
-        """Return a text that says from how many elements on samples were left out for their time, and in which dims.
-        Return an empty string if none was.
+        """Return a text that says from how many elements on samples were left out for their time, in which dims, and
+        which slow dims stopped to grow. Return an empty string if there are none.
         """
-        if not self.left_out:
-            return ""
         parts = [f"{' and '.join(dims) or 'all dims'} from {n:,} elements on" for dims, n in self.left_out.items()]
-        return f"left out, as they would take more than {AFFORDED_S:.0f} s: larger {', '.join(parts)}"
+        left_out = f"left out, as they would take more than {AFFORDED_S:.0f} s: larger {', '.join(parts)}"
+        stops = " and ".join(f"{dim} at {size:,}" for dim, size in self.stopped.items())
+        stopped = f"dims that grow no further in small steps, of which two took {SLOW_SIZE_S:.0f} s each: {stops}"
+        return "; ".join([*([left_out] if parts else []), *([stopped] if stops else [])])
 
 
 def larger_dims(recipe: SampleRecipe, base: SampleRecipe) -> Dims:
     """Return the names of the dims that are larger in ``recipe`` than in ``base``."""
     usual = dict(base.sizes)
-    return tuple(name for name, size in recipe.sizes if _count(size) > _count(usual.get(name, 0)))
+    return tuple(name for name, size in recipe.sizes if count_elements(size) > count_elements(usual.get(name, 0)))
 
 
-def _count(size: Any) -> int:
+def count_elements(size: Any) -> int:
     """Return the number of elements of a dim of ``size``, which is a tuple of sizes for a variadic dim."""
     return prod(size) if isinstance(size, tuple) else int(size)
 

@@ -384,8 +384,9 @@ class Samples:
     def tiles(self) -> Iterator[SampleCase]:
         """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096.
 
-        First several dims vary together, then each dim alone, then several together again. Long dims and large tensors
-        follow. A dim stops growing once the caller takes longer than ``SLOW_SIZE_S`` for each of two sizes in a row.
+        First several dims vary together, and the dim that takes least time is large. Then each dim varies alone, then
+        several together again. Long dims and large tensors follow. A dim stops growing once the caller takes longer
+        than ``SLOW_SIZE_S`` for each of two sizes in a row.
         """
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
@@ -394,6 +395,9 @@ class Samples:
         )
         for wanted in first:
             yield from self._afforded(self._resized(wanted))  # before the others, which may use up the time
+        cheapest = sorted(fixed, key=lambda name: (self.times.pace((name,)), -fixed.index(name)))
+        early = list(islice(self.grains(*cheapest), 1))
+        yield from self._afforded(early)
         orders, turns, end = cycle(VALUE_ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RARE_SIZES_S
         for size in sizes_near_constants(self.code_constants):
             next(turns)  # one extra step for each size, so that the dims take turns
@@ -409,7 +413,8 @@ class Samples:
             for case in self._resized(wanted) if time.process_time() < end else ():
                 turned = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
                 yield from self._afforded(chain([case], turned))
-        yield from self._afforded(chain(self.grains(), self.millions()))
+        done = {case.label for case in early}
+        yield from self._afforded(c for c in chain(self.grains(), self.millions()) if c.label not in done)
 
     def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
         """Yield samples with the recipe of ``case`` but other values. In the first, one element of each row is far
@@ -454,14 +459,14 @@ class Samples:
                 cases = self._resized({name: (size,) if kind == "variadic" else size})
                 yield from (c for c in cases if c.numel <= MAX_SAMPLE_ELEMENTS >> 3)
 
-    def grains(self) -> Iterator[SampleCase]:
+    def grains(self, *names: str) -> Iterator[SampleCase]:
         """Yield samples with one dim so large that a tensor has more than 70,000 elements. From 32,768 elements on,
-        torch splits loops over a tensor between threads.
+        torch splits loops over a tensor between threads. The dims are those of ``names``, or all dims in turn.
         """
-        for name, kind in free_dims(self.spec).items():
-            base = self.make(self.base)
+        kinds, base = free_dims(self.spec), self.make(self.base)
+        for name in names or kinds:
             size = dict(self.base.sizes).get(name)
-            if kind == "variadic" or not isinstance(size, int) or base is None or not size:
+            if kinds[name] == "variadic" or not isinstance(size, int) or base is None or not size:
                 continue
             others = max(1, max((t.numel() // size for t in tensors_among(base.args)), default=1))
             wanted = GRAIN_ELEMENTS // others + 1

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, SECRET_VARIABLE
 from shiplap.sandbox.proc_filesystem import stat_fields
+from shiplap.sandbox.process_memory import MemorySpan
 from shiplap.sandbox.protocol import ImportModule
-from shiplap.sandbox.supervisor import MemorySpan, ProcessEnded, SandboxLauncher
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
 
 START_S = 20.0  # seconds in which the fork replies; a lock that another thread held may keep it from that
 FIRST_FREE_FILE = 3
@@ -71,9 +72,19 @@ class _ForkedProcess:
 class ForkedLauncher(SandboxLauncher):
     """A launcher (the process that forks sandboxed processes) that is itself a fork of this program."""
 
+    def _ready(self) -> socket.socket:
+        """Return the socket that is connected to the fork. If the program has to be forked, wait for the fork's first
+        reply, and raise ``ProcessEnded`` if there is none.
+        """
+        started = self._connection is not None
+        connection = super()._ready()
+        if not started:  # waited for outside of ``_guard``, so that another thread can end the launcher meanwhile
+            self.ask(ImportModule(), until=time.monotonic() + START_S)
+        return connection
+
     def _start(self) -> socket.socket:
-        """Fork this program as the launcher and return the socket that is connected to it. Raise ``ProcessEnded`` if
-        the fork does not reply.
+        """Fork this program as the launcher and return the socket that is connected to it. The caller holds ``_guard``.
+        Raise ``ProcessEnded`` after ``finish``, or if no thread can be started.
         """
         if self._over:
             raise ProcessEnded("the time is over")
@@ -88,7 +99,6 @@ class ForkedLauncher(SandboxLauncher):
         thread.join()
         theirs.close()
         self._connection = ours
-        self.ask(ImportModule(), until=time.monotonic() + START_S)
         return ours
 
     def _fork(self, connection: socket.socket) -> None:

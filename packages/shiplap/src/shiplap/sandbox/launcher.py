@@ -74,9 +74,10 @@ def serve_forks(handle: int, folder: str = "") -> None:
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
+            mine = os.getpid()
             pid = os.fork()
             if pid == 0:
-                _run_forked_child(message, files, connection)
+                _run_forked_child(message, files, connection, mine)
             forked.add(pid)
             folder = os.path.dirname(message.scratch)
             for file in files:
@@ -136,16 +137,19 @@ def _all_children_gone() -> bool:
     return True
 
 
-def _run_forked_child(order: protocol.Fork, handles: list[int], connection: socket.socket) -> None:
+def _run_forked_child(order: protocol.Fork, handles: list[int], connection: socket.socket, launcher: int) -> None:
     """Turn this forked child into a sandboxed process that serves requests as ``order`` says. This function never
     returns.
 
-    ``handles`` are the connection of the child and the file into which it prints.
+    ``handles`` are the connection of the child and the file into which it prints. ``launcher`` is the id of the
+    launcher's process.
     """
     try:
         # A session and a group of its own, which the supervisor stops and ends as one.
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it must not outlive the launcher
+        if os.getppid() != launcher:  # which was killed before that call
+            return
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any program of Python
         connection.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)

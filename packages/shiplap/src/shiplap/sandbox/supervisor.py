@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
+import io
 import math
 import os
 import select
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol, TypeVar
@@ -41,6 +40,7 @@ from shiplap.sandbox.proc_filesystem import (
     thread_states,
     unseen_bytes,
 )
+from shiplap.sandbox.process_memory import read_process_memory
 from shiplap.sandbox.protocol import (
     MESSAGE_HEAD,
     BrokenMessage,
@@ -54,6 +54,7 @@ from shiplap.sandbox.protocol import (
     reply_of,
     send_message,
 )
+from shiplap.sandbox.scratch_folder import open_unnamed_file, scratch_environment
 
 # Seconds until the limits are checked first, what is added for each second of a request, and at most. A check reads the
 # files of all processes, which takes milliseconds.
@@ -68,7 +69,6 @@ STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at onc
 ENDING_S = 0.3  # seconds until a process that has closed its connection is ending
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
-_libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 # Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
@@ -118,23 +118,6 @@ class Bounds:
     file_size: int = 1 << 30
 
 
-def open_unnamed_file(folder: str) -> int:
-    """Return the descriptor of a new file in ``folder`` for the output of a process, opened for appending. The file is
-    unlinked, so that no other file can replace it.
-    """
-    handle, path = tempfile.mkstemp(dir=folder)
-    os.unlink(path)
-    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
-    fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
-    return handle
-
-
-class MemorySpan(ctypes.Structure):
-    """The C struct ``iovec``, with the address and the number of bytes of some memory."""
-
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
 class LauncherProcess(Protocol):
     """The part of ``subprocess.Popen`` by which a launcher's process is watched, killed and waited for."""
 
@@ -153,7 +136,7 @@ class SandboxLauncher:
 
     Attributes:
         sealed: whether each forked process is restricted by every facility of the sandbox, without access to a device.
-        prisoners: the ids of the sandboxed processes.
+        prisoners: the ids of the sandboxed processes. Other threads add to it and remove from it at any time.
     """
 
     def __init__(self) -> None:
@@ -164,6 +147,8 @@ class SandboxLauncher:
         self._count = 0
         self._over = False
         self._turn = threading.Lock()  # one request at a time
+        self._guard = threading.RLock()  # held while the process starts or is ended: none is left behind
+        self._forking = threading.Lock()  # held until a new fork is listed in ``prisoners``
         self._unread = False  # whether a reply is outstanding, which the next request would read
         self.sealed = True
         self.prisoners: set[int] = set()
@@ -178,7 +163,12 @@ class SandboxLauncher:
         self.close()
 
     def close(self) -> None:
-        """Kill the launcher's process and all processes that it has forked, and remove their folder."""
+        """Kill the launcher's process, also one that another thread starts now, its forks, and remove their folder."""
+        with self._guard:
+            self._close()
+
+    def _close(self) -> None:
+        """Do what ``close`` does. The caller holds ``_guard``."""
         if self._process is not None:
             try:
                 self._end_all()
@@ -206,7 +196,7 @@ class SandboxLauncher:
         if self._process is None:
             return
         if self._process.poll() is not None:  # its id may belong to another process now
-            family = [pid for leader in self.prisoners for pid in list_session(leader)]
+            family = [pid for leader in tuple(self.prisoners) for pid in list_session(leader)]
         else:
             family = [*list_descendants(self.pid)]
         for pid in reversed(family):
@@ -217,12 +207,14 @@ class SandboxLauncher:
         """Kill the launcher and all processes that it started. Every later request raises ``ProcessEnded``, and so does
         one for which a thread awaits the reply.
         """
-        self._over = True
-        self.close()
+        with self._guard:
+            self._over = True
+            self._close()
 
     def _ready(self) -> socket.socket:
         """Return the socket that is connected to the launcher's process. The process is started if necessary."""
-        return self._connection or self._start()
+        with self._guard:
+            return self._connection or self._start()
 
     def preload(self, modules: Sequence[str] = (), until: float = math.inf) -> None:
         """Start the launcher's process, and import the ``modules`` that exist there. Raise the errors of ``ask``."""
@@ -233,7 +225,9 @@ class SandboxLauncher:
                 self._preloaded.add(module)
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""
+        """Start the launcher's process and return the socket to it. The caller holds ``_guard``. Raise ``ProcessEnded``
+        after ``finish``.
+        """
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -297,29 +291,44 @@ class SandboxLauncher:
         """
         bounds = bounds or Bounds()
         self._ready()
-        self._count += 1
-        scratch = os.path.join(self.folder, str(self._count))
-        os.mkdir(scratch, 0o700)
-        places = {"TMPDIR": scratch, "HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"}
-        places |= {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "SHIPLAP_CACHE_DIR": f"{scratch}/shiplap"}
-        # Programs look for their folders by these names before they look in HOME.
-        places |= {f"XDG_{kind}_HOME": f"{scratch}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA", "STATE")}
-        places |= {"TORCH_EXTENSIONS_DIR": f"{scratch}/extensions", "TMP": scratch, "TEMP": scratch}
-        threads = threads or torch.get_num_threads()
+        scratch, output = self._make_scratch()
+        places, threads = scratch_environment(scratch), threads or torch.get_num_threads()
         order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
         # A process that does not read, or a little at a time, must not let this one wait.
         ours.settimeout(bounds.seconds)
-        output = open_unnamed_file(self.folder)
         sealed, self.sealed = self.sealed, False
         try:
-            pid = self.ask(order, [theirs.fileno(), output], until).value
-        finally:
-            theirs.close()
-        self.prisoners.add(pid)
-        prisoner = SandboxedProcess(self, pid, ours, output, bounds, until=until, device=device)
+            with theirs, self._forking:
+                pid = self.ask(order, [theirs.fileno(), output.fileno()], until).value
+                self.prisoners.add(pid)
+            prisoner = SandboxedProcess(self, pid, ours, output, bounds, until=until, device=device)
+        except BaseException:  # a fork that nobody holds ends with its connection
+            ours.close()
+            output.close()
+            raise
         self.sealed = sealed and locked and not device and not prisoner.missing
         return prisoner
+
+    @contextlib.contextmanager
+    def settled_prisoners(self) -> Iterator[frozenset[int]]:
+        """Return a context manager whose value is the set of the ids of the sandboxed processes. No other one is forked
+        in its body. Otherwise a fork that is not listed yet would be taken for a child of another process.
+        """
+        with self._forking:
+            yield frozenset(self.prisoners)
+
+    def _make_scratch(self) -> tuple[str, io.FileIO]:
+        """Make a folder for a new sandboxed process and the file into which it prints. Return the path and the open
+        file. Raise ``ProcessEnded`` if another thread has ended the launcher.
+        """
+        with self._guard:  # else the folder could be removed meanwhile
+            if self._connection is None:
+                raise ProcessEnded("the launcher was ended")
+            self._count += 1
+            scratch = os.path.join(self.folder, str(self._count))
+            os.mkdir(scratch, 0o700)
+            return scratch, open_unnamed_file(self.folder)
 
 
 @dataclass
@@ -327,7 +336,7 @@ class SandboxedProcess:
     """One process that is not trusted, with all its descendants. It runs only while a request is in progress.
 
     Attributes:
-        output: the descriptor of the file into which it prints.
+        output: the file into which it prints.
         missing: the facilities of the sandbox that are not in force, with the reason.
         alone: whether a request fails if child processes still run after it.
         until: the time of ``time.monotonic`` after which it must not run any more.
@@ -339,7 +348,7 @@ class SandboxedProcess:
     launcher: SandboxLauncher
     pid: int
     connection: socket.socket
-    output: int
+    output: io.FileIO
     bounds: Bounds
     missing: dict[str, str] = field(default_factory=dict)
     alone: bool = False
@@ -519,8 +528,9 @@ class SandboxedProcess:
         printed nothing.
         """
         try:
-            text = os.pread(self.output, 2000, max(0, os.fstat(self.output).st_size - 2000)).decode(errors="replace")
-        except OSError:
+            handle = self.output.fileno()
+            text = os.pread(handle, 2000, max(0, os.fstat(handle).st_size - 2000)).decode(errors="replace")
+        except (OSError, ValueError):  # another thread has closed it
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][:200] if lines else ""
@@ -550,18 +560,7 @@ class SandboxedProcess:
 
     def read(self, address: int, length: int) -> bytearray:
         """Return ``length`` bytes of the process's memory at ``address``. Raise ``OSError`` if they cannot be read."""
-        content = bytearray(length)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(content)) if length else 0
-        done = 0
-        while done < length:
-            # Linux copies at most about 2 GiB in one call.
-            step = min(length - done, 1 << 30)
-            into, out = MemorySpan(start + done, step), MemorySpan(address + done, step)
-            got = _libc.process_vm_readv(self.pid, ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
-            if got <= 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            done += got
-        return content
+        return read_process_memory(self.pid, address, length)
 
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
@@ -569,9 +568,11 @@ class SandboxedProcess:
         If ``still`` is true, all of them must be stopped, which allows a faster search. Otherwise ``dead`` says whether
         descendants that have ended, and for which nobody has waited, are listed as well.
         """
-        others, root = self.launcher.prisoners - {self.pid}, self.launcher.pid
-        family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
-        return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
+        with self.launcher.settled_prisoners() as prisoners:
+            root = self.launcher.pid
+            family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
+        others = prisoners - {self.pid}
+        return [p for p, group in family.items() if p not in prisoners and group not in others]
 
     def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the sandboxed process, and return how many there were.
@@ -596,5 +597,4 @@ class SandboxedProcess:
             self.launcher.ask(protocol.AwaitExit(self.pid))
         self.launcher.prisoners.discard(self.pid)
         self.connection.close()
-        with contextlib.suppress(OSError):
-            os.close(self.output)
+        self.output.close()

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from shiplap.scaffold.infer import InferredDeclaration
-from shiplap.scaffold.parameters import names_with_default, with_star
 from shiplap.scaffold.schema import SchemaField, SchemaForm
+from shiplap.scaffold.skeleton import names_with_default, with_star
 
 WIDTH, LONGEST = 118, 100  # of a line, of a sentence
 

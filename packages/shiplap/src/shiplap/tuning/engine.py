@@ -1,13 +1,24 @@
-"""``sl.tune``: from samples of an op, or a recorded profile, to a choice for each bucket of the samples."""
+"""``sl.tune``: from samples of an op, or a recorded profile, to a choice for each bucket of the samples.
+
+Work that is unfinished at the end of the time budget is abandoned and reported as left out. Under ``torch.distributed``
+one rank tunes, and the others receive its choices as JSON in a tensor. Nothing is pickled, so a received message cannot
+run code.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -22,8 +33,6 @@ from shiplap.sampling.work_estimate import parse_budget
 from shiplap.tuning import compiled_templates
 from shiplap.tuning.allowed import require_quiet
 from shiplap.tuning.choice import LEFT_OUT, Choice, choice_from_json
-from shiplap.tuning.deadline import Deadline, OutOfTime
-from shiplap.tuning.distributed import rank_and_count, run_on_rank_zero
 from shiplap.tuning.frozen_table import remember_choice
 from shiplap.tuning.inputs import draw_inputs, recipe_of
 from shiplap.tuning.key import key_for
@@ -347,3 +356,160 @@ def tuning_progress(wanted: bool | None) -> Iterator[Report]:
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+ABANDONED = 10.0  # seconds that the end of a program waits for work that was abandoned
+T = TypeVar("T")
+
+
+class OutOfTime(Exception):
+    """The error that the time budget is spent."""
+
+
+class Deadline:
+    """The end of a time budget, as a context manager that runs work in one thread of its own. If the budget ends while
+    work runs, ``on_end`` is called to stop that work.
+
+    All work runs in the same thread, because a worker process ends with the thread that started it.
+    """
+
+    def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
+        """Start the time budget of ``seconds`` and the thread in which work runs. ``on_end`` is called if the budget
+        ends while work runs.
+        """
+        self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
+        self._work: SimpleQueue[tuple[Context, Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
+        # The current device and torch's number of threads belong to a thread. The working thread has to take over the
+        # caller's. A choice is stored under that number.
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._threads = torch.get_num_threads()
+        # A daemon thread, so that a kernel that hangs does not keep the interpreter from ending.
+        self._thread = Thread(target=self._serve, name="shiplap tune", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Deadline:
+        """Return the deadline."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the thread end after its present work, which then counts as abandoned. Do not wait for it."""
+        self.over = True
+        self._work.put(None)
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the time budget ends. The number is negative after its end."""
+        return self.ends - monotonic()
+
+    def check(self) -> None:
+        """Raise ``OutOfTime`` if the work of this deadline was abandoned. Long work calls this method now and then, so
+        that it neither stores nor starts anything after the end of the budget.
+        """
+        if self.over:
+            raise OutOfTime
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in the thread of this deadline, wait for it, and return its result. An exception of ``work`` is
+        raised again.
+
+        Raise ``OutOfTime`` when the budget ends, even if ``work`` hangs. The thread itself continues until ``work``
+        calls ``check`` or returns.
+        """
+        if self.seconds_left <= 0:
+            raise OutOfTime
+        told: SimpleQueue[Any] = SimpleQueue()
+        self._work.put((copy_context(), work, told))
+        try:
+            result, failure = told.get(timeout=self.seconds_left)
+        except Empty:
+            self.over = True
+            # An interpreter that ends while a thread is inside of torch ends the process with an abort.
+            atexit.register(self._thread.join, ABANDONED)
+            self.on_end()
+            raise OutOfTime from None
+        if failure is not None:
+            raise failure
+        return cast(T, result)
+
+    def _serve(self) -> None:
+        """Run each work in the queue of this thread, in the context variables of its caller. Put the result or the
+        exception into the caller's queue. None in the queue ends the thread.
+        """
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        if self._device is not None:
+            torch.cuda.set_device(self._device)  # of this thread
+        while (asked := self._work.get()) is not None:
+            context, work, told = asked
+            try:
+                told.put((context.run(work), None))
+            except BaseException as e:
+                # Raised in the thread that waits, while this one goes on to serve.
+                told.put((None, e))
+
+
+def rank_and_count() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks. They are ``(0, 1)`` in a program that is not distributed."""
+    dist = torch.distributed
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def run_on_rank_zero(work: Callable[[], Any]) -> Any:
+    """Run ``work`` on rank 0 and return its result on every rank. JSON must be able to represent the result.
+
+    If ``work`` raises an exception, rank 0 raises it again, and the other ranks raise ``SL611``.
+    """
+    rank, _ = rank_and_count()
+    failure: BaseException | None = None
+    content: dict[str, Any] = {}
+    if rank == 0:
+        try:
+            content = {"result": work()}
+        except Exception as e:  # the others must not wait for ever
+            failure, content = e, {"error": f"{type(e).__name__}: {e}"}
+    content = _broadcast_json(content)
+    if failure is not None:
+        raise failure
+    if "error" in content:
+        raise error(
+            "SL611",
+            where=f"rank {rank}",
+            what="rank 0 could not tune",
+            got=content["error"],
+            expected="choices from rank 0",
+            fix="correct the error that rank 0 printed",
+        )
+    return content["result"]
+
+
+def broadcast_device() -> torch.device:
+    """Return a device on which the default process group can send a tensor. It is the CPU if the group serves the CPU.
+    Otherwise it is the current device of the first device type that the group serves.
+
+    The configuration of a group names the backend of each device type, as in ``"cpu:gloo,cuda:nccl"``. A group of NCCL
+    alone serves GPUs only.
+    """
+    served = [pair.partition(":")[0] for pair in torch.distributed.get_backend_config().split(",")]
+    if "cpu" in served:
+        return torch.device("cpu")
+    return torch.device(served[0], torch.get_device_module(served[0]).current_device())
+
+
+def _broadcast_json(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``content`` of rank 0 on every rank. Its length is broadcast first, then its JSON in a tensor of
+    bytes.
+
+    Rank 0 decodes its own bytes as well, so that all ranks use the same value.
+    """
+    dist, device = torch.distributed, broadcast_device()
+    data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8).to(device)
+    # A receiver has to allocate the tensor before it can receive, so the length is sent first.
+    size = torch.tensor([data.numel()], device=device)
+    dist.broadcast(size, src=0)
+    if dist.get_rank() != 0:
+        data = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=0)
+    received: dict[str, Any] = json.loads(bytes(data.cpu().tolist()))
+    return received

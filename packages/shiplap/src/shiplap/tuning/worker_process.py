@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,6 +53,8 @@ class WorkerDied(Exception):
 class WorkerProcess:
     """A context manager that owns a worker process, in which candidates run. The worker starts when it is needed, and a
     new one starts after it has died. Sandboxed processes of kernels belong to it, too.
+
+    When a budget is spent, one thread ends all of them while another one still uses them or starts further ones.
     """
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
@@ -66,6 +69,7 @@ class WorkerProcess:
         self._worker: SandboxedProcess | None = None
         self._heartbeat: Heartbeat | None = None
         self._opened: OpenTask | None = None
+        self._guard = threading.Lock()  # held while the attributes above change, and never while a process is awaited
 
     def __enter__(self) -> WorkerProcess:
         """Take a launcher of processes from the pool of idle ones, and return this object."""
@@ -84,7 +88,7 @@ class WorkerProcess:
             self.hosts.close()
             standby.leave(self.launcher)
         else:
-            self.launcher.close()
+            self.close()  # for good: an interrupted tuning may go on in a thread of its own
 
     def bench(self, provider: str = "") -> Callable[[SelectionTask], Bench]:
         """Return a function that makes the bench for a task. A bench verifies and times candidates.
@@ -139,19 +143,22 @@ class WorkerProcess:
         An earlier fork is ended. Raise ``ProcessEnded`` if this object is closed.
         """
         self._end_fork()
-        if self._closed:
-            raise ProcessEnded("the budget was spent")
         launcher = ForkedLauncher()
-        self._fork = launcher, KernelProcesses(launcher, self.timeout)
-        return self._fork[1]
+        hosts = KernelProcesses(launcher, self.timeout)
+        with self._guard:
+            if self._closed:
+                raise ProcessEnded("the budget was spent")
+            self._fork = launcher, hosts
+        return hosts
 
     def _end_fork(self) -> None:
         """End the fork of this program and the processes that started from it. Do nothing if there is no fork."""
-        if self._fork is not None:
-            launcher, hosts = self._fork
-            self._fork = None
+        with self._guard:
+            fork, self._fork = self._fork, None
+        if fork is not None:
+            launcher, hosts = fork
             hosts.close()
-            launcher.close()
+            launcher.finish()
 
     def open_task(self, opening: OpenTask) -> None:
         """Make the worker import the op of a task and draw its inputs. Start the worker if necessary. Raise
@@ -159,8 +166,9 @@ class WorkerProcess:
         """
         if self._worker is None:
             self._start()
-        if self._opened != opening and self._heartbeat is not None:
-            self.ask(opening, self._heartbeat.handle)
+        heartbeat = self._heartbeat
+        if self._opened != opening and heartbeat is not None:
+            self.ask(opening, heartbeat.handle)
             self._opened = opening
 
     def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
@@ -168,13 +176,15 @@ class WorkerProcess:
         the worker ends, raise ``WorkerDied`` with the index of the candidate that ran. Raise ``RequestFailed`` for an
         error in the worker.
         """
-        assert self._worker is not None
-        assert self._heartbeat is not None
-        self._heartbeat.begin_run(-1)
+        with self._guard:
+            worker, heartbeat = self._worker, self._heartbeat
+        if worker is None or heartbeat is None:
+            raise WorkerDied(-1, "the budget was spent" if self._closed else "it was ended")
+        heartbeat.begin_run(-1)
         try:
-            return self._worker.request_reply(message, handle)[0]
+            return worker.request_reply(message, handle)[0]
         except ProcessEnded as e:
-            index, _ = self._heartbeat.read_run()
+            index, _ = heartbeat.read_run()
             self.end_worker()
             raise WorkerDied(index, str(e)) from None
 
@@ -187,11 +197,10 @@ class WorkerProcess:
         bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
         try:
             self.launcher.ask(ImportModule(CHILD))
-            self._worker = worker = self.launcher.start(bounds=bounds, locked=False)
+            worker = self.launcher.start(bounds=bounds, locked=False)
         except ProcessEnded as e:
             raise WorkerDied(-1, "the budget was spent" if self._closed else str(e)) from None
-        self._heartbeat = heartbeat = Heartbeat()
-        self.started += 1
+        heartbeat = Heartbeat()
 
         def current_run() -> tuple[float, float]:
             """Return the seconds that the present run in the worker may take, and the time (by ``time.monotonic``) at
@@ -202,24 +211,29 @@ class WorkerProcess:
             return self.timeout * (PATIENCE if index in (-1, 0) else 1), since
 
         worker.run = current_run
+        with self._guard:
+            self._worker, self._heartbeat = worker, heartbeat
+            self.started += 1
 
     def close(self) -> None:
         """End the worker and the launchers of sandboxed processes for good. A thread that waits for the worker gets
         ``WorkerDied``.
         """
-        self._closed = True
+        with self._guard:
+            self._closed, fork = True, self._fork
         self.launcher.finish()
-        if self._fork is not None:
-            self._fork[0].finish()
+        if fork is not None:
+            fork[0].finish()
 
     def end_worker(self) -> None:
         """End the worker and release its shared memory. Do nothing if there is no worker."""
-        worker, self._worker, self._opened = self._worker, None, None
+        with self._guard:
+            worker, heartbeat = self._worker, self._heartbeat
+            self._worker = self._heartbeat = self._opened = None
         if worker is not None:
             worker.kill()
-        if self._heartbeat is not None:
-            os.close(self._heartbeat.handle)
-            self._heartbeat = None
+        if heartbeat is not None:
+            os.close(heartbeat.handle)
 
     def stop(self) -> None:
         """End the worker, the launcher of sandboxed processes, and all processes that it started."""

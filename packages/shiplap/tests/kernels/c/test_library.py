@@ -37,7 +37,9 @@ def build(folder, op, value, symbol="fill", extra=""):
 
 def test_binding_opens_nothing(fill):
     fill.kernel("cpu", sl.cabi("/no/such/libfill.so", "fill"))
-    with fails("SL401", where="libfill.so", got="no such file", expected="/no/such/libfill.so"):
+    with fails(
+        "SL401", "fix      correct the path", where="libfill.so", got="no such file", expected="/no/such/libfill.so"
+    ):
         fill(torch.ones(2))
 
 

@@ -75,13 +75,14 @@ def test_what_an_op_without_a_native_kernel_is_told():
 
     got, fix = told()
     assert got.startswith("no kernel on ")
-    assert fix == 'bind a C function: f.kernel("cpu", sl.cabi(...)), or sl.source(...)'
+    leave = "call the op without building it, or"
+    assert fix == f'{leave} bind a C function: f.kernel("cpu", sl.cabi(...)), or sl.source(...)'
     got, fix = told(cuda=[kernel("p")])
     assert got == "the kernel 'p' on cuda, a Python function, which needs no build"
-    assert fix == 'bind a C function after it: f.kernel("cuda", sl.cabi(...)), or sl.source(...)'
+    assert fix == f'{leave} bind a C function after it: f.kernel("cuda", sl.cabi(...)), or sl.source(...)'
     moved = "bind 'p' before the C kernels, since the kernel that is bound last is tried first"
     assert told(cpu=[kernel("p"), kernel("c", form)])[1] == moved
-    assert told(cpu=[kernel("p"), kernel("c", form, len)])[1].startswith("bind a C function after it")
+    assert told(cpu=[kernel("p"), kernel("c", form, len)])[1].startswith(f"{leave} bind a C function after it")
     got, fix = told(cpu=[kernel("c", form, len)])
     assert got == "the kernel 'c' on cpu, which asks supports=, a function of Python"
     assert fix.startswith("bind the kernel without supports=")

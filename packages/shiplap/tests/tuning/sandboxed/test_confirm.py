@@ -61,7 +61,7 @@ def test_a_kernel_that_gains_nothing_does_not_replace_the_reference():
 LATER = [(op, k.name) for op in later_ops.OPS for k in op.kernels["cpu"]]
 
 
-@pytest.mark.parametrize("asked", sampled(LATER, 2, name=lambda pair: pair[1]), ids=lambda pair: pair[1])
+@pytest.mark.parametrize("asked", sampled(LATER, 1, name=lambda pair: pair[1]), ids=lambda pair: pair[1])
 def test_no_later_cheat_is_believed_although_it_has_won(asked):
     """Each is asked as if it had won a race: in a real one, many lose by what they do to look right."""
     op, kernel = asked

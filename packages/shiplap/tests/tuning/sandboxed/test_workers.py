@@ -110,7 +110,7 @@ def prepared(monkeypatch):
 
 def test_as_many_load_at_once_as_there_are_processors(prepared, monkeypatch):
     made, started = prepared
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=120)
     monkeypatch.setattr(TargetProcess, "request", lambda *_: together.wait())
     made.prepare({REFERENCE: 10.0, "one": 1.0, "other": 1.0})
     assert len(started) == 2

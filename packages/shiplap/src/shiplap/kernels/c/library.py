@@ -51,7 +51,12 @@ def locate_library(path: str | os.PathLike[str]) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()
-    raise error("SL401", where=str(wanted.name), got="no such file", expected=" or ".join(map(str, candidates)))
+    fix = (
+        "correct the path in sl.cabi(...), build the library at that path, or set SHIPLAP_LIBRARY_PATH to the folder "
+        f"that has {wanted.name}"
+    )
+    expected = " or ".join(map(str, candidates))
+    raise error("SL401", where=str(wanted.name), got="no such file", expected=expected, fix=fix)
 
 
 def library_digest(path: str | os.PathLike[str]) -> str:
@@ -103,7 +108,12 @@ def load_symbol(form: NativeForm) -> Any:
             where=where,
             got=f"no function {symbol}_signature",
             expected=f"{symbol}_signature, which SL_SIGNATURES of the header defines",
-            fix="put SL_SIGNATURES into one source file of the library, or pass sl.cabi(..., without_signature=True)",
+            fix=(
+                "write the header with: shiplap header mylib.ops -o mylib.h, where mylib.ops is the module of the op. "
+                "Include it in one source file of the library, write SL_SIGNATURES below it, and build again. If you "
+                "cannot build the library, compare its parameters with the header, and pass sl.cabi(..., "
+                "without_signature=True): then nothing checks them"
+            ),
         )
     function.restype = ctypes.c_int
     return function

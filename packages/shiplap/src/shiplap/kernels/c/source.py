@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.kernel import Implementation, KernelTerms, read_strided
+from shiplap.declare.keyword_values import with_checked_arguments
 from shiplap.declare.spec import OpSpec
 from shiplap.errors import error
 from shiplap.kernels.c.declaration import CAbiImplementation, CKernel, cabi, check_c_function
@@ -100,6 +101,7 @@ class SourceImplementation(Implementation):
         return CKernel(spec, terms, bound)
 
 
+@with_checked_arguments
 def source(
     files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     symbol: str = "",
@@ -141,7 +143,7 @@ def source(
             is no compiler.
     """
     # Paths are relative to the file that calls, as those of an import are.
-    base = Path(sys._getframe(1).f_code.co_filename).resolve().parent  # of the file that calls
+    base = Path(sys._getframe(2).f_code.co_filename).resolve().parent  # behind the check of the arguments
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     where = f"sl.source(..., {symbol!r})"
     check_c_function(where, symbol, align)

@@ -213,15 +213,18 @@ def _no_native_form_error(op: Op, devices: Sequence[str]) -> ShiplapError:
     bound = [(device, kernels) for device in devices if (kernels := op.native_kernels(device))]
     where = " or on ".join([_DEVICE_NAMES.get(device, device) for device in devices])
     expected = f"a C ABI kernel on {where}, tried before all others"
+    what, leave = "the op has no kernel that can be built", "call the op without building it, or"
     if not bound:
         got = f"no kernel on {where}, so that the reference runs, which needs no build"
-        fix = f'bind a C function: {op.spec.opname}.kernel("{devices[0]}", sl.cabi(...)), or sl.source(...)'
-        return error("SL404", where=op.spec.name, got=got, expected=expected, fix=fix)
+        fix = f'{leave} bind a C function: {op.spec.opname}.kernel("{devices[0]}", sl.cabi(...)), or sl.source(...)'
+        return error("SL404", what=what, where=op.spec.name, got=got, expected=expected, fix=fix)
     device, kernels = bound[0]
     first, named = kernels[0], f"the kernel {kernels[0].name!r} on {device}"
     if first.native is None:
         got = f"{named}, a Python function, which needs no build"
-        fix = f'bind a C function after it: {op.spec.opname}.kernel("{device}", sl.cabi(...)), or sl.source(...)'
+        fix = (
+            f'{leave} bind a C function after it: {op.spec.opname}.kernel("{device}", sl.cabi(...)), or sl.source(...)'
+        )
         if any(kernel.native is not None and kernel.supports is None for kernel in kernels):
             fix = f"bind {first.name!r} before the C kernels, since the kernel that is bound last is tried first"
     elif first.supports is not None:
@@ -230,7 +233,7 @@ def _no_native_form_error(op: Op, devices: Sequence[str]) -> ShiplapError:
     else:
         got = f"{named}, whose launches C++ generates, beside {', '.join(k.name for k in kernels[1:])}"
         fix = f"declare the op with {first.name!r} as its only kernel on {device}"
-    return error("SL404", where=op.spec.name, got=got, expected=expected, fix=fix)
+    return error("SL404", what=what, where=op.spec.name, got=got, expected=expected, fix=fix)
 
 
 def _forms_on(op: Op, device: str) -> list[NativeForm]:

@@ -18,6 +18,7 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Configs
 from shiplap.declare.kernel import Implementation, KernelTerms
+from shiplap.declare.keyword_values import with_checked_arguments
 from shiplap.declare.spec import OpSpec
 from shiplap.errors import error
 from shiplap.kernels.triton.async_errors import LateErrors
@@ -293,6 +294,7 @@ def launch_program(
     return TritonLaunches((), configs, values, errors)
 
 
+@with_checked_arguments
 def triton(
     kernel: Any,
     *,

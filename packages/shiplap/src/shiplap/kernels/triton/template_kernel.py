@@ -31,10 +31,10 @@ from shiplap.dispatch import registry
 from shiplap.dispatch.launch import is_current_device
 from shiplap.dispatch.outputs import empty_outputs
 from shiplap.kernels.triton import replay
-from shiplap.kernels.triton.device_tables import DeviceTable
 from shiplap.kernels.triton.launcher import Launcher, triton_launcher
 from shiplap.kernels.triton.replay import CompiledTritonKernel
 from shiplap.kernels.triton.template_key import (
+    DeviceTable,
     KeptLaunch,
     Key,
     Launch,

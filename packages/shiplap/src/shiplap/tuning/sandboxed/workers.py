@@ -120,14 +120,17 @@ class KernelProcesses:
         self._places = [*places, *([str(Path(opening.file).parent)] if opening.file else [])]
 
     def close(self) -> None:
-        """Kill the processes of all kernels."""
-        for witness, _ in self._running.values():
-            witness.prisoner.kill()
-        self._running.clear()
+        """Kill the processes of all kernels. Other threads may start or load some meanwhile."""
+        for kernel in tuple(self._running):
+            self._kill(kernel)
 
     def end_process(self, kernel: str) -> None:
         """Kill the process of this kernel after an error. If the kernel has no process, none is killed."""
         self.doubted = True
+        self._kill(kernel)
+
+    def _kill(self, kernel: str) -> None:
+        """Kill the process of this kernel, if it has one."""
         witness, _ = self._running.pop(kernel, (None, None))
         if witness is not None:
             witness.prisoner.kill()
@@ -150,7 +153,7 @@ class KernelProcesses:
         for thread in beside:
             thread.join()
 
-    def _try(self, step: Callable[[], None], kernel: str) -> None:
+    def _try(self, step: Callable[[], object], kernel: str) -> None:
         """Run ``step``, which starts or loads the process of a kernel. Do nothing if a step for this kernel has failed
         before.
 
@@ -175,11 +178,10 @@ class KernelProcesses:
             raise ProcessUnavailable(self._failed.pop(kernel))
         try:
             self._start(kernel, patience)
-            self._load(kernel)
+            return self._load(kernel)
         except (ProcessEnded, CandidateError) as e:
             self.end_process(kernel)
             raise ProcessUnavailable(str(e)) from None
-        return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
         """Start the sandboxed process in which this kernel's candidates run. Do nothing if it runs already. Its time
@@ -199,9 +201,14 @@ class KernelProcesses:
         )
         self.started += 1
 
-    def _load(self, kernel: str) -> None:
-        """Make the process of a kernel import the op and open the present task. Do nothing if it has this task open."""
-        witness, opened = self._running[kernel]
+    def _load(self, kernel: str) -> TargetProcess:
+        """Make the process of a kernel import the op and open the present task, unless it has this task open, and
+        return the process. Raise ``ProcessEnded`` if another thread has ended it.
+        """
+        witness, opened = self._running.get(kernel, (None, None))
+        if witness is None:
+            raise ProcessEnded("the budget was spent")
         if (opening := self._opening) is not None and opened != opening:
             witness.request(opening, "import")
             self._running[kernel] = witness, opening
+        return witness

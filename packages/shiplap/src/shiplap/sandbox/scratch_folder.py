@@ -1,0 +1,28 @@
+"""The folder of a sandboxed process: the environment variables that name it, and the file into which it prints."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import tempfile
+
+
+def scratch_environment(scratch: str) -> dict[str, str]:
+    """Return the environment variables by which programs and libraries put their files into the folder ``scratch``."""
+    places = {"TMPDIR": scratch, "HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"}
+    places |= {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "SHIPLAP_CACHE_DIR": f"{scratch}/shiplap"}
+    # Programs look for their folders by these names before they look in HOME.
+    places |= {f"XDG_{kind}_HOME": f"{scratch}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA", "STATE")}
+    return places | {"TORCH_EXTENSIONS_DIR": f"{scratch}/extensions", "TMP": scratch, "TEMP": scratch}
+
+
+def open_unnamed_file(folder: str) -> io.FileIO:
+    """Return a new file in ``folder`` for the output of a process, opened for appending. The file is unlinked, so that
+    no other file can replace it.
+    """
+    handle, path = tempfile.mkstemp(dir=folder)
+    os.unlink(path)
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
+    return io.FileIO(handle, "r+")  # unlike a number, it can be closed by two threads
