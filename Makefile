@@ -96,12 +96,19 @@ test: export SHIPLAP_TEST_UNOPTIMIZED := 1
 test: COST = --dearest 10
 
 # Tests that load a device into their process come in a process of their own, beside the others; their output comes last.
+# With --changed in ARGS, the nearest tests to a change run before all others.
+PLAIN_TESTS  = -n $(WORKERS) $(SPREAD) $(COST) -m "not device and not long and not docs"
+DEVICE_TESTS = -n 1 $(COST) -m "device and not long and not docs" packages/shiplap-backend
 test: $(STAMP) ## run the tests
+ifneq (,$(findstring --changed,$(ARGS)))
+	@$(BIN)/python -m shiplap_testing.nearest $(ARGS) -- $(PLAIN_TESTS) -- $(DEVICE_TESTS)
+else
 	@one=0; two=0; output=$$(mktemp); trap 'rm -f $$output' EXIT; \
-	$(BIN)/python -m pytest -q -n 1 $(COST) -m "device and not long and not docs" packages/shiplap-backend $(ARGS) > $$output 2>&1 & device=$$!; \
-	$(PYTEST) $(COST) -m "not device and not long and not docs" $(ARGS) || one=$$?; \
+	$(BIN)/python -m pytest -q $(DEVICE_TESTS) $(ARGS) > $$output 2>&1 & device=$$!; \
+	$(BIN)/python -m pytest -q $(PLAIN_TESTS) $(ARGS) || one=$$?; \
 	wait $$device || two=$$?; cat $$output; \
 	$(WORSE)
+endif
 
 lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, headers, links
 	$(BIN)/ruff check

@@ -2,21 +2,19 @@
 
     python benchmarks/mutants.py [--seed 3506] [--jobs 2] [--limit 500] [--text] [--json FILE]
 
-A mutant is one changed expression, drawn at random from each room alike. The tests of the rooms are collected once.
-Each test file then runs in a fork that lists which tests reach the lines of a mutant. For each mutant a fork of the
-same process gets the changed code in place of the functions' own and runs the tests that reach it, the nearest and the
-shortest first, up to the first failure. What no test kills there, and what is not the code of a function, runs again in
-a copy of the repository whose file is changed, with tests that are collected there, those that start processes too. A
-test kills only if it passes without the change, and if ``make test ARGS=--changed`` picks its file for a change of the
-mutant's. ``--jobs`` forks do this side by side. Rows are kept in the folder, so that the next run goes on where the
-limit ended the last one; ``equivalents.json`` there names mutants that no test can kill, with the reason.
+A mutant is one changed expression, drawn at random from each room alike. The tests of the rooms are collected once. For
+each mutant a fork of the same process gets the changed code in place of the functions' own and runs the tests in the
+order of ``make test ARGS=--changed`` for the mutant's lines, as many as take ``--together`` seconds, up to the first
+failure. What no test kills there, and what is not the code of a function, runs again in a copy of the repository whose
+file is changed, with tests that are collected there, those that start processes too. A test kills only if it passes
+without the change. ``--jobs`` forks do this side by side. Rows are kept in the folder, so that the next run goes on
+where the limit ended the last one; ``equivalents.json`` there names mutants that no test can kill, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import importlib.util
 import json
 import os
@@ -29,19 +27,21 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
 from _record import ROOT, record, write
 from _source_mutants import ROOMS, SOURCE, SourceMutant, draw_mutants
 
+from shiplap_testing import cost
 from shiplap_testing.changed import Graph
+from shiplap_testing.nearest import KEPT, UNKNOWN_COST, order, rank
 
 TESTS = "packages/shiplap/tests"
 # Whose tests may kill a mutant, in the order in which they are looked at. Other rooms reach the four through these.
@@ -58,9 +58,7 @@ NEAR = (
     "packaging",
 )
 MARKS = "not gpu and not long and not docs and not device"
-STARTS = ("os.fork", "os.posix_spawn", "os.forkpty", "subprocess.Popen", "socket.connect")
-PROGRAM = "a program"  # among the files that a test reaches: it starts a process, of which lines are not listed
-PER_FILE, ONE_S = 3, 20.0
+ONE_S = 20.0
 
 
 def list_tests() -> list[str]:
@@ -92,94 +90,6 @@ def pair_codes(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeTyp
     if [c.co_qualname for c in within[0]] == [c.co_qualname for c in within[1]]:
         for a, b in zip(*within, strict=True):
             yield from pair_codes(a, b)
-
-
-class Tracer:
-    """Lists the lines that run, of some lines of some files; and the files of which any function runs."""
-
-    def __init__(self, mutants: list[SourceMutant]) -> None:
-        """Wait for the lines of ``mutants``."""
-        self.wanted: dict[str, set[int]] = defaultdict(set)
-        for mutant in mutants:
-            self.wanted[str(ROOT / mutant.file)].update(range(mutant.line, mutant.last + 1))
-        self.known: dict[CodeType, bool] = {}
-        self.lines, self.files, self.program = set[tuple[str, int]](), set[str](), False
-
-    def begin(self) -> None:
-        """Trace all threads, or without the monitoring of Python 3.12 this one and those that begin later. Note when a
-        process is started.
-        """
-        sys.addaudithook(self.note_start)
-        if hasattr(sys, "monitoring"):
-            self.monitor(sys.monitoring)
-        else:
-            sys.settrace(self.enter)
-            threading.settrace(self.enter)
-
-    def monitor(self, monitoring: Any) -> None:
-        """Let Python report the lines of the code that is loaded already, and of what is loaded later."""
-        self.monitoring, events = monitoring, monitoring.events
-        monitoring.use_tool_id(monitoring.COVERAGE_ID, "mutants")
-        monitoring.register_callback(monitoring.COVERAGE_ID, events.PY_START, self.start)
-        monitoring.register_callback(monitoring.COVERAGE_ID, events.LINE, self.run_line)
-        for each in gc.get_objects():
-            if type(each) is FunctionType and each.__code__.co_filename in self.wanted:
-                self.report_lines(each.__code__)
-        monitoring.set_events(monitoring.COVERAGE_ID, events.PY_START)
-
-    def report_lines(self, code: CodeType) -> None:
-        """Let Python report the lines of ``code``, and of the code within it, if any is wanted."""
-        if code not in self.known:
-            self.known[code] = any(line in self.wanted[code.co_filename] for _, _, line in code.co_lines() if line)
-            if self.known[code]:
-                self.monitoring.set_local_events(self.monitoring.COVERAGE_ID, code, self.monitoring.events.LINE)
-            for within in code.co_consts:
-                if isinstance(within, CodeType):
-                    self.report_lines(within)
-
-    def start(self, code: CodeType, offset: int) -> Any:
-        """Note a file of which code runs."""
-        if code.co_filename not in self.wanted:
-            return self.monitoring.DISABLE
-        self.files.add(code.co_filename)
-        self.report_lines(code)
-        return None
-
-    def run_line(self, code: CodeType, line: int) -> Any:
-        """Note a line that runs."""
-        if line not in self.wanted[code.co_filename]:
-            return self.monitoring.DISABLE
-        self.lines.add((code.co_filename, line))
-        return None
-
-    def note_start(self, event: str, arguments: object) -> None:
-        """Note an event that starts a process, or that asks another process for one."""
-        self.program |= event in STARTS
-
-    def enter(self, frame: FrameType, event: str, argument: object) -> Any:
-        code = frame.f_code
-        wanted = self.wanted.get(code.co_filename)
-        if wanted is None:
-            return None
-        self.files.add(code.co_filename)
-        if code not in self.known:
-            self.known[code] = any(line in wanted for _, _, line in code.co_lines() if line)
-        return self.follow if self.known[code] else None
-
-    def follow(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and frame.f_lineno in self.wanted[frame.f_code.co_filename]:
-            self.lines.add((frame.f_code.co_filename, frame.f_lineno))
-        return self.follow
-
-    def take(self) -> tuple[list[tuple[str, int]], list[str]]:
-        """Return the lines and the files since the last call, named from the root of the repository."""
-        cut = len(str(ROOT)) + 1
-        lines, files = [(f[cut:], n) for f, n in sorted(self.lines)], [f[cut:] for f in sorted(self.files)]
-        files += [PROGRAM] if self.program else []
-        self.program = False
-        self.lines.clear()
-        self.files.clear()
-        return lines, files
 
 
 def fork_child(work: Callable[[Callable[[Any], None]], None], seconds: float, cpu: int) -> tuple[list[Any], str]:
@@ -266,17 +176,8 @@ def start_server() -> None:
     thread.join()
 
 
-def place_among(order: list[Path], file: Path) -> int:
-    """Return the place in ``order`` of the folder or file that holds ``file``, or the end if none does."""
-    return next((i for i, path in enumerate(order) if file.is_relative_to(path)), len(order))
-
-
 class Workshop:
-    """A plugin of pytest that tries mutants in forks instead of running the collected tests.
-
-    Attributes:
-        reached: for each file of tests, for each test its outcome, seconds, lines and files.
-    """
+    """A plugin of pytest that tries mutants in forks instead of running the collected tests."""
 
     def __init__(self, given: argparse.Namespace, mutants: list[SourceMutant]) -> None:
         """Go on with what ``given.folder`` holds, until ``given.limit`` seconds from now."""
@@ -284,8 +185,8 @@ class Workshop:
         self.folder: Path = given.folder
         self.jobs: int = given.jobs
         self.tried = [mutant for mutant in mutants if mutant.room in given.rooms]
-        self.picks = list_picks(mutants)
-        self.reached: dict[str, dict[str, Any]] = {}
+        self.ranks = rank_tests(self.tried)
+        self.seconds = cost.load()
         self.failed: list[str] = []
         self.passing: dict[str, bool] = {}
 
@@ -296,16 +197,8 @@ class Workshop:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """List what tests reach, then try each mutant that has no row."""
+        """Try each mutant that has no row."""
         start_server()
-        files: dict[str, list[pytest.Item]] = defaultdict(list)
-        for item in reversed(session.items):  # whose files begin with the longest
-            files[item.nodeid.partition("::")[0]].append(item)
-        collected = list(files.items())
-        spread(
-            lambda number: self.list_reached(collected[number][0], collected[number][1][::-1]), len(files), self.jobs
-        )
-        self.reached = read_reached(self.folder)
         items_by_name = {item.nodeid: item for item in session.items}
         spread(lambda number: self.write_row(self.tried[number], items_by_name), len(self.tried), self.jobs)
         return True
@@ -319,47 +212,27 @@ class Workshop:
                 place.write_text(json.dumps({**row, "way": "exchanged"}))
                 print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
 
-    def run_items(self, items: list[pytest.Item], pass_on: Callable[[Any], None], tracer: Tracer | None) -> None:
-        """Run tests and pass on for each its name, outcome, seconds and what it has reached; without a tracer up to the
-        first failure.
-        """
+    def run_items(self, items: list[pytest.Item], pass_on: Callable[[Any], None]) -> None:
+        """Run tests up to the first failure and pass on for each its name, outcome and seconds."""
         for item, following in zip(items, [*items[1:], None], strict=True):
             self.failed.clear()
             began = time.monotonic()
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
             outcome = "failed" if "failed" in self.failed else self.failed[0] if self.failed else "passed"
-            lines, files = tracer.take() if tracer else ([], [])
-            pass_on([item.nodeid, outcome, round(time.monotonic() - began, 3), lines, files])
-            if outcome == "failed" and tracer is None:
+            pass_on([item.nodeid, outcome, round(time.monotonic() - began, 3)])
+            if outcome == "failed":
                 break
-
-    def list_reached(self, file: str, items: list[pytest.Item]) -> None:
-        """Run the tests of a file under a tracer and write what they reach, unless the folder has it."""
-        sha = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12]
-        place = self.folder / "reached" / f"{file.replace('/', '+')}-{sha}.json"
-        if not place.exists() and time.monotonic() < self.ends:
-            tracer = Tracer(self.mutants)
-
-            def work(pass_on: Callable[[Any], None]) -> None:
-                tracer.begin()
-                self.run_items(items, pass_on, tracer)
-
-            rows, how = fork_child(work, min(120, self.ends - time.monotonic()), 100)
-            if time.monotonic() < self.ends:
-                place.write_text(json.dumps({name: rest for name, *rest in rows}))
-            print(file, len(rows), "of", len(items), how, file=sys.__stderr__, flush=True)
 
     def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
         """Return what became of the mutant: the test that kills it, and how many run."""
-        names = choose_tests(mutant, self.reached, self.picks[mutant.file], self.given.together)
-        chosen = [name for name in names if name in items]
+        chosen = choose_tests(items, self.ranks[mutant.name], self.seconds, self.given.together)
         while True:
             picked = [items[name] for name in chosen]
 
             def work(pass_on: Callable[[Any], None], picked: list[pytest.Item] = picked) -> None:
                 exchange_code(mutant)
                 pass_on(["exchanged"])
-                self.run_items(picked, pass_on, None)
+                self.run_items(picked, pass_on)
 
             rows, how = fork_child(work, min(120, self.ends - time.monotonic()), 90) if picked else ([], "right")
             if how == "time" and time.monotonic() > self.ends:
@@ -377,70 +250,56 @@ class Workshop:
     def is_passing(self, name: str, items: dict[str, pytest.Item]) -> bool:
         """Return whether a test passes in a fork without a change."""
         if name not in self.passing:
-            rows, _ = fork_child(lambda pass_on: self.run_items([items[name]], pass_on, None), 120, 60)
+            rows, _ = fork_child(lambda pass_on: self.run_items([items[name]], pass_on), 120, 60)
             self.passing[name] = bool(rows) and rows[0][1] == "passed"
         return self.passing[name]
 
 
-def list_picks(mutants: list[SourceMutant]) -> dict[str, set[str]]:
-    """Return for each file of a mutant the files of tests that ``make test ARGS=--changed`` picks if it changes."""
-    graph = Graph(ROOT)
-    return {file: set(graph.tests([file])) for file in {mutant.file for mutant in mutants}}
+def rank_tests(mutants: list[SourceMutant]) -> dict[str, dict[str, float]]:
+    """Return for each mutant the places of test functions in the order of ``make test ARGS=--changed``."""
+    graph, seconds, files, ranks = Graph(ROOT, KEPT), cost.load(), dict[str, list[str]](), {}
+    for mutant in mutants:
+        if mutant.file not in files:
+            files[mutant.file] = graph.tests([mutant.file])
+        ways = graph.test_costs([mutant.file], {mutant.file: range(mutant.line, mutant.last + 1)})
+        ranks[mutant.name] = rank(graph, files[mutant.file], ways, seconds)["ranks"]
+    return ranks
 
 
 def choose_tests(
-    mutant: SourceMutant,
-    reached: dict[str, dict[str, Any]],
-    picks: set[str],
-    together: float,
-    *,
-    programs: bool = False,
+    names: Iterable[str], ranks: Mapping[str, float], seconds: Mapping[str, float], together: float
 ) -> list[str]:
-    """Return the tests that run a line of the mutant, or its file if it is not the code of a function, of those files
-    that are among ``picks``. If ``programs`` is true, return those that start a process instead.
-
-    The shortest ones of each file come first, of the file with the mutant's name before others; then the rest, as long
-    as all of them take fewer than ``together`` seconds.
+    """Return those of the tests ``names`` that ``--changed`` picks, in its order, as many as take ``together`` seconds.
+    Tests of more than ``ONE_S`` seconds are left out.
     """
-    lines, stem = range(mutant.line, mutant.last + 1), Path(mutant.file).stem
-    first, rest, spent = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0.0
-    for file in reached.keys() & picks:
-        near = (f"test_{stem}" not in file, mutant.room.split("/")[0] not in file)
-        hits = []
-        for name, (outcome, seconds, where, files) in reached[file].items():
-            runs = any(f == mutant.file and n in lines for f, n in where) if mutant.inside else mutant.file in files
-            if (PROGRAM in files if programs else runs) and outcome == "passed":
-                hits.append((seconds, name))
-        hits.sort()
-        cost = sum(seconds for seconds, _ in hits[:PER_FILE])
-        first += [(*near, cost, file, *hit) for hit in hits[:PER_FILE]]
-        rest += [(*near, cost, file, *hit) for hit in hits[PER_FILE:]]
-    chosen = []
-    for *_, seconds, name in [*sorted(first), *sorted(rest)]:
-        spent += seconds
-        if seconds < ONE_S and spent < together:
+    picked = [name for name in names if name.partition("[")[0] in ranks]
+    chosen, spent = [], 0.0
+    for name in sorted(picked, key=order(picked, ranks).__getitem__):
+        took = seconds.get(name.partition("[")[0], UNKNOWN_COST)
+        if took < ONE_S and spent + took < together:
+            spent += took
             chosen.append(name)
     return chosen
 
 
 def try_texts(given: argparse.Namespace, mutants: list[SourceMutant], ends: float) -> None:
     """Try the mutants that no exchange killed in copies of the repository whose file is changed."""
-    reached, picks, left = read_reached(given.folder), list_picks(mutants), list[SourceMutant]()
-    equal = read_equivalents(given.folder)
+    left, seconds, equal = list[SourceMutant](), cost.load(), read_equivalents(given.folder)
     for mutant in mutants:
         place = given.folder / "rows" / f"{mutant.name}.json"
         row = json.loads(place.read_text()) if place.exists() else {}
         wanted = mutant.name in given.only if given.only else row.get("way") != "text" and (row or not mutant.inside)
         if mutant.name not in equal and not row.get("killed") and wanted:
             left.append(mutant)
+    ranks = rank_tests(left)
     start_server()
 
     def work(number: int) -> None:
         if time.monotonic() < ends:
             mutant = left[number]
-            near = mutant, reached, picks[mutant.file], given.together
-            both = [*choose_tests(*near, programs=True), *choose_tests(*near)]
-            try_text(given, mutant, given.also or list(dict.fromkeys(both)), ends)
+            names = [name for name in ranks[mutant.name] if name.startswith(tuple(given.tests))]
+            chosen = choose_tests(names, ranks[mutant.name], seconds, given.together)
+            try_text(given, mutant, given.also or chosen, ends)
 
     spread(work, len(left), given.jobs)
 
@@ -518,18 +377,6 @@ def run_texts(place: Path, chosen: list[str], seconds: float) -> tuple[str | Non
     return failed, len(lines)
 
 
-def read_reached(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what tests reach, of the present text of each file of tests."""
-    reached = {}
-    for place in sorted((folder / "reached").glob("*.json")):
-        file, _, sha = place.stem.rpartition("-")
-        file = file.replace("+", "/")
-        path = ROOT / file
-        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest()[:12] == sha:
-            reached[file] = json.loads(place.read_text())
-    return reached
-
-
 def read_equivalents(folder: Path) -> dict[str, str]:
     """Return the reasons why no test can kill some mutants, by their names."""
     place = folder / "equivalents.json"
@@ -576,8 +423,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     os.chdir(ROOT)
-    for name in ("rows", "reached"):
-        (given.folder / name).mkdir(parents=True, exist_ok=True)
+    (given.folder / "rows").mkdir(parents=True, exist_ok=True)
     mutants, places = draw_mutants(given.seed, given.each)
     if given.text:
         import hypothesis  # noqa: F401

@@ -1,30 +1,34 @@
-"""``make test ARGS=--changed``: the tests that reach what a branch has changed, the nearest ones first.
+"""The files and lines that a branch has changed, and the test files that reach them.
 
 What changed is what git names between the merge base with ``main`` and the working tree. A file reaches what its text
 names: modules that it imports, wherever the import stands; for a name that it takes from a package, the module from
 which that package has the name, at once or when it is first used; modules and files that its texts name, such as a
 template, or in tests the program of a process. A file that no other file names is reached by the modules of its folder.
 A test file is also the nearest one to the module whose name it has. Tests of the room of a change come before others.
-The run stops at the first failure, unless ``--maxfail`` sets another number.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import re
 import subprocess
-import tempfile
+import sys
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shiplap_testing.definitions import Definition, Definitions, Module, Place, absolute, read_module
 from shiplap_testing.paths import REPOSITORY
 
-SELECTED = "SHIPLAP_TEST_CHANGED"  # a file with the selected test files: a run computes them once for all its workers
+HUNK = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 DOTTED = re.compile(r"\b[a-z]\w*(?:\.\w+)+")
 PLUGIN = "shiplap_testing.plugin"
 FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|cc|c|h|cmake|jinja|json|yaml|toml|md|txt|laz|cu|inc)\b")
@@ -37,6 +41,23 @@ def changed_files(base: str, root: Path = REPOSITORY) -> list[str]:
     merged = _git(root, "merge-base", base, "HEAD").strip()
     tracked = _git(root, "diff", "--name-only", "--no-renames", merged).splitlines()
     return sorted({*tracked, *_git(root, "ls-files", "--others", "--exclude-standard").splitlines()})
+
+
+def changed_lines(base: str, root: Path = REPOSITORY) -> dict[str, set[int]]:
+    """Return the lines of each tracked file of the repository ``root`` that differ from its merge base with the branch
+    ``base``, as numbers of lines in the working tree. A removed line counts as a change of the line before it and of
+    the one after it.
+    """
+    merged = _git(root, "merge-base", base, "HEAD").strip()
+    lines: dict[str, set[int]] = defaultdict(set)
+    file = ""
+    for line in _git(root, "diff", "--unified=0", "--no-renames", "--no-color", "--no-ext-diff", merged).splitlines():
+        if line.startswith("+++ "):
+            file = line.removeprefix("+++ ").removeprefix("b/")
+        elif found := HUNK.match(line):
+            first, count = int(found[1]), int(found[2] or 1)
+            lines[file].update(range(first, first + count) if count else (first, first + 1))
+    return lines
 
 
 def _git(root: Path, *arguments: str) -> str:
@@ -56,11 +77,14 @@ class Graph:
         files: the files that git tracks or would track, below ``root``.
         users: a mapping from each file to the set of files that use it.
         uses: a mapping from each Python file to the number of files that it uses.
+        modules: a mapping from each Python file to its definitions.
     """
 
-    def __init__(self, root: Path = REPOSITORY) -> None:
+    def __init__(self, root: Path = REPOSITORY, kept: Path | None = None) -> None:
         """Read all files of the repository ``root`` that git tracks or would track. Fill ``users``, which maps each
-        file to those that name it, and ``uses``, which maps each Python file to the number of files that it names.
+        file to those that name it, ``uses``, which maps each Python file to the number of files that it names, and
+        ``modules``. If ``kept`` is given, a file there keeps what was read, so that only files that are edited later
+        are read again.
         """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
@@ -74,14 +98,49 @@ class Graph:
         self._shared = self._shared_fixtures()
         self.users: dict[str, set[str]] = defaultdict(set)
         self.uses: dict[str, int] = {}
-        for file in self.files:
-            if not file.endswith(".py"):
-                continue
-            named = {used for used in self._used(file, self._tree(file)) if _is_of_tests(file) or not _is_test(used)}
+        self.modules: dict[str, Module] = {}
+        before = _load_kept(kept, state := self._digest())
+        after = {file: before.get(file) or self._read(file) for file in self.files if file.endswith(".py")}
+        for file, (stamp, *read) in after.items():
+            if stamp != self._stamp(file):
+                after[file] = stamp, *read = self._read(file)
+            named, definitions, imported = read
+            self.modules[file] = Module(
+                [Definition(*most, tuple(uses)) for *most, uses in definitions],
+                {local: (module, name) for local, (module, name) in imported.items()},
+            )
             self.uses[file] = len(named)
-            for used in named - {file}:
-                self.users[used].add(file)
+            for used in named:
+                if used != file:
+                    self.users[used].add(file)
+        if kept is not None and after != before:
+            _keep(kept, {"state": state, "files": after})
         self._add_unnamed_files()
+
+    def _digest(self) -> str:
+        """Return a digest of all on which the files that a file uses depend, other than the file itself: of the names
+        of files, of the exports of packages, of shared fixtures, and of the code that reads them.
+        """
+        own = [Path(__file__), Path(__file__).with_name("definitions.py")]
+        texts = [path.read_text(encoding="utf-8") for path in own]
+        known = [sorted(self.files), sorted(self._exports.items()), sorted(map(str, self._shared)), sys.version, texts]
+        known.append(sorted((name, sorted(used)) for name, used in self._shared.items()))
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+    def _stamp(self, file: str) -> list[int]:
+        """Return the time of the last change of ``file`` in nanoseconds, and its size."""
+        status = (self.root / file).stat()
+        return [status.st_mtime_ns, status.st_size]
+
+    def _read(self, file: str) -> list[Any]:
+        """Return the stamp of the Python file ``file``, a sorted list of the files that it uses, its definitions and
+        what it imports, as lists and dicts.
+        """
+        stamp, tree, module = self._stamp(file), self._tree(file), _module_of(file)
+        named = {used for used in self._used(file, tree) if _is_of_tests(file) or not _is_test(used)}
+        package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
+        definitions, imported = read_module(tree, package)
+        return [stamp, sorted(named), [[*d[:-1], list(d.uses)] for d in definitions], imported]
 
     def _tree(self, file: str) -> ast.Module:
         """Return the syntax tree of the Python file ``file``, or an empty tree if the file cannot be parsed. Tests of
@@ -128,6 +187,47 @@ class Graph:
             steps[nearest] = steps[file] + 1
             queue.append(nearest)
 
+    def test_costs(self, changed: Iterable[str], lines: Mapping[str, Iterable[int]]) -> dict[str, float]:
+        """Return a mapping from each test function that uses a changed definition, such as ``tests/test_a.py::test_b``,
+        to the cost of its way there, as of :meth:`Definitions.distances`. The definitions that changed are those with
+        one of the ``lines`` of a file of ``changed``, all of a file without lines, and for a file that is not Python
+        the modules that use it.
+        """
+        index = self._index
+        places = set[Place]()
+        for file in changed:
+            if file in self.modules:
+                every = range(len(self.modules[file].definitions))
+                places |= index.of_lines(file, lines[file]) if lines.get(file) else {(file, n) for n in every}
+            else:
+                users = self.users.get(file, set()) & self.modules.keys()
+                places |= {(user, len(self.modules[user].definitions) - 1) for user in users}
+        costs: dict[str, float] = {}
+        for (file, number), cost in index.distances(places).items():
+            found = self.modules[file].definitions[number]
+            if _is_test(file) and found.name.startswith("test"):
+                costs["::".join(filter(None, (file, found.owner, found.name)))] = cost
+        return costs
+
+    @cached_property
+    def _index(self) -> Definitions:
+        """The definitions of all files and which of them use each other."""
+        return Definitions(self.modules, self.users, self._home, self._fixture_files)
+
+    def _home(self, module: str, name: str) -> str:
+        """Return the file that defines ``name`` of ``module``, or that of the module ``name`` in a package, or an empty
+        string if the repository has none.
+        """
+        for _ in range(4):
+            if name and name in self._exports.get(module, {}):
+                module = self._exports[module][name]
+        whole = f"{module}.{name}" if name else module
+        return self._modules.get(whole) or self._modules.get(module, "")
+
+    def _fixture_files(self, file: str) -> set[str]:
+        """Return the files whose fixtures the tests of ``file`` can use, without ``file`` itself."""
+        return {*self._fixtures(file), self._modules.get(PLUGIN, "")}
+
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return a list of the test files that use one of the files ``changed`` (by an import, a path or a fixture),
         directly or through others, the nearest first. A test in the same first folder of its distribution
@@ -173,7 +273,7 @@ class Graph:
         for node in ast.walk(self._tree(file)):
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    homes[alias.asname or alias.name] = _absolute(node, package)
+                    homes[alias.asname or alias.name] = absolute(node, package)
             elif isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values, strict=True):
                     if (
@@ -203,7 +303,7 @@ class Graph:
                         alias.name if alias.asname else alias.name.partition(".")[0]
                     )
             elif isinstance(node, ast.ImportFrom):
-                home = _absolute(node, package)
+                home = absolute(node, package)
                 for alias in node.names:
                     yield from self._name(home, alias.name)
                     if f"{home}.{alias.name}" in self._exports:
@@ -333,12 +433,21 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
             stack += ast.iter_child_nodes(node)
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module from which the import ``node`` takes names. ``package`` is the package of the
-    file with the import.
-    """
-    parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-    return ".".join([*parts, *([node.module] if node.module else [])])
+def _load_kept(kept: Path | None, state: str) -> dict[str, Any]:
+    """Return what the file ``kept`` says of each Python file, or an empty dict if it is of another ``state``."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if kept is not None and (read := json.loads(kept.read_bytes()))["state"] == state:
+            files: dict[str, Any] = read["files"]
+            return files
+    return {}
+
+
+def _keep(kept: Path, value: dict[str, Any]) -> None:
+    """Write ``value`` to the file ``kept`` as JSON. Runs that do so at the same time leave the whole text of one."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    beside = kept.with_name(f"{kept.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
+    beside.replace(kept)
 
 
 def _module_of(file: str) -> str:
@@ -409,49 +518,3 @@ def _distribution(file: str) -> str:
     """
     parts = file.split("/")
     return parts[1] if parts[0] == "packages" and len(parts) > 1 else ""
-
-
-# ------------------------------------------------------------------------------------------------------------- pytest
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option ``--changed [BRANCH]`` to pytest."""
-    parser.addoption(
-        "--changed",
-        nargs="?",
-        const="main",
-        default="",
-        metavar="BRANCH",
-        help="run the test files that reach what differs from the merge base with BRANCH (main), the nearest first",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """If the option ``--changed`` is given, let pytest collect only the test files that reach a change. The first
-    process of a run selects them and writes them to a file, which its workers read. If none is selected, end the run.
-    """
-    if not (base := config.getoption("--changed")):
-        return
-    # The nearest tests come first, so a first failure says most.
-    config.option.maxfail = config.option.maxfail or 1
-    if not os.environ.get(SELECTED):
-        handle, os.environ[SELECTED] = tempfile.mkstemp(prefix="shiplap-changed-", suffix=".json")
-        with os.fdopen(handle, "w") as file:
-            json.dump(Graph().tests(changed_files(base)), file)
-        config.add_cleanup(_remove_selection)
-    selected = [str(REPOSITORY / name) for name in json.loads(Path(os.environ[SELECTED]).read_text())]
-    below = [Path(a.partition("::")[0]).resolve() for a in config.invocation_params.args if Path(str(a)).exists()]
-    kept = [name for name in selected if not below or any(Path(name).is_relative_to(folder) for folder in below)]
-    if not kept:
-        pytest.exit("no test reaches what changed", pytest.ExitCode.NO_TESTS_COLLECTED)
-    config.args = kept
-
-
-def _remove_selection() -> None:
-    """Remove the file with the list of selected test files, and the environment variable with its path."""
-    Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
-
-
-def is_used(config: pytest.Config) -> bool:
-    """Return whether ``--changed`` selects the tests of this run, so that their order must be kept."""
-    return bool(config.getoption("--changed", ""))

@@ -2,23 +2,42 @@
 
 Wall time on a machine that does other work says little, and pytest's ``--durations`` leaves out who computed and who
 waited. ``--dearest 10`` adds up what each test used, from its fixtures to their end, and what each worker used in all.
+<<<<<<< HEAD
+A process that outlives a test is charged to the one during which it ends.
+
+A run without a failure keeps the costs of its tests in ``build``, for the order of tests that ``--changed`` selects.
+For tests that have not run in this clone there are those of ``costs.json``, which ``python -m shiplap_testing.cost``
+writes from the ones in ``build``.
+=======
 A process that outlives a test is charged to the one during which it ends. Launchers of sandboxed processes that serve
 several tests have a line of their own.
+>>>>>>> integ
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from shiplap_testing import forked
+from shiplap_testing.paths import REPOSITORY
 
 # The goal for all tests, in processor time, and with how many tests a run counts as one of all: two cores have 910 s in
 # 8 minutes, less what they wait.
 GOAL, TESTS = 910.0, 6000
+
+KEPT, SHIPPED = REPOSITORY / "build" / "test-costs.json", Path(__file__).with_name("costs.json")
+SHIPPED_FROM = 1.0  # seconds: cheaper tests are like those that are not known
 
 _BEGAN = pytest.StashKey[float]()
 
@@ -29,6 +48,37 @@ def used() -> float:
     """
     times = os.times()
     return time.process_time() + times.children_user + times.children_system + forked.spent
+
+
+def load(*places: Path) -> dict[str, float]:
+    """Return a mapping from test functions, such as ``tests/test_a.py::test_b``, to the mean seconds of processor time
+    of their cases. They are read from the files ``places``, later ones before earlier ones, or else from the shipped
+    file and that of this clone. A file that does not exist, or has been damaged, counts as empty.
+    """
+    found: dict[str, float] = {}
+    for place in places or (SHIPPED, KEPT):
+        with suppress(OSError, ValueError):
+            read = json.loads(place.read_bytes())
+            found |= {f"{file}::{name}": seconds for file, names in read.items() for name, seconds in names.items()}
+    return found
+
+
+def keep(costs: Mapping[str, float], place: Path, least: float = 0.0) -> None:
+    """Write the ``costs`` of tests to the file ``place``, as the means of the functions whose cases they are. Functions
+    that cost fewer than ``least`` seconds are left out.
+    """
+    cases: dict[str, list[float]] = defaultdict(list)
+    for name, seconds in costs.items():
+        cases[name.partition("[")[0]].append(seconds)
+    means = {name: round(fmean(seconds), 1) for name, seconds in cases.items()}
+    files: dict[str, dict[str, float]] = defaultdict(dict)
+    for name in sorted(name for name, mean in means.items() if mean >= least):
+        file, _, function = name.partition("::")
+        files[file][function] = means[name]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f"{place.name}.{os.getpid()}")
+    beside.write_text(json.dumps(files, indent=0) + "\n", encoding="utf-8")
+    beside.replace(place)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,6 +148,15 @@ class Told(Worker):
         self.others += output.get("processor_time", 0.0)
         self.launchers += output.get("launchers", 0.0)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Keep the costs of the tests of this repository if none has failed, beside those of earlier runs."""
+        super().pytest_sessionfinish(session)
+        if exitstatus == pytest.ExitCode.OK and session.config.rootpath == REPOSITORY:
+            ran = {name.partition("[")[0] for name in self.costs}
+            others = {name: seconds for name, seconds in load(KEPT).items() if name not in ran}
+            keep({**others, **self.costs}, KEPT)
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the processor time of the whole run and of its most expensive tests."""
         total = self.others + (time.process_time() if self.others else used())
@@ -129,3 +188,8 @@ def told(costs: dict[str, float], total: float, most: int, launchers: float = 0.
             "in make test (shiplap_testing.effort: sampled; nox -s long runs the rest).",
         ]
     return lines
+
+
+if __name__ == "__main__":
+    keep(load(KEPT), SHIPPED, SHIPPED_FROM)
+    sys.exit(0)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from glob import glob
@@ -20,7 +20,7 @@ import pytest
 import typer.testing
 from typer.main import get_command
 
-from shiplap_testing import changed, compilers
+from shiplap_testing import compilers, nearest
 from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
 
 # Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
@@ -40,7 +40,7 @@ from shiplap_testing.forked import place, python, settle, shared, use_huge_pages
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
-pytest_plugins = ["shiplap_testing.changed", "shiplap_testing.cost"]
+pytest_plugins = ["shiplap_testing.nearest", "shiplap_testing.cost"]
 # A call of a verb in a test builds the commands of all verbs, 0.05 s; a program does so once, and so does a worker.
 vars(typer.testing)["_get_command"] = cache(get_command)
 _FAILED = pytest.StashKey[bool]()
@@ -233,9 +233,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Sort the tests ``items`` in place. The longest on accelerators come first, then files in the order of ``LONG``, a
     list of the files that take longest, then all others.
 
-    If ``--changed`` selects the tests, they keep their order, with the nearest to a change first.
+    If ``--changed`` selects the tests, nearest.py sorts them.
     """
-    if changed.is_used(config):
+    if nearest.is_used(config):
         return
 
     def place(item: pytest.Item) -> int:
@@ -286,9 +286,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
+        numbers: Mapping[str, int] = {}
+
         def _split_scope(self, nodeid: str) -> str:
-            """Return the unit of the test ``nodeid``, which pytest-xdist hands out as a whole."""
-            return _unit(nodeid)
+            """Return the unit of the test ``nodeid``, which pytest-xdist hands out as a whole. If ``--changed`` selects
+            the tests, that is the tests of a file that follow each other.
+            """
+            if not nearest.is_used(config):
+                return _unit(nodeid)
+            self.numbers = self.numbers or nearest.split(self.collection)
+            return f"{_unit(nodeid)} {self.numbers[nodeid]}"
 
         def remove_node(self, node: Any) -> str | None:
             """Mark the test during which the worker ``node`` ended as completed, so that no other worker runs it.

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from shiplap_testing import changed
-from shiplap_testing.changed import Graph, changed_files
-from shiplap_testing.paths import REPOSITORY
+from shiplap_testing.changed import Graph, changed_files, changed_lines
 
 SRC, TESTS = "packages/shiplap-x/src/shiplap_x", "packages/shiplap-x/tests/x"
 FILES = {
@@ -156,18 +152,26 @@ def test_what_changed_is_committed_on_the_branch_edited_or_new(root: Path) -> No
         changed_files("no-such-branch", root)
 
 
-@pytest.mark.parametrize(("given", "kept"), [(0, 1), (99, 99)])
-def test_a_run_stops_at_the_first_failure_unless_told_otherwise(
-    given: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    selected = tmp_path / "selected.json"
-    selected.write_text('["tests/test_tools.py"]')
-    monkeypatch.setenv(changed.SELECTED, str(selected))
-    config: Any = SimpleNamespace(
-        getoption=lambda name: "main",
-        option=SimpleNamespace(maxfail=given),
-        invocation_params=SimpleNamespace(args=()),
-    )
-    changed.pytest_configure(config)
-    assert config.option.maxfail == kept
-    assert config.args == [str(REPOSITORY / "tests/test_tools.py")]
+def test_the_lines_that_changed_are_those_of_the_working_tree(root: Path) -> None:
+    git(root, "checkout", "-q", "main")
+    git(root, "checkout", "-q", "-b", "lines")
+    (root / SRC / "eager.py").write_text("X = 1\n\ndef first(): ...\n\ndef second(): ...\n")
+    git(root, "commit", "-q", "-a", "-m", "lines")
+    git(root, "branch", "-q", "-f", "before")
+    (root / SRC / "eager.py").write_text("X = 2\n\ndef first(): ...\n")
+    assert changed_lines("before", root) == {f"{SRC}/eager.py": {1, 3, 4}}
+    git(root, "checkout", "-q", "-f", "main")
+
+
+def test_what_was_read_is_kept_and_an_edited_file_is_read_again(root: Path, tmp_path: Path) -> None:
+    kept, edited = tmp_path / "graph.json", root / TESTS / "test_base.py"
+    first = Graph(root, kept)
+    again = Graph(root, kept)
+    assert (again.users, again.uses, again.modules) == (first.users, first.uses, first.modules)
+    edited.write_text("from shiplap_x.inner import g\n\ndef test_g(): ...\n")
+    now = Graph(root, kept)
+    assert f"{TESTS}/test_base.py" in now.users[f"{SRC}/inner.py"]
+    assert [d.name for d in now.modules[f"{TESTS}/test_base.py"].definitions] == ["test_g", ""]
+    kept.write_text("damaged")
+    assert Graph(root, kept).users == now.users
+    edited.write_text("")

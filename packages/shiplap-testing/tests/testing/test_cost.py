@@ -51,3 +51,20 @@ def test_a_suite_that_has_grown_is_told_so() -> None:
     assert cost.told(few, 2 * cost.GOAL, 1)[1:] == ["    4.0 s  test_b"], "a part of the suite is compared with nothing"
     shared = "    2.5 s  launchers of sandboxed processes that served several tests"
     assert cost.told(few, 10.0, 1, 2.5)[1:] == [shared, "    4.0 s  test_b"]
+
+
+def test_costs_are_kept_as_means_of_functions_and_cheap_ones_are_left_out(tmp_path: Path) -> None:
+    here, shipped = tmp_path / "here.json", tmp_path / "shipped.json"
+    cost.keep({"a.py::test_x[1]": 1.0, "a.py::test_x[2]": 4.0, "b.py::T::test_y": 0.2}, here)
+    assert cost.load(here) == {"a.py::test_x": 2.5, "b.py::T::test_y": 0.2}
+    cost.keep({**cost.load(here), "c.py::test_z": 9.0}, shipped, least=1.0)
+    assert cost.load(shipped) == {"a.py::test_x": 2.5, "c.py::test_z": 9.0}
+    assert cost.load(tmp_path / "none.json", here) == cost.load(here)
+    shipped.write_text("{")
+    assert cost.load(shipped) == {}
+
+
+def test_the_shipped_costs_are_of_tests_that_take_longer() -> None:
+    shipped = cost.load(cost.SHIPPED)
+    assert shipped
+    assert min(shipped.values()) >= cost.SHIPPED_FROM
