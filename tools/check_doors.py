@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HOME = Path("packages/shiplap/src/shiplap")
-DOORS = ("safe_io/files.py", "safe_io/write.py", "render/console.py")
+DOORS = ("safe_io/files.py", "render/console.py")
 ALLOWED = {
     ("kernels/native/build.py", "write_text"): "a new folder of its own; it runs without Shiplap as well",
     ("doctor/probe.py", "write_text"): "a new folder of its own; it runs without Shiplap",

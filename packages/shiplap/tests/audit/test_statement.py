@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import CostCard, Finding, Report, audit, libraries
+from shiplap.audit import CostCard, Finding, Report, audit
+from shiplap.audit import statement as statements
 from shiplap.audit.statement import SampleCollector, op_digest, part_digests, write_audit_statement
 from shiplap.errors import CommandError
 from shiplap_testing.zoo import good
@@ -165,10 +166,10 @@ def test_a_path_that_cannot_be_written_is_an_error(collected, tmp_path):
 
 def test_the_metadata_of_packages_is_read_once(monkeypatch):
     reads = []
-    monkeypatch.setattr(libraries, "packages_distributions", lambda: reads.append(1) or {"torch": ["torch"]})
-    libraries._owners.cache_clear()
+    monkeypatch.setattr(statements, "packages_distributions", lambda: reads.append(1) or {"torch": ["torch"]})
+    statements._owners.cache_clear()
     try:
-        assert libraries.versions_of_packages_used(good.saxpy) == libraries.versions_of_packages_used(good.saxpy)
+        assert statements.versions_of_packages_used(good.saxpy) == statements.versions_of_packages_used(good.saxpy)
     finally:
-        libraries._owners.cache_clear()
+        statements._owners.cache_clear()
     assert reads == [1]

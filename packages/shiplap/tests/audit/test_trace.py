@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shiplap.audit import trace
 from shiplap.audit.capture import CopyNode, GraphRecording
-from shiplap.audit.checks import cudagraph_trees
+from shiplap.audit.checks import cuda_graph, cudagraph_trees
 from shiplap_testing.zoo import good
 from tests.audit.common import look
 from tests.audit.test_memory import double
@@ -19,11 +18,11 @@ def event(name, ts, cat="cuda_runtime", correlation=0, dur=1, **args):
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "args": {"correlation": correlation, **args}}
 
 
-MARK = event(trace.PROFILER_MARK, 100, "user_annotation", dur=100)
+MARK = event(cuda_graph.PROFILER_MARK, 100, "user_annotation", dur=100)
 
 
 def test_calls_within_the_mark_are_counted_by_kind():
-    counts = trace.parse_chrome_trace(
+    counts = cuda_graph.parse_chrome_trace(
         {
             "traceEvents": [
                 event("cudaMalloc", 50),
@@ -62,16 +61,17 @@ def test_calls_within_the_mark_are_counted_by_kind():
 
 
 def test_nothing_seen_is_not_nothing_done():
-    assert str(trace.parse_chrome_trace({})) == "not counted (the profiler lost its mark)"
+    assert str(cuda_graph.parse_chrome_trace({})) == "not counted (the profiler lost its mark)"
     assert "saw no call of the CUDA runtime" in str(
-        trace.parse_chrome_trace({"traceEvents": [MARK, event("cudaMalloc", 50)]})
+        cuda_graph.parse_chrome_trace({"traceEvents": [MARK, event("cudaMalloc", 50)]})
     )
 
 
 def test_without_cupti_the_reason_is_said(monkeypatch):
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
     assert (
-        str(trace.count_cuda_calls(lambda: pytest.fail("no need to run it"))) == "not counted (this torch has no CUPTI)"
+        str(cuda_graph.count_cuda_calls(lambda: pytest.fail("no need to run it")))
+        == "not counted (this torch has no CUPTI)"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shiplap.cli.init_package import draft_package
+from shiplap.cli.init import draft_package
 from shiplap_testing.forked import python
 
 PACKAGE = '''

@@ -1,7 +1,7 @@
 """The part of an audit that runs the op: one check after another, with an event at the start and the end of each.
 
 It runs in a process of its own (``shiplap.audit.engine``), so all its events are plain data: descriptions of samples,
-and findings.
+and findings. The inputs that a check has examined are observed on the tensors that the op actually received.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shiplap.audit.check import AuditSubject, Check, Observation
 from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
 from shiplap.audit.device_turns import device_turn
-from shiplap.audit.examined_inputs import describe_inputs
 from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
 from shiplap.dispatch.check_unchanged import writes_are_audited
@@ -27,7 +27,7 @@ from shiplap.errors import LibraryError, ShiplapError, error, error_line
 from shiplap.errors.base import error_parts
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong, limit_launch_time
 from shiplap.sampling.admitted_axes import absent_axes
-from shiplap.sampling.case import SampleCase, describe_arguments
+from shiplap.sampling.case import SampleCase, describe_arguments, is_float8, tensors_among
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.run import needs_builder, reference_effects, suppress_warnings, why_reference_missing
@@ -200,3 +200,65 @@ def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
             yield
     finally:
         op.sampler = before
+
+
+MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked at
+
+
+def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
+    """Return a description of a sample of ``op`` as a dict of values that JSON can represent. It has the label, sizes,
+    dtypes, kinds of values and layouts, and the optional arguments that are absent.
+    """
+    values = tensors_among(case.args)
+    return {
+        "label": case.label,
+        "sizes": {k: str(v) for k, v in case.recipe.sizes},
+        "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in values}),
+        "values": sorted({fact for t in values for fact in _facts_of_values(t)}),
+        "layouts": sorted({_layout_name(t) for t in values}),
+        "absent": [a.name for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and v is None],
+    }
+
+
+def _facts_of_values(t: Tensor) -> list[str]:
+    """Return facts about the values of a tensor on which a kernel may depend, such as ``NaN`` or ``negative``. The list
+    is empty for complex, float8 and bool tensors and for more than 2^20 elements. It is ``["none"]`` for no elements.
+    """
+    if t.numel() == 0:
+        return ["none"]
+    if t.numel() > MOST_EXAMINED_ELEMENTS or t.is_complex() or is_float8(t) or t.dtype == torch.bool:
+        return []
+    if not t.is_floating_point():
+        # Not each integer dtype has the operators below.
+        wide = t.to(torch.int64)
+        facts = {"negative integers": wide.min() < 0, "integers from 0": wide.min() >= 0}
+        facts["repeated integers"] = wide.unique().numel() < wide.numel()
+        return [name for name, holds in facts.items() if bool(holds)]
+    wide = t.double()
+    size = wide[torch.isfinite(wide)].abs()
+    top = float(size.max()) if size.numel() else 0.0
+    facts = {
+        "NaN": torch.isnan(wide).any(),
+        "infinity": torch.isinf(wide).any(),
+        "-0.0": ((wide == 0) & torch.signbit(wide)).any(),
+        "zeros": (wide == 0).any(),
+        "subnormal": ((wide != 0) & (wide.abs() < torch.finfo(t.dtype).tiny)).any(),
+        "negative": (wide < 0).any(),
+    }
+    # 65504 is the largest finite number of float16.
+    sizes = {"beyond float16": top > 65504, "around 1": 0.1 < top < 50, "above 50": top >= 50}
+    return [name for name, holds in {**facts, **sizes}.items() if bool(holds)]
+
+
+def _layout_name(t: Tensor) -> str:
+    """Return the name of a tensor's memory layout, which is ``contiguous``, ``offset``, ``expanded``, ``padded rows``,
+    ``strided`` or ``permuted``.
+    """
+    if t.is_contiguous():
+        return "offset" if t.storage_offset() else "contiguous"
+    if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):
+        return "expanded"
+    if t.dim() and t.stride(-1) == 1:
+        return "padded rows"
+    order = sorted(t.stride(), reverse=True)
+    return "strided" if list(t.stride()) == order else "permuted"

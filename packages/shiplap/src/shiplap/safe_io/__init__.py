@@ -7,15 +7,20 @@ from shiplap.safe_io.files import (
     OWN,
     Distrusted,
     OwnershipRule,
+    append_text,
     check_content,
+    copy_whole,
+    host_name,
     open_file,
     open_folder,
     open_for_writing,
     read_file,
     unsafe_reason,
+    write_bytes,
+    write_text,
+    write_whole,
 )
 from shiplap.safe_io.parse import ParseLimits, build_yaml, compose_yaml, parse_json
-from shiplap.safe_io.write import append_text, copy_whole, host_name, write_bytes, write_text, write_whole
 
 __all__ = [
     "CODE",

@@ -155,7 +155,7 @@ class ChoiceStore:
         """
         for directory in self._directories(""):
             for path in sorted(directory.glob(".*.tmp")):
-                # ``safe_io.write`` names such a file .stem@host~pid~number.tmp.
+                # ``safe_io`` names such a file .stem@host~pid~number.tmp.
                 host, _, pid = path.name[1:].rpartition(".tmp")[0].rpartition("@")[2].partition("~")
                 if (
                     host == safe_io.host_name()
