@@ -59,6 +59,8 @@ def test_values_of_a_branch_are_picked_and_its_calls_are_made_later(tmp_path: Pa
         ("scale = limit / loss", "torch.nn.utils.clip_grad_norm_(grads, 1.0)"),
         ("loss = torch.zeros_like(loss)", "fresh = loss"),
         ("x[0] = 2.0", "x.note = 2.0"),
+        ("x[0] = 2.0", "x[limit] = 2.0"),
+        ("x[0] = 2.0", "loss = x[limit]"),
         ("x[0] = 2.0", "x[loss.long()] = 2.0"),
         ('kept.append("large")', "grads.append(loss)"),
         ("return loss, grads, x", "x.add_(1)\n        return loss, grads, x"),
@@ -132,6 +134,40 @@ def test_no_value_is_picked_from_two_kinds(tmp_path: Path) -> None:
     for other in (torch.ones(3), torch.ones(2, dtype=torch.float64), 1.0, None, [torch.ones(2)]):
         with pytest.raises(TypeError, match="no choice between"):
             ran["pick_values"](torch.tensor(True), torch.ones(2), other)
+
+
+SKIPS = """
+    import torch
+    def f(x, flags):
+        total = torch.zeros(2)
+        for i in range(3):
+            if not flags[i]:  # HERE
+                continue
+            part = x * i
+            total = total + part
+        return total
+"""
+
+
+def test_the_rest_of_a_round_is_picked(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, SKIPS, edits_of_branches.pick_for_branch)
+    exec(changed, ran := {})
+    exec(textwrap.dedent(SKIPS), before := {})
+    for flags in ([True, False, True], [False, False, False], [True, True, True]):
+        given = torch.ones(2), torch.tensor(flags)
+        torch.testing.assert_close(ran["f"](*given), before["f"](*given), rtol=0, atol=0)
+    graphs = CountingBackend()
+    torch.compile(ran["f"], backend=graphs, fullgraph=True)(torch.ones(2), torch.tensor([True, False, True]))
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("return total", "return total, part"), ("part = x * i", "part = part * i"), ("part = x * i", "x.add_(i)")],
+)
+def test_a_rest_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str) -> None:
+    assert old in SKIPS
+    assert proposals(tmp_path, SKIPS.replace(old, new), edits_of_branches.pick_for_branch) == []
 
 
 def test_the_other_side_starts_from_the_values_before(tmp_path: Path) -> None:

@@ -160,10 +160,12 @@ def test_a_time_that_is_not_measured_any_more_is_no_remedy(tmp_path: Path) -> No
 
     class Clock(Laboratory):
         zeroed: tuple[str, ...] = ()
+        shown = False
 
         def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
             cured = "is_compiling() else time.time()" in texts.get("program.py", "")
-            return run(*(() if cured else (item,)), zeroed=self.zeroed if cured else ())
+            output = f"epoch 0 took {0.0 if cured and self.shown else 1.25:.2f}s\n"
+            return run(*(() if cured else (item,)), zeroed=self.zeroed if cured else (), output=output)
 
     laboratory = Clock(Program(("python",), (place.file,), tmp_path), tmp_path, None)
     (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
@@ -171,6 +173,9 @@ def test_a_time_that_is_not_measured_any_more_is_no_remedy(tmp_path: Path) -> No
     laboratory.zeroed = ("f, call 1: outputs 1",)
     (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
     assert found.refused["eager_clock"] == "f, call 1: outputs 1 is 0, which the program measured"
+    laboratory.zeroed, laboratory.shown = (), True
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.refused["eager_clock"] == "epoch 0 took 1.25s is 0, which the program measured"
 
 
 def test_where_nothing_helps_the_cause_is_said(tmp_path: Path) -> None:

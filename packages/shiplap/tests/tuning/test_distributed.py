@@ -79,7 +79,7 @@ def test_what_is_sent_lies_where_the_group_can_send_it(backend, where, monkeypat
 def test_a_group_whose_backend_serves_another_device_gets_tensors_there(monkeypatch):
     """The broadcasts themselves, on a device without memory: each tensor lies where the backend is."""
     sent = []
-    monkeypatch.setattr(distributed, "broadcast_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(engine, "broadcast_device", lambda: torch.device("meta"))
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: sent.append((tensor.device.type, src)))
     with pytest.raises(NotImplementedError, match="meta"):

@@ -78,8 +78,9 @@ def _fits(value: object, kind: object) -> bool:
         return isinstance(value, Mapping) and all(isinstance(x, str) for pair in value.items() for x in pair)
     element = str if kind == Iterable[str] else (str, os.PathLike)
     # A tensor is iterable as well, and no list of texts.
-    usual = isinstance(value, (Sequence, Set, Mapping, ValuesView))
-    return isinstance(value, Iterator) or (usual and all(isinstance(x, element) for x in value))
+    if isinstance(value, (Sequence, Set, Mapping, ValuesView)):
+        return all(isinstance(x, element) for x in value)
+    return isinstance(value, Iterator)
 
 
 @cache

@@ -202,12 +202,12 @@ def check_op_name(name: object) -> None:
             raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name", fix=fix)
         return
     # The decorator without parentheses passes the function as the name.
-    decorated = inspect.isfunction(name) or inspect.isclass(name)
-    shown = name.__name__ if decorated else str(name)
-    got = "no name, but the " * decorated + f"{type(name).__name__} {shown}"
-    fix = (
-        f'write the decorator with a name, as in @sl.op("mylib::{shown}")' if decorated and shown.isidentifier() else ""
-    )
+    if inspect.isfunction(name) or inspect.isclass(name):
+        shown = name.__name__
+        got = f"no name, but the {type(name).__name__} {shown}"
+        fix = f'write the decorator with a name, as in @sl.op("mylib::{shown}")' if shown.isidentifier() else ""
+    else:
+        got, fix = f"{type(name).__name__} {name}", ""
     raise error("SL101", where="@sl.op", got=got, expected="namespace::name", fix=fix)
 
 

@@ -18,6 +18,7 @@ from shiplap.doctor.edits_of_values import (
     names_before,
     names_read_after,
 )
+from shiplap.doctor.scratch import Edit
 
 # The helper that the edit inserts into the program. It refuses values that torch.where would turn into another kind.
 _PICK = '''
@@ -45,13 +46,14 @@ _RISKY = re.compile(
 class _Branch:
     """The pieces of the code that replaces an ``if``.
 
-    ``done`` is the name of its condition. ``helpers`` has the source code of each function that makes a call of the
-    branch later, by the name of the function.
+    ``done`` is the name of its condition, and ``tested`` are the variables in the condition. ``helpers`` has the source
+    code of each function that makes a call of the branch later, by the name of the function.
     """
 
     case: Case
     source: Source
     done: str
+    tested: frozenset[str]
     helpers: dict[str, str] = field(default_factory=dict)
 
 
@@ -62,12 +64,24 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     A call whose result is unused, such as a print, is made behind the compiled part if the condition holds there. The
     sides may assign to variables and to items of tensors, and call functions of torch that neither draw numbers nor
     fail for some values. All other statements, such as a ``return``, make the editor propose nothing.
+
+    If ``node`` only leaves out the rest of a round by ``continue``, that rest is the other side.
     """
     function = enclosing_function(source, node)
     if function is None or not isinstance(node, ast.If):
         return
-    before, read = names_before(source, node), names_read_after(source, node)
-    branch = _Branch(case, source, unused_name(source, "is_true"))
+    first: ast.stmt = node
+    last = first
+    if [type(n) for n in node.body] == [ast.Continue] and not node.orelse:
+        loop = source.parents()[node]
+        if not isinstance(loop, ast.For) or node not in loop.body or node is loop.body[-1]:
+            return
+        rest = loop.body[loop.body.index(node) + 1 :]
+        last, node = rest[-1], ast.If(ast.UnaryOp(ast.Not(), node.test), rest, [])
+    before, read = names_before(source, first), names_read_after(source, last)
+    read -= _temporary_names(function, first.lineno, last.end_lineno or last.lineno)
+    tested = frozenset(n.id for n in ast.walk(node.test) if isinstance(n, ast.Name))
+    branch = _Branch(case, source, unused_name(source, "is_true"), tested)
     assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
     both = set(assigned_names(node.body)) & set(assigned_names(node.orelse))
     names = [n for n in assigned if n in read]
@@ -88,19 +102,39 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     else:
         lines += [f"{n} = pick_values({branch.done}, {n}, {old[n]})" for n in names]
     helpers = "".join(branch.helpers.values())
-    yield _replacing_edits(source, node, lines, helpers, "")
+    yield _replacing_edits(source, first, last, lines, helpers=helpers)
 
 
-def _replacing_edits(source: Source, node: ast.stmt, lines: Sequence[str], helpers: str, setting: str) -> Edits:
-    """Return the edits that replace ``node`` by ``lines`` and insert the source code ``helpers`` and ``setting`` below
-    the imports. If the lines call ``pick_values``, that function is inserted, too.
+def _temporary_names(function: ast.FunctionDef, first: int, last: int) -> set[str]:
+    """Return the variables of ``function`` that only the lines from ``first`` to ``last`` use, which assign them before
+    they read them. A loop around these lines then reads no value of an earlier round.
+    """
+    uses: dict[str, list[ast.Name]] = {}
+    for n in ast.walk(function):
+        if isinstance(n, ast.Name):
+            uses.setdefault(n.id, []).append(n)
+    found = set()
+    for name, nodes in uses.items():
+        start = min(n.lineno for n in nodes)
+        stored = all(isinstance(n.ctx, ast.Store) for n in nodes if n.lineno == start)
+        if stored and all(first <= n.lineno <= last for n in nodes):
+            found.add(name)
+    return found
+
+
+def _replacing_edits(
+    source: Source, first: ast.stmt, last: ast.stmt, lines: Sequence[str], *, helpers: str = "", setting: str = ""
+) -> Edits:
+    """Return the edits that replace the statements from ``first`` to ``last`` by ``lines`` and insert the source code
+    ``helpers`` and ``setting`` below the imports. If the lines call ``pick_values``, that function is inserted, too.
     """
     above = "" if source.imports("torch") else "import torch\n"
     above += f"{setting}\n" if setting and setting not in source.text else ""
     if any("= pick_values(" in row for row in lines) and "def pick_values(" not in source.text:
         above += f"\n{_PICK}\n"
     above += helpers
-    edit = source.replace(node, reindent("\n".join(lines), indent_of(source, node)).lstrip())
+    text = reindent("\n".join(lines), indent_of(source, first)).lstrip()
+    edit = Edit(source.file, source.span(first)[0], source.span(last)[1], text)
     return (source.after_imports(above), edit) if above else (edit,)
 
 
@@ -140,7 +174,7 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
         branch.helpers[name] = text
         return [f"{name}({', '.join([test, *arguments])})"]
     value = getattr(node, "value", None)
-    if not isinstance(node, ast.Assign | ast.AugAssign) or value is None or not _is_harmless(value):
+    if not isinstance(node, ast.Assign | ast.AugAssign) or value is None or not _is_harmless(value, branch.tested):
         return None
     if isinstance(node, ast.AugAssign):
         # An operation in place would change the old value as well.
@@ -152,7 +186,8 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
         return None
     (target,) = targets
     code = ast.unparse(ast.fix_missing_locations(value))
-    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and _is_constant_index(target.slice):
+    indexed = isinstance(target, ast.Subscript) and _is_constant_index(target.slice, branch.tested)
+    if indexed and isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         item, owner = ast.unparse(target), target.value.id
         # An item of a list is another object, which may have another size or kind.
         return [f"assert isinstance({owner}, torch.Tensor)", f"{item} = torch.where({test}, {code}, {item})"]
@@ -162,15 +197,16 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
     return [f"{ast.unparse(target)} = {code}"]
 
 
-def _is_harmless(value: ast.expr) -> bool:
+def _is_harmless(value: ast.expr, tested: frozenset[str]) -> bool:
     """Return whether evaluating ``value`` changes nothing and fails for no value that the condition may keep away.
 
-    Calls of the program's own functions and modules may do both, and so may an index that is no constant.
+    ``tested`` are the variables in the condition. Calls of the program's own functions and modules may do both, and so
+    may an index that is no constant.
     """
     for n in ast.walk(value):
         if isinstance(n, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom | ast.Lambda):
             return False
-        if isinstance(n, ast.Subscript) and not _is_constant_index(n.slice):
+        if isinstance(n, ast.Subscript) and not _is_constant_index(n.slice, tested):
             return False
         if isinstance(n, ast.Call):
             called = ast.unparse(n.func)
@@ -183,12 +219,13 @@ def _is_harmless(value: ast.expr) -> bool:
     return True
 
 
-def _is_constant_index(index: ast.expr) -> bool:
+def _is_constant_index(index: ast.expr, tested: frozenset[str]) -> bool:
     """Return whether ``index`` selects items that do not depend on a tensor's value, as far as the source code shows:
-    it is made of constants, slices and plain names.
+    it is made of constants, slices and variables that are not in ``tested``, the variables of a condition.
     """
     allowed = ast.Constant | ast.Slice | ast.Name | ast.Tuple | ast.UnaryOp | ast.USub | ast.Load
-    return all(isinstance(n, allowed) for n in ast.walk(index))
+    nodes = list(ast.walk(index))
+    return all(isinstance(n, allowed) and not (isinstance(n, ast.Name) and n.id in tested) for n in nodes)
 
 
 @of_statement
@@ -226,7 +263,7 @@ def pick_for_loop(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
         lines = [f"{first}, {rounds} = {count}, torch.zeros((), dtype=torch.int64)", *lines]
     lines.append(reindent("\n".join(inner), "    "))
     lines += [f"{count} = {first} + {rounds}.item()"] if count in after else []
-    yield _replacing_edits(source, node, lines, "", setting)
+    yield _replacing_edits(source, node, node, lines, setting=setting)
 
 
 _DRAWING = re.compile(r"rand|dropout|multinomial|bernoulli|normal_")

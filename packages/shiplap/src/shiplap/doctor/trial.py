@@ -37,7 +37,7 @@ class Run:
     numbers of compared outputs, gradients and calls, and ``called`` the number of calls by function. ``times`` has the
     seconds of each call by function. ``status`` is the exit status, and ``seconds`` the duration of the run.
     ``printed`` is the number of lines on standard output, if the output is hidden. ``zeroed`` names values that vary by
-    themselves and were no longer measured: they are 0.
+    themselves and were no longer measured: they are 0. ``output`` is the hidden text of the program.
     """
 
     diagnosis: Diagnosis
@@ -50,6 +50,7 @@ class Run:
     printed: int = 0
     called: dict[str, int] = field(default_factory=dict)
     zeroed: tuple[str, ...] = ()
+    output: str = ""
 
     @property
     def entries(self) -> list[Break | Recompile]:
@@ -99,17 +100,20 @@ class Laboratory:
         command = [*self.program.python, probe.__file__, str(place / "spec.json"), *self.program.in_copy(copy)]
         environment = {**os.environ, "TORCH_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
-        with tempfile.TemporaryFile() as hidden:
+        with tempfile.TemporaryFile() as hidden, tempfile.TemporaryFile() as errors:
             streams: dict[str, Any] = {"stdout": self.stdout}
             # The user has seen the output of the program in its first run.
             if not show:
-                streams = {"stdin": subprocess.DEVNULL, "stdout": hidden, "stderr": subprocess.DEVNULL}
+                streams = {"stdin": subprocess.DEVNULL, "stdout": hidden, "stderr": errors}
             try:
                 done = subprocess.run(command, env=environment, timeout=self.limit, **streams)
             except subprocess.TimeoutExpired:
                 return None
             hidden.seek(0)
-            printed = hidden.read().count(b"\n")
+            errors.seek(0)
+            output = hidden.read()
+            printed = output.count(b"\n")
+            text = (output + errors.read()).decode(errors="replace")
         seconds = time.monotonic() - started
         report: dict[str, Any] = {"differences": ["it left no results"]}
         if result.is_file():
@@ -128,6 +132,7 @@ class Laboratory:
             printed,
             report.get("called", {}),
             tuple(report.get("zeroed", ())),
+            text,
         )
 
 
@@ -377,13 +382,33 @@ def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, diff: str) ->
         return f"{after.diagnosis.graphs} graphs are compiled instead of {now.diagnosis.graphs}"
     if remedy.prints and after.printed != now.printed:
         return f"the program prints {after.printed} lines instead of {now.printed}"
-    if remedy.measures and after.zeroed:
-        return f"{after.zeroed[0]} is 0, which the program measured"
+    zeroed = (*after.zeroed, *_zeros_in_output(now.output, after.output)) if remedy.measures else ()
+    if zeroed:
+        return f"{zeroed[0]} is 0, which the program measured"
     # The values that a condition keeps away may come in a later call alone, so that no gradient of this run shows them.
     inserted = (row for row in diff.splitlines() if row.startswith("+") and not row.startswith("+++"))
     if remedy.picks and after.counts.get("gradients") and any(map(_STEEP.search, inserted)):
         return "the gradient of the side that is not picked may be NaN"
     return ""
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def _zeros_in_output(before: str, after: str) -> list[str]:
+    """Return the lines of the output ``before`` that have a number which is 0 in the same line of ``after``. Lines are
+    the same if only their numbers differ.
+    """
+    known: dict[str, list[str]] = {}
+    for row in before.splitlines():
+        known.setdefault(_NUMBER.sub("#", row), []).append(row)
+    found = []
+    for row in after.splitlines():
+        same = known.get(_NUMBER.sub("#", row), [])
+        columns = list(zip(*(map(float, _NUMBER.findall(each)) for each in same), strict=True))
+        if any(not float(n) and all(column) for n, column in zip(_NUMBER.findall(row), columns, strict=bool(same))):
+            found.append(same[0])
+    return found
 
 
 def _break_in_edit(root: Path, texts: dict[str, str], changed: dict[str, str], now: Run, after: Run) -> str:
