@@ -289,6 +289,7 @@ def test_an_argument_that_gets_other_memory(ns, wrong):
     assert ("was given other memory" in finding.evidence) == wrong
 
 
+@pytest.mark.long
 @both
 def test_ties_beyond_one_tile(ns, wrong):
     @sl.op(f"{ns}::largest", requires="c >= 1")

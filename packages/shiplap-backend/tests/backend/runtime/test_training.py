@@ -100,7 +100,7 @@ def test_export(dev: Any, device: str) -> None:
 def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
     model = torch.nn.Linear(4, 2).to(device)
     before = model.weight.detach().cpu().clone()
-    optimiser, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler(device)
+    optimiser, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler(device, init_scale=64.0)
     with torch.autocast(device, dtype=torch.float16):
         loss = model(torch.ones(3, 4, device=device)).float().square().mean()
     scaler.scale(loss).backward()
@@ -114,7 +114,7 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
     ("backend", "options"),
     [
         pytest.param("eager", None, id="eager"),
-        pytest.param("aot_eager", None, id="aot_eager"),
+        pytest.param("aot_eager", None, id="aot_eager", marks=pytest.mark.long),
         *sampled(
             [
                 pytest.param(

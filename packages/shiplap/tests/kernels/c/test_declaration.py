@@ -93,7 +93,7 @@ def test_arguments_of_every_kind(scaled):
     st.sampled_from(["plain", "T", "step", "offset", "expand", "flip"]),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_layouts(scaled, n, c, layout, strided):
     op, library = scaled
     op.kernel("cpu", sl.cabi(library, "scaled", strided=["x"] if strided else []), name="strided")
