@@ -25,11 +25,14 @@ def trained(model: torch.nn.Module, x: torch.Tensor, make: Callable[..., Any], s
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-        lambda p: torch.optim.AdamW(p, lr=0.1),
-        lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
-    ],
+    sampled(
+        [
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+            lambda p: torch.optim.AdamW(p, lr=0.1),
+            lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+        ],
+        1,
+    ),
     ids=["sgd", "adamw", "adamw foreach"],
 )
 def test_training_is_the_cpus(dev: Any, device: str, make: Callable[..., Any]) -> None:
