@@ -191,7 +191,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(
     ("program", "name", "module"),
-    sampled([pytest.param(program, *shared) for program in PROGRAMS for shared in SHARED.items()], 4),
+    sampled([pytest.param(program, *shared) for program in PROGRAMS for shared in SHARED.items()], 2),
 )
 def test_a_function_keeps_its_name_whatever_is_imported(program: str, name: str, module: str) -> None:
     check = f"import sys; assert type(f).__name__ == 'function' and f.__name__ == {name!r}, f"
@@ -249,6 +249,7 @@ print(failed, len(builders), *template_kernel_makers)
 """
 
 
+@pytest.mark.long
 def test_names_can_be_used_first_by_many_threads() -> None:
     """Each is imported at its first use, from packages that import each other's modules."""
     done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)

@@ -167,6 +167,7 @@ def test_coverage_of_a_program(project: Project, tmp_path: Path, more: str, stat
     assert ("aten::_pdist_forward" in gaps) == (status == 1)
 
 
+@pytest.mark.long
 def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('no weights\\n  and no bias')")
     _, err = run("coverage", project.root, "--model", tmp_path / "broken.py", status=2)

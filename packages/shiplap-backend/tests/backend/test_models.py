@@ -34,6 +34,7 @@ def distance(got: torch.Tensor, exact: torch.Tensor) -> float:
     return float((got - exact).norm() / exact.norm().clamp_min(1e-6))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(MODELS, long=("resnet50", "bert-base")))
 def test_a_model_is_the_cpus(dev: Any, device: str, name: str) -> None:

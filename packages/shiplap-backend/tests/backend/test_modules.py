@@ -11,6 +11,7 @@ from shiplap_backend.project import Project
 from shiplap_testing.forked import python
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("samples", "step", "least"), [(1, 12, 6), pytest.param(2, 1, 200, marks=pytest.mark.long)])
 def test_every_module_is_as_on_the_cpu(project: Project, samples: int, step: int, least: int) -> None:

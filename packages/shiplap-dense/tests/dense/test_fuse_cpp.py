@@ -48,6 +48,7 @@ MATRIX: dict[str, tuple[Callable[..., Any], int]] = {  # what follows y, and how
 DYNAMIC = ("raw and siblings", "raw and reshaped", "cast")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dynamic", "name"),
     [

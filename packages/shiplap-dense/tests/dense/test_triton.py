@@ -59,6 +59,9 @@ FUSED = [
 # Each is compiled and interpreted for a second; what the others are is another template, or another kind of neighbour.
 LONG = (
     "raw kept",
+    "siblings",
+    "bulk copies",
+    "conv",
     "bmm",
     "grouped",
     "prologue",

@@ -382,6 +382,7 @@ def test_messages_stay_within_the_callers_buffer(opened, size):
     assert call.message == "workspace of 0 bytes, needs 64"[: max(0, size - 1)]
 
 
+@pytest.mark.long
 def test_threads_share_plans(opened):
     sizes = [16 * i for i in range(1, 9)]
     start, wrong = threading.Barrier(8), []

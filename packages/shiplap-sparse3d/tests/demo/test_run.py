@@ -68,6 +68,7 @@ def test_the_result_on_the_whole_scan(scan: Scan, tmp_path: Path) -> None:
     assert parsed["training_points"] + parsed["held_out_points"] == 93_728
 
 
+@pytest.mark.long
 def test_the_result_has_every_number(ran: Ran, part: Scan, part_held: Tensor) -> None:
     parsed = json.loads(json.dumps(ran.result.json()))
     assert set(parsed) >= REQUIRED
@@ -84,12 +85,14 @@ def test_the_result_has_every_number(ran: Ran, part: Scan, part_held: Tensor) ->
     assert (parsed["training_points"], parsed["held_out_points"]) == (int((~part_held).sum()), int(part_held.sum()))
 
 
+@pytest.mark.long
 def test_two_files_and_nothing_else(ran: Ran) -> None:
     assert {p.name for p in ran.folder.iterdir()} == {"demo.html", "demo.png"}
     assert (ran.result.html, ran.result.png) == (str(ran.folder / "demo.html"), str(ran.folder / "demo.png"))
     assert (ran.folder / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_every_stage_ends(ran: Ran) -> None:
     """A bar that starts, stops short and stays there is worse than none."""
     stages = [stage for stage, _ in itertools.groupby(name for name, _, _ in ran.stages)]
@@ -100,6 +103,7 @@ def test_every_stage_ends(ran: Ran) -> None:
         assert seen[-1][0] == seen[-1][1]
 
 
+@pytest.mark.long
 def test_threads_are_given_back(ran: Ran) -> None:
     assert ran.before == ran.after
 

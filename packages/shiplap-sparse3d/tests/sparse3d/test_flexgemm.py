@@ -156,6 +156,7 @@ def test_a_strided_cache_brings_its_voxels_and_given_ones_are_used():
         sparse_conv3d(x.feats, x.coords, shape_of(x), weight, None, cache, few, stride)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algorithm",
     [Algorithm.EXPLICIT_GEMM, pytest.param(Algorithm.MASKED_IMPLICIT_GEMM_SPLITK, marks=pytest.mark.long)],

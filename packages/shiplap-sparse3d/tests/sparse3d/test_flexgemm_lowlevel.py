@@ -45,7 +45,7 @@ def test_the_ops_stay_where_nothing_holds_the_drop_in():
 
 
 @pytest.mark.parametrize("key", sampled([torch.uint32, torch.uint64], 1))
-@pytest.mark.parametrize("value", [torch.uint32, torch.uint64])
+@pytest.mark.parametrize("value", sampled([torch.uint32, torch.uint64], 1))
 def test_hash_maps_of_unsigned_numbers(ops, key, value):
     coords = scene(60, GRID, 1).coords
 

@@ -469,6 +469,7 @@ def test_a_refiner_is_compiled_twice_at_most_for_five_scenes(fresh_compiler):
     assert len(graphs) <= 2
 
 
+@pytest.mark.long
 def test_a_graph_takes_grids_whose_last_window_is_not_full(fresh_compiler):
     graphs = []
 

@@ -79,7 +79,7 @@ def exported(net: nn.Module) -> Program:
 @pytest.mark.parametrize(
     ("net", "make"),
     [
-        pytest.param(net, make, marks=[pytest.mark.long] * (turn % 2 != way and net != "submanifold"))
+        pytest.param(net, make, marks=[pytest.mark.long] * (turn % 4 != way and net != "submanifold"))
         for turn, net in enumerate(NETS)
         for way, make in enumerate((compiled, exported))
     ],

@@ -13,6 +13,7 @@ from shiplap_testing.forked import interpreted
 pytest.importorskip("triton")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_interpreted_kernels_agree_with_the_references_and_tell_what_was_wrong(effort):
     script = Path(__file__).with_name("lowlevel_interpreted.py")

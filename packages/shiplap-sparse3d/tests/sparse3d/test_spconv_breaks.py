@@ -118,6 +118,7 @@ def test_inductor_runs_what_is_behind_a_break_for_every_batch():
             torch.testing.assert_close(compiled(*arguments, 0), net(*arguments, 0))
 
 
+@pytest.mark.long
 def test_own_tensors_may_be_added_behind_a_break():
     sizes = Sizes()
 

@@ -140,6 +140,7 @@ def test_a_graph_sees_what_was_assigned(assign):
     torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x.feats, x.coords), expected)
 
 
+@pytest.mark.long
 def test_autocast_in_a_graph():
     net = spconv.SparseSequential(spconv.SubMConv3d(4, 8, 3), nn.ReLU(), spconv.SparseMaxPool3d(2, 2))
 

@@ -117,6 +117,7 @@ def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes
     assert out.read_bytes() == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", sampled(["read", "predict"], long=["read"]))
 def test_a_scheduler_that_is_started_again(
     stage: str, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -293,6 +293,7 @@ def test_sorted_points_that_a_disk_has_changed(
     assert out.read_bytes() == untiled.read_bytes()
 
 
+@pytest.mark.long
 def test_a_folder_of_another_survey(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
     out, folder = tmp_path / "out.laz", tmp_path / "kept"
     survey(corner, out, model, tile=32, folder=folder, keep=True)

@@ -48,7 +48,7 @@ print(json.dumps([good, {name: ended(pid, until + patience[name]) for name, pid 
 """
 
 
-@pytest.mark.parametrize("name", sampled(HERE, len(HERE) // 8))
+@pytest.mark.parametrize("name", sampled(HERE, len(HERE) // 14))
 def test_the_bad_op_is_wrong_and_its_twin_is_right(name):
     defect = DEFECTS[name]
     with restored():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shiplap_testing import forked
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 
 COMMANDS = {
@@ -36,7 +37,7 @@ print(Local.__module__)
 """
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", sampled(COMMANDS, 6))
 def test_a_forked_program_does_what_a_started_one_does(name, tmp_path):
     (tmp_path / "helper.py").write_text("VALUE = 7\n")
     for file in ("script.py", "module.py"):

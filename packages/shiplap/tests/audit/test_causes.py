@@ -16,6 +16,7 @@ from shiplap.audit.causes import REQUIRES_FIX, STATE_FIX, environment_fault, gro
 from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
 from shiplap.render.findings import print_findings
+from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from shiplap_testing.support import fails
 from tests.audit.common import look
@@ -101,12 +102,18 @@ def test_checks_that_repeat_a_wrong_value_are_its_symptoms():
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [
-        (lambda x, by: x / by * x.abs().amax() / x.abs().amax(), "guard each division"),
-        (lambda x, by: torch.where(x.abs() < 1e-30, 0.0, x / by), "compute with numbers as small as these"),
-        (lambda x, by: torch.where(x.isnan(), 0.0, x / by), "propagate NaN"),
-        (lambda x, by: x / 2, "compute with the value of the scalar"),
-    ],
+    sampled(
+        [
+            pytest.param(*case)
+            for case in [
+                (lambda x, by: x / by * x.abs().amax() / x.abs().amax(), "guard each division"),
+                (lambda x, by: torch.where(x.abs() < 1e-30, 0.0, x / by), "compute with numbers as small as these"),
+                (lambda x, by: torch.where(x.isnan(), 0.0, x / by), "propagate NaN"),
+                (lambda x, by: x / 2, "compute with the value of the scalar"),
+            ]
+        ],
+        2,
+    ),
 )
 def test_the_fix_fits_the_values_that_fail(ns, wrong, says):
     @sl.op(f"{ns}::divided")
@@ -238,6 +245,7 @@ def _(grad, saved, needs):
     return {"x": torch.softmax(saved.x, 1) * grad[:, None].to(saved.x.dtype)}
 
 
+@pytest.mark.long
 def test_results_in_a_fixed_dtype_have_no_finite_differences():
     finding = look(row_lse, "gradient")
     assert "finite differences: " not in finding.evidence

@@ -110,6 +110,7 @@ def test_fake_fires():
     assert look(no_fake, "fake").verdict == "fail"
 
 
+@pytest.mark.long
 def test_fake_is_silent():
     assert look(scale, "fake").verdict == "ok"
     assert look(unique, "fake").verdict == "ok"
@@ -155,6 +156,7 @@ def test_compile_fires_on_a_result_that_is_not_as_promised():
     assert finding.reproducer
 
 
+@pytest.mark.long
 def test_compile_fires_on_recompilation():
     finding = look(pins, "compile")
     assert finding.verdict == "fail"

@@ -136,7 +136,7 @@ def seen(shape: tuple[int, ...], dtype: str = "float32") -> CallRecipe:
     return recipe_of_call(DispatchedCall({"x": SeenTensor(dtype, shape, "cpu", -1.0, 1.0)}, ()), 5)
 
 
-@pytest.mark.parametrize("name", sampled(WRONG, 5))
+@pytest.mark.parametrize("name", sampled(WRONG, 3))
 def test_a_wrong_op_is_named(ops, request_of, name):
     result = audit_installed_op(f"undeclared_ops::{name}", ops[f"undeclared_ops::{name}"], [seen((6, 4))], request_of)
     assert WRONG[name] in [f.check for f in result.findings], result
@@ -191,6 +191,7 @@ def test_lines_that_are_no_results_are_left_out(tmp_path):
     assert stored_results(tmp_path / "results.jsonl") == {}
 
 
+@pytest.mark.long
 def test_the_command_resumes_and_honours_a_baseline(ops, package, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(engine, "_script_shows", lambda text: True)
     right, wrong = "undeclared_ops::right", "undeclared_ops::ignores_strides"

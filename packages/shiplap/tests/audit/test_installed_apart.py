@@ -104,6 +104,14 @@ def test_a_package_that_ends_its_process_is_an_error(options, tmp_path, monkeypa
         audit_package(options, as_json=False, html=None)
 
 
+def test_a_package_without_ops_is_an_error(options, tmp_path, monkeypatch):
+    """A child process finds so."""
+    monkeypatch.setattr("shiplap.cli.console.require_device", lambda device: None)
+    (tmp_path / "apart_package.py").write_text("")
+    with pytest.raises(ShiplapError, match="SL501"):
+        audit_package(InstalledOptions(**{**vars(options), "namespaces": []}), as_json=False, html=None)
+
+
 def test_a_device_that_is_missing_is_an_error(options):
     with pytest.raises(ShiplapError, match="SL605"):
         audit_package(
@@ -127,6 +135,7 @@ def test_a_kernel_that_is_missing_on_cuda_is_told_from_another_refusal():
     assert not has_no_kernel("apart_ops::double", text)
 
 
+@pytest.mark.long
 def test_the_import_of_a_package_takes_no_time_from_the_search(options, tmp_path, monkeypatch):
     """The import takes more processor time than the search may take."""
     slow = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end:\n    pass\n"
@@ -137,6 +146,7 @@ def test_the_import_of_a_package_takes_no_time_from_the_search(options, tmp_path
     assert audit_installed_op("apart_ops::double", found["apart_ops::double"], (), asked).calls > 1
 
 
+@pytest.mark.long
 def test_errors_and_notes_of_a_child_process_are_shown(options, tmp_path, capsys, monkeypatch):
     """The error and the note of a child process are those of this process."""
     monkeypatch.setattr("shiplap.cli.console.require_device", lambda device: None)

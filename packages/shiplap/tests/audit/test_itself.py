@@ -23,6 +23,7 @@ LONG = [name for name in OPS if name not in SAMPLE]
 LOOKED = ("numerics", "edges", "special", "gradient")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", sampled(OPS, 1, long=LONG))
 def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):

@@ -237,6 +237,7 @@ def test_a_load_beside_the_input(ns, wrong, place):
     assert failed(half, "addresses") == ["addresses"] * wrong
 
 
+@pytest.mark.long
 @both
 def test_the_second_gradient_by_the_gradient_of_the_output(ns, wrong):
     @sl.op(f"{ns}::cube")
@@ -289,6 +290,7 @@ def test_an_argument_that_gets_other_memory(ns, wrong):
     assert ("was given other memory" in finding.evidence) == wrong
 
 
+@pytest.mark.long
 @both
 def test_ties_beyond_one_tile(ns, wrong):
     @sl.op(f"{ns}::largest", requires="c >= 1")

@@ -49,7 +49,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("pair", sampled(PAIRS, 3, long=LONG), ids=str)
+@pytest.mark.parametrize("pair", sampled(PAIRS, 2, long=LONG), ids=str)
 def test_a_defect_is_flagged(pair):
     (finding,) = audit(pair.bad, checks=[pair.flagged_by], seed=SEED, budget=600)
     assert finding.verdict == "fail", finding

@@ -143,6 +143,7 @@ def test_an_error_after_the_value_adds_no_second_one(run: Any, monkeypatch: pyte
     assert "unexpected RuntimeError: too late" in result.stderr
 
 
+@pytest.mark.long
 def test_traceback_on_request(process: Any) -> None:
     done = process("--traceback", "header", "packages/shiplap/tests/cli/target.py")
     assert done.returncode == 1

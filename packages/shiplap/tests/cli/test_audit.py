@@ -38,6 +38,7 @@ def test_a_failure_leaves_status_1_and_its_fix(process: Any) -> None:
     assert "fix" in done.stdout
 
 
+@pytest.mark.long
 def test_json_is_all_of_stdout(process: Any) -> None:
     done = process("audit", f"{OPS}:scale", *QUICK, "--seed", "5", "--json")
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 
 
+@pytest.mark.long
 def test_json_is_all_of_stdout(process: Any) -> None:
     done = process("env", "--json")
     assert done.returncode == 0, done.stderr

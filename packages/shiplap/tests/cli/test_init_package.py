@@ -115,6 +115,7 @@ def test_recorded_calls_become_dims_dtypes_bounds_and_samples(run: Any, package:
     assert ') -> Float32[Tensor, "n m (k-kernel[0])//stride+1 (p-kernel[1])//stride+1"]:' in text
 
 
+@pytest.mark.long
 def test_what_cannot_be_said_is_listed_with_its_reason(run: Any, package: Any) -> None:
     name, folder = package
     done = run("init", folder / "ops.py", "--package", name, "--json")

@@ -13,6 +13,7 @@ from shiplap.declare.kernel import KernelTerms
 from shiplap.dispatch import launch
 from shiplap.dispatch.launch import poisoned_workspace
 from shiplap.dispatch.python_kernel import PythonFunction, PythonKernel
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -311,7 +312,7 @@ def test_itemsize_of_an_op_with_fixed_dtypes(ns):
     assert sizes == [20]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", sampled(["eager", "aot_eager", "inductor"], long=["eager", "aot_eager"]))
 @pytest.mark.usefixtures("fresh_compiler")
 def test_mutation_is_the_same_compiled(ns, backend):
     @sl.op(f"{ns}::update", mutates=["table", "count"])

@@ -31,6 +31,7 @@ def arguments(m: int = 67, k: int = 33, n: int = 101) -> tuple[torch.Tensor, ...
     return torch.randn(m, k), torch.randint(-127, 128, (k, n), dtype=torch.int8), torch.rand(n) / 127, torch.randn(n)
 
 
+@pytest.mark.long
 def test_what_is_inside_a_template():
     explanation = explain(lambda x, w, s, b: gelu(qmm(x, w, s) + b), *arguments(), fullgraph=True)
     (kernel,) = explanation.kernels

@@ -61,8 +61,9 @@ def test_a_cheat_is_refused(judged, name):
     assert result.speedup == result.min_speedup == 0.0
 
 
-@pytest.mark.parametrize("timed", sampled([False, True], long=["True"]))  # with times: tests/cli/test_judge.py
-@pytest.mark.parametrize("name", sampled(HONEST, long=[n for n in HONEST if n != "in place"]))
+@pytest.mark.long  # make test judges an honest one in test_stages.py
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_is_accepted(judged, name, timed):
     """A machine that does much else may leave a time without a number; that is no reason against the kernel."""
     result = judged(HONEST[name], rounds=5, timed=timed)

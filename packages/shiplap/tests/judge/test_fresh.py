@@ -86,6 +86,7 @@ def test_what_stands_in_another_file_is_looked_at(judged, name):
     assert result.verdict == "refused", result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timed", sampled([False, True], long=["True"]))
 @pytest.mark.parametrize("name", sampled({**WAYS, **SYSTEM}, 1))
 def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name, timed):

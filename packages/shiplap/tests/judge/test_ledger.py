@@ -93,6 +93,7 @@ def test_the_ledger_names_what_was_looked_at(judged):
     assert JudgeOptions().vary_shapes
 
 
+@pytest.mark.long
 def test_shapes_that_the_caller_does_not_ask_for_do_not_apply(judged):
     result = judged(
         MASKED,

@@ -47,6 +47,14 @@ def session(pytester):
     return pytester
 
 
+def test_a_function_judges_and_the_marker_is_missed(session):
+    done = python("-m", "pytest", "-p", "no:cacheprovider", "-v", "-rA", "-k", "not kernels", cwd=session.path)
+    pytest.LineMatcher(done.stdout.splitlines()).fnmatch_lines_random(
+        ["PASSED test_them.py::test_function", "*SL312:*"]
+    )
+
+
+@pytest.mark.long
 def test_a_marked_test_passes_when_its_kernel_is_accepted(session):
     done = python("-m", "pytest", "-p", "no:cacheprovider", "-v", "-rA", cwd=session.path)
     lines = done.stdout.splitlines()

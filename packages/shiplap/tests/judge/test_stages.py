@@ -44,6 +44,7 @@ def test_a_verdict_says_where_its_time_went(launcher: SandboxLauncher, tmp_path)
     (tmp_path / "it.py").write_text(HEAD + "candidate = honest\n")
     result = sl.judge(tmp_path / "problem.py", tmp_path / "it.py", launcher=launcher, seconds=120, timed=False)
     assert result.verdict == "accepted", (result.reasons, result.missing)
+    assert result.calls > 100
     names = [s.stage for s in result.stages]
     assert names[:5] == ["reference", "start", "forms", "load", "values"]
     assert names[5:] == ["parameters", "calls", "gradients", "operators", "times", "end"]

@@ -177,6 +177,7 @@ def test_both_ops_are_native_from_the_first_call_without_a_compiler(site, home, 
     assert not (tmp_path / "cache" / "native").exists()
 
 
+@pytest.mark.long
 def test_a_cubin_is_known_by_what_the_kernel_does(home, site, declared):
     """Comments do not count; a helper of the kernel, its constants and its options do."""
     (kernel,) = declared.triple.native_kernels("cuda")

@@ -243,6 +243,7 @@ def test_references_may_branch_on_their_data_and_on_sizes(conditions: Path) -> N
             torch.testing.assert_close(got, want)
 
 
+@pytest.mark.long
 def test_a_reference_that_raises_is_a_run_that_fails_with_its_words(conditions: Path) -> None:
     session = onnxruntime.InferenceSession(str(conditions))
     good = torch.ones(2), torch.arange(3), torch.arange(3)
@@ -327,6 +328,7 @@ def first_rows(x: Float[Tensor, "n"], count: Int64[Tensor, "1"]) -> Float[Tensor
     return torch.cat([x[: int(count[0])], x[int(count[0]) :] * 0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("op", "args", "got"),
     sampled(
@@ -430,6 +432,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert caught.value.id == "SL322"
 
 
+@pytest.mark.long
 def test_a_result_whose_size_depends_on_data_is_checked_as_well(ns: str, tmp_path: Path) -> None:
     @sl.op(f"{ns}::positive", bounds={"m": "n"})
     def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:

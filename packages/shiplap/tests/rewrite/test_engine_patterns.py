@@ -203,6 +203,7 @@ def test_several_roots_of_one_split_are_matched_where_its_rest_is_read(level: An
     torch.testing.assert_close(got, attends(*args))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("most", "matched"), [(16, 1), pytest.param(3, 0, marks=pytest.mark.long)])
 def test_a_range_of_sizes_is_a_guard(most: int, matched: int) -> None:
     """Behind autograd a range holds where the marks of the sizes prove it."""

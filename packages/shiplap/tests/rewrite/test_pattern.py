@@ -138,6 +138,7 @@ def test_inside_of_autocast():
     assert "bfloat16" not in dict(outcome.args)["x"]
 
 
+@pytest.mark.long
 def test_a_proof_and_forms_of_a_pattern_are_not_those_of_another_mode():
     def product(x: Float[Tensor, "b k"], w: Float[Tensor, "n k"]):
         return F.linear(x, w).neg()

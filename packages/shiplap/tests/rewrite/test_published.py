@@ -181,6 +181,7 @@ PAIRS: dict[Fn, Fn] = {
 SHORT = ("neox_rotary", "diffusers_mlp")  # a proof of each takes seconds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pattern",
     sampled(PAIRS, 1, long=[f.__name__ for f in PAIRS if f.__name__ not in SHORT], name=lambda f: f.__name__),

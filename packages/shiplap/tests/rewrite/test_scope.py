@@ -86,6 +86,7 @@ def test_options_of_one_function(level):
     assert len(scope.matches) == placed
 
 
+@pytest.mark.long
 def test_blocks_nest():
     outer, inner = sl.rewrites(made("outer", by=lambda x, w: x @ w.t())), sl.rewrites(made("inner", level="post-grad"))
     with outer, inner:

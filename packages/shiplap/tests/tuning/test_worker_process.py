@@ -166,6 +166,7 @@ def test_a_script_is_imported_by_its_path_and_does_not_tune_in_turn(tmp_path):
     assert findings == "[]"
 
 
+@pytest.mark.long
 def test_an_op_that_differs_in_its_module_is_tuned_in_a_fork(monkeypatch):
     """Kernels attached from elsewhere are unknown to a process that imports the module, and known to a fork."""
 

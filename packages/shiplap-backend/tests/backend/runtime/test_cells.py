@@ -45,7 +45,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(NETS, 6))
+@pytest.mark.parametrize("name", sampled(NETS, 4))
 def test_recurrent_nets(dev: Any, device: str, name: str) -> None:
     """Outputs, states and every gradient are the CPU's."""
     torch.manual_seed(0)

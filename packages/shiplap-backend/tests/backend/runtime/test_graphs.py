@@ -79,7 +79,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("a", VIEWS)
+@pytest.mark.parametrize("a", sampled(VIEWS, 4))
 @pytest.mark.parametrize("b", ["row-major", "transposed", "expanded rows"])
 def test_layouts_of_inputs(dev: Any, device: str, a: str, b: str) -> None:
     x, y = torch.randn(8, 12), torch.randn(8, 12)
@@ -206,7 +206,7 @@ def test_blocked_products(blocked: int, device: str, m: int, k: int, n: int) -> 
     torch.testing.assert_close((a.to(device) @ b.t().contiguous().to(device).t()).cpu(), a @ b)
 
 
-@pytest.mark.parametrize("sizes", sampled([(2, 3), (3, 2), (2, 3, 4, 5), (2, 3, 5, 4)], 2))
+@pytest.mark.parametrize("sizes", sampled([(2, 3, 4, 5), (2, 3), (3, 2), (2, 3, 5, 4)], 1))
 def test_blocked_softmax_over_every_dim(blocked: int, device: str, sizes: tuple[int, ...]) -> None:
     x = torch.randn(sizes)
     for dim in range(x.dim()):

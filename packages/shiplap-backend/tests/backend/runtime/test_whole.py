@@ -10,7 +10,7 @@ from shiplap_backend.models import MODELS
 from shiplap_backend.models.compared import compare_model
 from shiplap_testing.effort import sampled
 
-FAST = ("bag-of-words", "experts", "packed-lstm")
+FAST = ("bag-of-words", "experts")
 
 
 @pytest.mark.parametrize("name", sampled(MODELS, long=[n for n in MODELS if n not in FAST]))

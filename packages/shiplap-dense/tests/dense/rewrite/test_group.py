@@ -276,14 +276,17 @@ def test_a_wrong_merge_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [
-        StackedLinears(),
-        WideLinears(),
-        StackedNorms(),
-        StackedChains(),
-        JoinedCalls(dense.mm, "n"),
-        JoinedCalls(dense.int8_mm, "m"),
-    ],
+    sampled(
+        [
+            StackedLinears(),
+            WideLinears(),
+            StackedNorms(),
+            StackedChains(),
+            JoinedCalls(dense.mm, "n"),
+            JoinedCalls(dense.int8_mm, "m"),
+        ],
+        3,
+    ),
     ids=lambda r: r.name,
 )
 def test_groups_are_proven(made: Any) -> None:

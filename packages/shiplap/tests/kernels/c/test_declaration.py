@@ -14,6 +14,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap import torch_private
 from shiplap_testing.build import compile_c
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 D = Float[Tensor, "n c"]
@@ -93,7 +94,7 @@ def test_arguments_of_every_kind(scaled):
     st.sampled_from(["plain", "T", "step", "offset", "expand", "flip"]),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_layouts(scaled, n, c, layout, strided):
     op, library = scaled
     op.kernel("cpu", sl.cabi(library, "scaled", strided=["x"] if strided else []), name="strided")
@@ -268,7 +269,7 @@ int bump(const sl_context* ctx, DLTensor* table, const DLTensor* mask, int32_t f
 
 
 @pytest.mark.parametrize("strided", [(), ("table",)])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", sampled([False, True], long=["False"]))
 def test_mutated_tensors_are_written_back_whatever_their_layout(bump, strided, compiled, fresh_compiler):
     op, library = bump
     op.kernel("cpu", sl.cabi(library, "bump", strided=strided))

@@ -252,6 +252,7 @@ def test_only_tensors_of_which_every_stride_is_asked_keep_theirs(ns):
     assert bound.native.strided == {"x"}
 
 
+@pytest.mark.long
 def test_forms_are_compiled_for_a_device_that_is_not_here(ns, tmp_path, monkeypatch):
     """By Triton's own compiler: all that a program without Python needs."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
