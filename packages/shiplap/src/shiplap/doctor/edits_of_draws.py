@@ -1,4 +1,4 @@
-"""Edits of random numbers that Python or NumPy draws in a compiled function: an op draws them when the graph runs."""
+"""Edits of random numbers that are drawn in a compiled function: an op draws them when the graph runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shiplap.doctor.edits import Case, Edits, Source, of_statement
-from shiplap.doctor.edits_of_values import enclosing_function, where_for_branch
+from shiplap.doctor.edits_of_values import enclosing_function, names_before, where_for_branch
 from shiplap.doctor.scratch import Edit, apply_edits
 
 # Functions whose result is one number, by its dtype. NumPy's return arrays if they are given a size.
@@ -120,3 +120,61 @@ def _evaluated_once(node: ast.AST) -> Iterator[ast.AST]:
         inner = ast.Expr(child.values[0]) if isinstance(child, ast.BoolOp) else child
         inner = ast.Expr(child.test) if isinstance(child, ast.IfExp) else inner
         yield from _evaluated_once(inner)
+
+
+@of_statement
+def draw_tensor_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that draw a tensor from a generator of the module level in an op, since a graph holds no
+    generator.
+
+    The tensor has the sizes of another tensor, as in ``torch.randn(x.shape, generator=g)``, or sizes that are numbers
+    in the source code. The op counts its calls in a tensor, which keeps them apart and in their order.
+    """
+    calls = [n for n in _evaluated_once(node) if isinstance(n, ast.Call) and _is_drawn_from(source, n)]
+    if len(calls) != 1 or not calls[0].lineno <= case.line <= (calls[0].end_lineno or 0):
+        return
+    (call,) = calls
+    sizes = re.fullmatch(r"(.+)\.(shape|size\(\))", source.code(call.args[0])) if len(call.args) == 1 else None
+    given = ["like.shape"] if sizes else [source.code(a) for a in call.args]
+    options = [f"{k.arg}={source.code(k.value)}" for k in call.keywords if k.arg != "generator"]
+    generator = next(source.code(k.value) for k in call.keywords if k.arg == "generator")
+    name = re.sub(r"\W+", "_", ast.unparse(call.func)) + "_op"
+    while f"def {name}(" in source.text:
+        name += "_"
+    parameters = "count: torch.Tensor" + (", like: torch.Tensor" if sizes else "")
+    lines = [] if source.imports("torch") else ["import torch"]
+    lines += [] if f"{_COUNTER} =" in source.text else ["", f"{_COUNTER} = torch.zeros((), dtype=torch.int64)"]
+    lines += [
+        "",
+        "",
+        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
+        f"def {name}({parameters}) -> torch.Tensor:",
+        "    count += 1",
+        f"    return {source.code(call.func)}({', '.join([*given, f'generator={generator}', *options])})",
+        "",
+        "",
+        f"@{name}.register_fake",
+        f"def _{name}({re.sub(': torch.Tensor', '', parameters)}):",
+        f"    return torch.empty({', '.join([*given, *options])})",
+        "",
+    ]
+    passed = f"{_COUNTER}, {sizes[1]}" if sizes else _COUNTER
+    yield source.after_imports("\n".join(lines)), source.replace(call, f"{name}({passed})")
+
+
+def _is_drawn_from(source: Source, call: ast.Call) -> bool:
+    """Return whether ``call`` draws a tensor by ``torch.rand`` or ``torch.randn`` from a generator that is a variable
+    of the module level. Its sizes have to be those of a tensor, or numbers, and its options attributes of torch.
+    """
+    if ast.unparse(call.func) not in ("torch.rand", "torch.randn") or any(k.arg is None for k in call.keywords):
+        return False
+    options = {k.arg: k.value for k in call.keywords}
+    generator = options.pop("generator", None)
+    plain = all(re.fullmatch(r"torch\.\w+", ast.unparse(value)) for value in options.values())
+    sizes = [ast.unparse(a) for a in call.args]
+    sized = len(sizes) == 1 and re.fullmatch(r"\w+(\.shape|\.size\(\))|\([\d, ]*\)", sizes[0])
+    function = enclosing_function(source, call)
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function is not None else []
+    local = names_before(source, call) | {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    named = isinstance(generator, ast.Name) and generator.id in source.assigned_names() and generator.id not in local
+    return bool(named and plain and (sized or (sizes and all(map(str.isdecimal, sizes)))))

@@ -151,3 +151,34 @@ def _kept_lines(source: Source, body: list[ast.stmt], kept: list[str], done: str
         lines += reindent(whole_lines(source, body), "").splitlines()
     lines += [f"{n} = {n} if {done} is None else torch.where({done}, {old[n]}, {n})" for n in names]
     return lines
+
+
+@of_statement
+def hoist_import(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that import the module or name of ``node`` once, above the function, if a failure is caught.
+
+    The function raises the ``ImportError`` itself where the import has failed, so that its handler runs as before.
+    ``node`` must be an import of one name in a ``try`` statement that catches ``ImportError``.
+    """
+    if not isinstance(node, ast.Import | ast.ImportFrom) or len(node.names) != 1 or node.names[0].name == "*":
+        return
+    around = source.parents().get(node)
+    if not isinstance(around, ast.Try) or node not in around.body or enclosing_function(source, node) is None:
+        return
+    caught = [ast.unparse(h.type) if h.type else "Exception" for h in around.handlers]
+    if not any(re.search(r"\b(ImportError|ModuleNotFoundError|Exception)\b", each) for each in caught):
+        return
+    (alias,) = node.names
+    bound = alias.asname or alias.name.partition(".")[0]
+    name = unused_name(source, "IMPORTED_" + re.sub(r"\W+", "_", alias.name).upper())
+    if isinstance(node, ast.ImportFrom):
+        kept = f"from {'.' * node.level}{node.module or ''} import {alias.name} as {name}"
+    elif alias.asname:
+        kept = f"import {alias.name} as {name}"
+    else:  # an import without a name binds the outermost package
+        kept = f"import {alias.name}\n    {name} = {bound}"
+    above = source.before_definition(node.lineno, f"try:\n    {kept}\nexcept ImportError:\n    {name} = None")
+    indent = indent_of(source, node)
+    text = f"if {name} is None:\n{indent}    raise ImportError({alias.name!r})\n{indent}{bound} = {name}"
+    if above:
+        yield above, source.replace(node, text)

@@ -125,6 +125,8 @@ _TENSOR_GUARD = re.compile(
     r"(?:\. expected (?P<old>.+?)(?:, actual (?P<new>.+))?)?$"
 )
 _EQUALITY_GUARD = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
+# Torch guards on the outcome of a comparison where a number varies freely.
+_ORDER_GUARD = re.compile(r"(?P<name>[A-Za-z_][\w.\[\]']*) (?:<|<=|>|>=|!=) (?P<old>-?[\w.]+)")
 _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
 
 
@@ -165,7 +167,7 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("length", plain_source(match[1]))
     if re.search(r"___\w*(contains|keys)", guard) or re.match(r"(not )?.+ (not )?in \S+$", guard):
         return GuardFailure("length", plain_source(re.findall(r"[\w.]+", guard)[-1]) if " in " in guard else name)
-    if match := _EQUALITY_GUARD.match(guard):
+    if match := _EQUALITY_GUARD.match(guard) or _ORDER_GUARD.fullmatch(guard):
         name = plain_source(match["name"])
         kind = "mode" if name.endswith(".training") else "attribute" if "." in name else "value"
         return GuardFailure(kind, name, (match["old"],))

@@ -196,6 +196,14 @@ REMEDIES: tuple[Remedy, ...] = (
         caveat="the number is a tensor, and where a branch depends on it, both sides are computed",
     ),
     Remedy(
+        "draw_tensor",
+        "draw the tensor in an op",
+        edits_of_draws.draw_tensor_as_op,
+        ("system", "object", "tensor", "other"),
+        call=r"rand|[Gg]enerator",
+        caveat="the op uses the generator of the module level that it finds when it runs",
+    ),
+    Remedy(
         "declare",
         "declare the expression as an op",
         edits_of_values.declare_expression,
@@ -310,6 +318,13 @@ REMEDIES: tuple[Remedy, ...] = (
         ("foreign", "system", "object", "disabled"),
         call=r"^(os|sys|inspect|platform|importlib|shutil|pathlib|socket)\.",
         caveat=_FROZEN,
+    ),
+    Remedy(
+        "hoist_import",
+        "import it once, above the function",
+        edits_of_functions.hoist_import,
+        ("import",),
+        caveat="it is imported when the program's module is, and not looked for again",
     ),
     Remedy(
         "constant",

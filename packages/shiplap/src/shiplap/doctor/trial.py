@@ -322,7 +322,7 @@ def _try_entry(
     second: tuple[TriedEntry, dict[str, str], Run] | None = None
     for remedy, changed in _candidates(laboratory.program, entry, texts):
         # Where no kind of call came twice, a version for each would compile in each call.
-        if remedy.repeated and isinstance(entry, Recompile) and entry.times + 1 >= count_calls(entry, now):
+        if remedy.repeated and isinstance(entry, Recompile) and count_times(entry, now) + 1 >= count_calls(entry, now):
             refused[remedy.id] = NEVER_AGAIN
             continue
         after = laboratory.run(changed, "compare")
