@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shiplap.sampling import difference_pattern
 from shiplap.sampling.difference_pattern import describe_pattern
 
 EXPECTED = torch.linspace(-1, 3, 35).square().view(5, 7) + 0.1
@@ -49,3 +50,8 @@ def test_results_without_such_patterns():
     numbers = torch.tensor([1 + 1j, 2j])
     assert describe_pattern(torch.tensor([True, True]), numbers, 2 * numbers) == ""
     assert describe_pattern(torch.tensor(True), torch.tensor(1.0), torch.tensor(2.0)) == ""
+
+
+def test_a_large_result_is_not_copied(monkeypatch):
+    monkeypatch.setattr(difference_pattern, "MOST_COMPARED", 34)
+    assert describe_pattern(EXPECTED > 0, 3 * EXPECTED, EXPECTED) == ""

@@ -138,7 +138,7 @@ def _readers(base: SampleCase) -> list[tuple[str, str, Any]]:
 
     def rank(name: str) -> Any:
         """Return a function that returns the number of dims that a sample has in the place of the variadic ``name``."""
-        return lambda case: str(len(case.env.get(name, ())))
+        return lambda case: str(len(size) if isinstance(size := case.env.get(name, ()), tuple) else 1)
 
     def layout(case: SampleCase) -> str:
         """Return the layouts of the sample's arguments, or ``contiguous``."""

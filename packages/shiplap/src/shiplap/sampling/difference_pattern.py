@@ -12,14 +12,17 @@ from torch import Tensor
 
 CLOSE = 1e-4  # relative deviation up to which factors and offsets count as equal
 FEWEST = 3  # elements whose factor or offset is no chance
+MOST_COMPARED = 1 << 22  # elements of a result that is looked at
 MOST_SORTED = 1 << 16  # elements of a result whose order is compared
 
 
 def describe_pattern(bad: Tensor, got: Tensor, expected: Tensor) -> str:
     """Return a text about the elements of ``got`` at which the mask ``bad`` is set, to be appended to the number of
     them. It says which part of the result they fill and how their values follow from those of ``expected``. Return an
-    empty string if neither has a simple pattern.
+    empty string if neither has a simple pattern, and for a large result, of which copies could exhaust the memory.
     """
+    if bad.numel() > MOST_COMPARED:
+        return ""
     texts = [describe_place(bad), describe_relation(bad, got, expected)]
     return "".join(f", {text}" for text in texts if text)
 
