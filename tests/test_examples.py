@@ -174,6 +174,15 @@ def test_coming_from() -> None:
     assert "from before::gated:\n  taken  kernel on cpu, cuda\n" in shown
 
 
+@pytest.mark.long
+def test_coming_from_cpp(tmp_path: Path) -> None:
+    """Compiling against torch's headers takes most of a minute."""
+    program = ROOT / "examples" / "coming_from_cpp.py"
+    done = python(program, cwd=ROOT, env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the forms in C++ and their declarations compute the same" in done.stdout
+
+
 BLOCKED = """
 import os
 import sys

@@ -285,15 +285,17 @@ def _require_dtypes(where: str, names: Iterable[str]) -> None:
     """Raise ``SL122`` unless each of ``names``, those of ``dtypes=``, is the name of a dtype of torch. A kernel for
     another name, such as ``half`` for ``float16``, would never run, and no call would report that.
     """
-    known = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
     for name in names:
-        if name not in known:
-            other = getattr(torch, name, None)
-            near = [str(other).removeprefix("torch.")] if isinstance(other, torch.dtype) else []
-            near = near or get_close_matches(name, sorted(known), 1, cutoff=0.5)
-            fix = f"write {near[0]!r} in dtypes=" if near else "write names of dtypes of torch in dtypes="
-            got, expected = f"dtypes= with {name!r}", "names of dtypes of torch, such as 'float32' and 'bfloat16'"
-            raise error("SL122", where=where, got=got, expected=expected, fix=fix)
+        dtype = getattr(torch, name, None)
+        if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}":
+            continue
+        known = [str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)]
+        near = get_close_matches(name, sorted({*known}), 1, cutoff=0.5)
+        if isinstance(dtype, torch.dtype):
+            near = [str(dtype).removeprefix("torch.")]
+        fix = f"write {near[0]!r} in dtypes=" if near else "write names of dtypes of torch in dtypes="
+        got, expected = f"dtypes= with {name!r}", "names of dtypes of torch, such as 'float32' and 'bfloat16'"
+        raise error("SL122", where=where, got=got, expected=expected, fix=fix)
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
