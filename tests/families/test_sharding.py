@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from importlib import import_module
 
 import pytest
@@ -97,7 +98,7 @@ def test_the_op_of_the_shards_is_the_shard_of_the_op(name: str) -> None:
     [
         ({"a": 0}, "sum", "do not fit together"),
         ({"a": 1, "b": 0}, "max", "result 0"),
-        ({"b": 1}, 0, "shape"),
+        ({"b": 1}, 0, "shape|sizes disagree"),  # the latter where a bias has the right size
     ],
     ids=["rows as partial sums", "a maximum for a sum", "columns as rows"],
 )
@@ -111,7 +112,7 @@ def test_a_wrong_rule_for_a_familys_op_is_caught(inputs: dict[str, int], output:
     finally:
         op.shardings = before
     assert finding.verdict == "fail"
-    assert evidence in finding.evidence
+    assert re.search(evidence, finding.evidence)
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from glob import glob
@@ -44,6 +44,7 @@ pytest_plugins = ["shiplap_testing.nearest", "shiplap_testing.cost"]
 # A call of a verb in a test builds the commands of all verbs, 0.05 s; a program does so once, and so does a worker.
 vars(typer.testing)["_get_command"] = cache(get_command)
 _FAILED = pytest.StashKey[bool]()
+_LOADED = pytest.StashKey[frozenset[str]]()  # the modules that were imported before a test
 _WORKERS = pytest.StashKey[workers.Workers]()
 _TOGETHER = pytest.StashKey[int]()  # in a worker: how many workers use its device
 
@@ -350,6 +351,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     A worker that needs more memory then gets an error itself, so that the other workers do not.
     """
     _seed_generators(zlib.crc32(item.nodeid.encode()))
+    item.stash[_LOADED] = frozenset(sys.modules)
     together = item.config.stash.get(_TOGETHER, 1)
     if together > 1 and item.get_closest_marker("gpu"):
         import torch
@@ -372,8 +374,32 @@ def _seed_generators(seed: int) -> None:
         sys.modules["numpy.random"].seed(seed)
 
 
+def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[str]:
+    """Replace what ``patch`` has set by the original in modules of Shiplap that were imported while it was set. Return
+    the replaced names.
+
+    A module that imports a patched name from another one keeps it when the patch is undone, so that a later test of the
+    same worker would see it. ``loaded`` are the names of the modules that were imported before the test.
+    """
+    late = [(n, m) for n, m in list(sys.modules.items()) if n not in loaded and n.startswith("shiplap")]
+    released = []
+    for target, name, original in patch._setattr if late else ():
+        patched = getattr(target, name, None)
+        for module_name, module in late:
+            if patched is not None and module is not target and vars(module).get(name) is patched:
+                setattr(module, name, original)
+                released.append(f"{module_name}.{name}")
+    return released
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After the last test of a file, move what this process has allocated to huge pages if it has grown by 64 MB."""
+    """Release patches from modules that the test has imported. After the last test of a file, move what this process
+    has allocated to huge pages if it has grown by 64 MB.
+    """
+    patch = getattr(item, "funcargs", {}).get("monkeypatch")
+    if patch is not None:
+        release_patches(patch, item.stash.get(_LOADED, frozenset()))
     if nextitem is not None and nextitem.path != item.path:
         use_huge_pages()
 

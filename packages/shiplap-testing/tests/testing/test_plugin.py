@@ -1,6 +1,8 @@
 """How the plugin of all tests spreads them, and what it does with a worker whose device no longer answers."""
 
 import os
+import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,3 +85,49 @@ def test_workers_take_devices_in_turn(monkeypatch, visible, worker, device, toge
     plugin._take_one_device(config)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == device
     assert config.stash[plugin._TOGETHER] == together
+
+
+def test_a_module_that_is_imported_while_a_name_is_patched_does_not_keep_the_patch(tmp_path, monkeypatch):
+    """Otherwise later tests of the worker see it, if no earlier one has imported the module."""
+    (tmp_path / "shiplap_first.py").write_text("def name():\n    return 'original'\n")
+    (tmp_path / "shiplap_second.py").write_text("from shiplap_first import name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    first = import_module("shiplap_first")
+    loaded = frozenset(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first, "name", lambda: "patched")
+        second = import_module("shiplap_second")
+        assert second.name() == "patched"
+        assert plugin.release_patches(patch, loaded) == ["shiplap_second.name"]
+        assert first.name() == "patched", "while the test runs"
+    assert first.name() == second.name() == "original"
+    for name in ("shiplap_first", "shiplap_second"):
+        del sys.modules[name]
+
+
+DRAWN = """
+import random, numpy, pytest, torch
+
+drawn = []
+
+@pytest.mark.parametrize("n", range(3))
+def test_draws(n):
+    drawn.append((random.random(), float(numpy.random.rand()), float(torch.rand(()))))
+    assert len({*drawn}) == len(drawn)
+    print("drew", n, drawn[-1])
+"""
+
+
+def test_a_test_draws_the_same_values_alone_and_after_others(tmp_path):
+    (tmp_path / "test_it.py").write_text(DRAWN)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+
+    def drew(*options: str) -> list[str]:
+        command = ("-m", "pytest", "-q", "-s", "-p", "shiplap_testing.plugin", *options, tmp_path / "test_it.py")
+        return [
+            line.partition("drew")[2] for line in python(*command, cwd=tmp_path).stdout.splitlines() if "drew" in line
+        ]
+
+    every = drew()
+    assert len(every) == 3
+    assert drew("-k", "2") == every[2:]

@@ -88,9 +88,10 @@ def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_pat
 
 
 def prefer(patch: pytest.MonkeyPatch, steps: str) -> None:
-    for place in ("shiplap.inductor.select_candidate", "shiplap.inductor.lower"):
-        chosen = f"qmm(BM=16, BN=64, STEPS={steps}, WRECK=0)"
-        patch.setattr(import_module(place), "preferred_candidate", lambda *a, chosen=chosen: chosen)
+    chosen = f"qmm(BM=16, BN=64, STEPS={steps}, WRECK=0)"
+    # Both are imported before one is patched: else the second one imports what stands in the first, and keeps it.
+    for module in [import_module(f"shiplap.inductor.{name}") for name in ("select_candidate", "lower")]:
+        patch.setattr(module, "preferred_candidate", lambda *a: chosen)
 
 
 def test_the_choice_is_tried_before_the_first_candidate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from shiplap.sandbox.forked_launcher import ForkedLauncher
 from shiplap.sandbox.proc_filesystem import thread_states
 from shiplap.sandbox.protocol import Fork
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap_testing.launchers import ordinary_launchers
 from tests.sandbox.supervised import KILLED, plain, run_candidate, what_is_left
 
 
@@ -60,7 +61,8 @@ def test_processes_may_start_while_those_of_a_dead_launcher_are_listed(monkeypat
         return []
 
     monkeypatch.setattr(supervisor, "list_session", list_while_another_starts)
-    launcher.preload()
+    with ordinary_launchers():
+        launcher.preload()
     launcher.prisoners.add(1 << 24)
     launcher.finish()
     assert 1 << 24 in looked
@@ -78,7 +80,8 @@ def test_a_launcher_that_starts_while_it_is_ended_is_ended(monkeypatch: pytest.M
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", end_and_start)
-    launcher.preload()
+    with ordinary_launchers():
+        launcher.preload()
     threads[0].join()
     try:
         assert started[0].returncode == -signal.SIGKILL
