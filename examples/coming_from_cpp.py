@@ -1,6 +1,7 @@
 """Functions that C++ registers, by TORCH_LIBRARY and pybind11, and their declarations.
 
-Needs the packages that torch.utils.cpp_extension needs: a C++ compiler and ninja.
+Run it with: python examples/coming_from_cpp.py. It needs a C++ compiler and ninja, as
+torch.utils.cpp_extension does.
 """
 
 from pathlib import Path
