@@ -69,6 +69,7 @@ def test_a_run_stops_at_the_first_failure_unless_told_otherwise(
         getoption=lambda name, default="": "main",
         option=SimpleNamespace(maxfail=given),
         invocation_params=SimpleNamespace(args=()),
+        stash=pytest.Stash(),
     )
     nearest.pytest_configure(config)
     assert config.option.maxfail == kept
