@@ -38,7 +38,7 @@ class Definition(NamedTuple):
         first: the first of its lines, that of a decorator if it has any.
         last: the last of its lines.
         uses: the names that its code has: ``x`` for a variable, ``.x`` for an attribute, ``b.x`` for an attribute of
-            the imported ``b``, ``(x`` for an argument, and ``'x`` for a word of a string.
+            the imported ``b``, ``(x`` for an argument, ``@x`` for a mark of pytest, and ``'x`` for a word of a string.
     """
 
     name: str
@@ -133,6 +133,8 @@ def _uses(top: ast.AST, imported: Mapping[str, object], left_out: set[int]) -> I
         elif isinstance(node, ast.Attribute):
             base = node.value.id if isinstance(node.value, ast.Name) and node.value.id in imported else ""
             yield f"{base}.{node.attr}"
+            if isinstance(node.value, ast.Attribute) and node.value.attr == "mark":
+                yield f"@{node.attr}"
             if base:
                 continue  # only one attribute of what was imported is used
         elif isinstance(node, ast.arg):

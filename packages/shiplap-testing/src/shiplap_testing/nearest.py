@@ -40,7 +40,7 @@ MOST, MOST_FILES, GROWTH = 80, 25, 3
 FIRST_GROUP = 12
 _PART = pytest.StashKey[str]()
 UNKNOWN_COST = 0.3  # seconds of a test that has not run yet
-NEVER = {".gpu", ".long", ".docs"}  # marks of tests that make test leaves out
+NEVER = {"@gpu", "@long", "@docs"}  # marks of tests that make test leaves out
 
 
 def select(base: str) -> dict[str, Any]:
@@ -73,10 +73,10 @@ def rank(graph: Graph, files: list[str], ways: dict[str, float], seconds: dict[s
             took = math.log2(1 + 4 * seconds.get(name, UNKNOWN_COST))
             ranks[name] = min(ways.get(name, FURTHEST), FURTHEST) + 0.5 * math.log2(1 + place) + took
             marks = of_file | set(each.uses)
-            if ".device" in marks and not marks & NEVER:
+            if "@device" in marks and not marks & NEVER:
                 on_device.append(name)
             if "/gpu/" not in file and not marks & NEVER:
-                near["nearest_on_device" if ".device" in marks else "nearest"].append(name)
+                near["nearest_on_device" if "@device" in marks else "nearest"].append(name)
     for names in near.values():
         names.sort(key=lambda name: ranks[name])
         kept = set(list(dict.fromkeys(name.partition("::")[0] for name in names))[:MOST_FILES])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 
 import pytest
 
 from shiplap_testing.changed import Graph
-from shiplap_testing.definitions import ATTRIBUTE, SURE, TO_CLASS, TO_MODULE, WHOLE
+from shiplap_testing.definitions import ATTRIBUTE, SURE, TO_CLASS, TO_MODULE, WHOLE, read_module
 
 SRC, TESTS = "packages/shiplap-x/src/shiplap_x", "packages/shiplap-x/tests/x"
 FILES = {
@@ -99,6 +100,14 @@ def test_a_method_is_used_by_its_name_and_a_special_one_by_its_class(graph: Grap
     found = costs(graph, f"{SRC}/low.py", "return self")
     assert found["test_box"] == 2 * SURE < found["test_wide"]
     assert costs(graph, f"{SRC}/low.py", "size")["test_box"] in (SURE, SURE + TO_CLASS)
+
+
+def test_marks_of_pytest_are_not_attributes_of_the_same_name() -> None:
+    text = "@pytest.mark.long\ndef test_a(): ...\ndef test_b(x): x.long()\npytestmark = pytest.mark.device\n"
+    definitions = {d.name: d.uses for d in read_module(ast.parse(text), "").definitions}
+    assert "@long" in definitions["test_a"]
+    assert "@device" in definitions["pytestmark"]
+    assert definitions["test_b"] == ("(x", ".long", "x")
 
 
 def test_code_that_has_a_module_as_a_value_can_use_all_of_it(graph: Graph) -> None:
