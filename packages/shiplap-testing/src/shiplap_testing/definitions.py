@@ -24,6 +24,7 @@ LONGEST_TEXT = 20_000  # characters of a string that are searched for names
 # from a method to its class; from a definition to its module, from there to a module that names it, and to its tests.
 SURE, ATTRIBUTE, STRING = 1.0, 1.3, 2.5
 TO_CLASS, TO_MODULE, TO_USER, INTO_MODULE = 1.5, 3.0, 2.0, 2.0
+WHOLE = 2.0  # to code that has a module as a value, of which it can use any definition
 AMBIGUOUS, MOST_ALIKE = 0.5, 40
 FURTHEST = 9.0
 
@@ -37,7 +38,7 @@ class Definition(NamedTuple):
         first: the first of its lines, that of a decorator if it has any.
         last: the last of its lines.
         uses: the names that its code has: ``x`` for a variable, ``.x`` for an attribute, ``b.x`` for an attribute of
-            the imported ``b``, ``(x`` for an argument, and ``'x`` for a word of a string.
+            the imported ``b``, ``(x`` for an argument, ``@x`` for a mark of pytest, and ``'x`` for a word of a string.
     """
 
     name: str
@@ -132,10 +133,12 @@ def _uses(top: ast.AST, imported: Mapping[str, object], left_out: set[int]) -> I
         elif isinstance(node, ast.Attribute):
             base = node.value.id if isinstance(node.value, ast.Name) and node.value.id in imported else ""
             yield f"{base}.{node.attr}"
+            if isinstance(node.value, ast.Attribute) and node.value.attr == "mark":
+                yield f"@{node.attr}"
+            if base:
+                continue  # only one attribute of what was imported is used
         elif isinstance(node, ast.arg):
             yield f"({node.arg}"
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # a docstring
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -169,12 +172,15 @@ class Definitions:
         self.by_use: dict[str, list[tuple[Place, str | None]]] = defaultdict(list)
         self.alike: dict[str, int] = defaultdict(int)
         self.renamed: dict[str, set[str]] = defaultdict(set)
+        self.of_modules: dict[str, list[Place]] = defaultdict(list)  # for each file what has its module as a value
         for file, (definitions, imported) in modules.items():
             for number, each in enumerate(definitions):
                 self.alike[each.name] += 1
                 for use in each.uses:
                     base, dot, attribute = use.partition(".")
                     self.by_use[attribute or use].append(((file, number), base if dot else None))
+                    if use in imported and (module := self.home(".".join(filter(None, imported[use])), "")):
+                        self.of_modules[module].append((file, number))
             for local, (_, name) in imported.items():
                 if name and local != name:
                     self.renamed[name].add(local)
@@ -218,6 +224,7 @@ class Definitions:
                 yield from (((file, n), INTO_MODULE) for n, d in enumerate(definitions) if d.name.startswith("test"))
             return
         yield (file, len(definitions) - 1), TO_MODULE
+        yield from ((user, WHOLE) for user in self.of_modules.get(file, ()))
         special = name.startswith("__") and name.endswith("__")
         if owner:
             cost = SURE if special else TO_CLASS

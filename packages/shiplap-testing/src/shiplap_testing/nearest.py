@@ -30,16 +30,17 @@ from shiplap_testing import cost
 from shiplap_testing.changed import Graph, changed_files, changed_lines
 from shiplap_testing.definitions import FURTHEST
 from shiplap_testing.paths import REPOSITORY
+from shiplap_testing.workers import NEAREST, PART
 
 SELECTED = "SHIPLAP_TEST_CHANGED"  # a file with the selection, which a run makes once for all its processes
-PART = "SHIPLAP_TEST_CHANGED_PART"  # "nearest" or "others"; without it, a run has all tests
 KEPT = REPOSITORY / "build" / "test-graph.json"
 # How many test functions of how many files run alone at first, and by how much each next group of tests is larger than
 # the one before it. Within a group, the tests of a file follow each other.
-NEAREST, NEAREST_FILES, GROWTH = 80, 25, 3
+MOST, MOST_FILES, GROWTH = 80, 25, 3
 FIRST_GROUP = 12
+_PART = pytest.StashKey[str]()
 UNKNOWN_COST = 0.3  # seconds of a test that has not run yet
-NEVER = {".gpu", ".long", ".docs"}  # marks of tests that make test leaves out
+NEVER = {"@gpu", "@long", "@docs"}  # marks of tests that make test leaves out
 
 
 def select(base: str) -> dict[str, Any]:
@@ -72,14 +73,14 @@ def rank(graph: Graph, files: list[str], ways: dict[str, float], seconds: dict[s
             took = math.log2(1 + 4 * seconds.get(name, UNKNOWN_COST))
             ranks[name] = min(ways.get(name, FURTHEST), FURTHEST) + 0.5 * math.log2(1 + place) + took
             marks = of_file | set(each.uses)
-            if ".device" in marks and not marks & NEVER:
+            if "@device" in marks and not marks & NEVER:
                 on_device.append(name)
             if "/gpu/" not in file and not marks & NEVER:
-                near["nearest_on_device" if ".device" in marks else "nearest"].append(name)
+                near["nearest_on_device" if "@device" in marks else "nearest"].append(name)
     for names in near.values():
         names.sort(key=lambda name: ranks[name])
-        kept = set(list(dict.fromkeys(name.partition("::")[0] for name in names))[:NEAREST_FILES])
-        names[:] = [name for name in names if name.partition("::")[0] in kept][:NEAREST]
+        kept = set(list(dict.fromkeys(name.partition("::")[0] for name in names))[:MOST_FILES])
+        names[:] = [name for name in names if name.partition("::")[0] in kept][:MOST]
     return {"ranks": ranks, "on_device": on_device, **near}
 
 
@@ -137,6 +138,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not is_used(config):
         return
+    config.stash[_PART] = os.environ.get(PART, "")
+    if hasattr(config, "workerinput"):
+        os.environ.pop(PART, None)  # runs of pytest that tests start have all of their tests
     # The nearest tests come first, so a first failure says most.
     config.option.maxfail = config.option.maxfail or 1
     if not os.environ.get(SELECTED):
@@ -144,7 +148,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _write_selection(select(config.getoption("--changed")))
     selected = _read_selection()
     names = selected["files"]
-    if _part() == "nearest":
+    if part(config) == NEAREST:
         nearest = {name.partition("::")[0] for name in selected["nearest"] + selected["nearest_on_device"]}
         names = [name for name in names if name in nearest]
     below = [Path(a.partition("::")[0]).resolve() for a in config.invocation_params.args if Path(str(a)).exists()]
@@ -163,9 +167,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not is_used(config):
         return
     selected = _read_selection()
-    if part := _part():
+    if this := part(config):
         nearest = set(selected["nearest"] + selected["nearest_on_device"])
-        left_out = [item for item in items if (item.nodeid.partition("[")[0] in nearest) != (part == "nearest")]
+        left_out = [item for item in items if (item.nodeid.partition("[")[0] in nearest) != (this == NEAREST)]
         config.hook.pytest_deselected(items=left_out)
         dropped = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in dropped]
@@ -185,9 +189,9 @@ def split(nodeids: list[str]) -> dict[str, int]:
     return numbers
 
 
-def _part() -> str:
-    """Return the part of the tests that this run has, or an empty string for all of them."""
-    return os.environ.get(PART, "")
+def part(config: pytest.Config) -> str:
+    """Return the part of the selected tests that the run with ``config`` has, or an empty string for all tests."""
+    return config.stash.get(_PART, "")
 
 
 def _write_selection(selected: dict[str, Any]) -> None:
@@ -236,8 +240,8 @@ def main(arguments: list[str]) -> int:
         known = set(selected["ranks"])
         nearest = set(selected["nearest"] + selected["nearest_on_device"])
         statuses = [int(pytest.ExitCode.NO_TESTS_COLLECTED)]
-        for part, functions in (("nearest", nearest), ("others", known - nearest)):
-            os.environ[PART] = part
+        for named, functions in ((NEAREST, nearest), ("others", known - nearest)):
+            os.environ[PART] = named
             on_device = functions & set(selected["on_device"])
             runs = [[*plain, *both]] if functions - on_device else []
             statuses += _run(runs, [*device, *both] if on_device else [], goes_on=goes_on)

@@ -188,11 +188,12 @@ def vector_instructions(request: pytest.FixtureRequest) -> None:
     """Try once in each worker which vector instructions of the CPU compile and run, so that programs started by tests
     need not.
 
-    The try is skipped in workers that were forked from a process that has tried, and in runs that have only tests for
-    accelerators.
+    The try is skipped in workers that were forked from a process that has tried, in runs that have only tests for
+    accelerators, and for the nearest tests to a change, of which few compile.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
-    if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
+    several = nearest.part(request.config) != workers.NEAREST and hasattr(request.config, "workerinput")
+    if on_cpu and several and private.VECTORS not in os.environ:
         private.try_instructions()
 
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 
 from shiplap_testing import compilers, private
+from shiplap_testing.changed import Graph
+from shiplap_testing.nearest import KEPT
 from shiplap_testing.paths import REPOSITORY
 
 DEVICE = "packages/shiplap-backend/tests/backend/runtime/test_load.py"  # its fixture builds the device
@@ -51,11 +53,13 @@ MARKS = "not long and not docs and not gpu"
 
 def main() -> int:
     """Compile what many tests need, so that later runs of ``make test`` find it in the cache. These are C++ headers,
-    the generated device backend and the libraries of fixtures.
+    the generated device backend and the libraries of fixtures. The graph of files and definitions that ``--changed``
+    reads is kept, too.
 
     Return the exit status of pytest, which builds the device. That of the tests is not looked at, as ``make test`` runs
     them again.
     """
+    Graph(REPOSITORY, KEPT)
     os.environ[compilers.ASKED] = "1"
     os.environ["PATH"] = compilers.path()
     for process in (compilers.headers(), compilers.kernels()):

@@ -31,6 +31,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+PART, NEAREST = "SHIPLAP_TEST_CHANGED_PART", "nearest"  # of the tests that --changed selects, those that run first
 # Who may use an accelerator cannot be forked from a process that has asked how many there are.
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
@@ -118,7 +119,8 @@ def _serve(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
-        children = {_programs(programs, listening)}
+        # The nearest tests to a change run few programs, and the first one starts the process that forks them.
+        children = set[int]() if os.environ.get(PART) == NEAREST else {_programs(programs, listening)}
         threads = _import(arguments, searched, headers=count > 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever hands out the tests says when it is over
         told = _spent()

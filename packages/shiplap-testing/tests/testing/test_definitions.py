@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 
 import pytest
 
 from shiplap_testing.changed import Graph
-from shiplap_testing.definitions import ATTRIBUTE, SURE, TO_CLASS, TO_MODULE
+from shiplap_testing.definitions import ATTRIBUTE, SURE, TO_CLASS, TO_MODULE, WHOLE, read_module
 
 SRC, TESTS = "packages/shiplap-x/src/shiplap_x", "packages/shiplap-x/tests/x"
 FILES = {
@@ -42,6 +43,7 @@ def made(): return middle()
 """,
     f"{TESTS}/test_high.py": """
 from shiplap_x.high import middle as m, shallow
+from shiplap_x import low
 from shiplap_x.low import Box
 
 def test_middle(): m()
@@ -54,6 +56,9 @@ def test_wide(box): box.opened_wide()
 
 class TestAll:
     def test_inside(self): m()
+
+def test_every(): vars(low)
+def test_attribute(): low.Box
 """,
 }
 
@@ -97,8 +102,21 @@ def test_a_method_is_used_by_its_name_and_a_special_one_by_its_class(graph: Grap
     assert costs(graph, f"{SRC}/low.py", "size")["test_box"] in (SURE, SURE + TO_CLASS)
 
 
+def test_marks_of_pytest_are_not_attributes_of_the_same_name() -> None:
+    text = "@pytest.mark.long\ndef test_a(): ...\ndef test_b(x): x.long()\npytestmark = pytest.mark.device\n"
+    definitions = {d.name: d.uses for d in read_module(ast.parse(text), "").definitions}
+    assert "@long" in definitions["test_a"]
+    assert "@device" in definitions["pytestmark"]
+    assert definitions["test_b"] == ("(x", ".long", "x")
+
+
+def test_code_that_has_a_module_as_a_value_can_use_all_of_it(graph: Graph) -> None:
+    found = costs(graph, f"{SRC}/low.py", "def found_by_a_table")
+    assert found["test_every"] == WHOLE < found["test_attribute"]
+
+
 def test_a_definition_that_no_code_names_leads_to_the_tests_of_its_module(graph: Graph) -> None:
     found = costs(graph, f"{SRC}/low.py", "def found_by_a_table")
     assert set(found) >= {"test_middle", "test_shallow", "test_box"}
-    assert min(found.values()) > TO_MODULE
+    assert min(cost for name, cost in found.items() if name != "test_every") > TO_MODULE
     assert found == costs(graph, f"{SRC}/low.py", "@registered"), "a decorator is a line of what it decorates"

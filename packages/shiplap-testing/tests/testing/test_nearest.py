@@ -49,7 +49,7 @@ def graph_of(**functions: tuple[str, ...]) -> Any:
 
 
 def test_a_cheap_test_comes_before_a_dear_one_and_marks_keep_tests_from_the_first_part() -> None:
-    graph: Graph = graph_of(dear=(), cheap=(), late=(".mark", ".long"), card=(".device",))
+    graph: Graph = graph_of(dear=(), cheap=(".device",), late=("@long",), card=("@device",))
     ways = {f"{file}.py::test_it": 2.0 for file in ("dear", "cheap", "late", "card")}
     found = nearest.rank(graph, ["dear.py", "cheap.py", "late.py", "card.py"], ways, {"dear.py::test_it": 30.0})
     assert found["nearest"] == ["cheap.py::test_it", "dear.py::test_it"]
@@ -69,6 +69,7 @@ def test_a_run_stops_at_the_first_failure_unless_told_otherwise(
         getoption=lambda name, default="": "main",
         option=SimpleNamespace(maxfail=given),
         invocation_params=SimpleNamespace(args=()),
+        stash=pytest.Stash(),
     )
     nearest.pytest_configure(config)
     assert config.option.maxfail == kept

@@ -8,7 +8,13 @@ from jaxtyping import Float32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.dispatch.outputs import _is_same_argument, result_values
+from shiplap.dispatch.outputs import (
+    _ExpectedAxis,
+    _ExpectedOutput,
+    _is_same_argument,
+    outputs_as_expected,
+    result_values,
+)
 from shiplap.dispatch.second_derivative import _detach_nested
 from shiplap.plan.outputs import address_ranges_meet
 
@@ -52,6 +58,26 @@ def test_ranges_of_memory_meet_if_they_share_a_byte(begin, size, device, meets):
 
     one, other = memory(4, 4, 0), memory(begin, size, device)
     assert address_ranges_meet(one, other) is address_ranges_meet(other, one) is meets
+
+
+def test_repeated_results_are_as_expected_or_are_checked_again():
+    some, fixed = _ExpectedAxis(4, "k"), _ExpectedAxis(2)
+    expected = [_ExpectedOutput(torch.float32, (some, fixed)), _ExpectedOutput(torch.float32, (some,))]
+
+    def fit(one, other, *args):
+        return outputs_as_expected(args, (one, other), expected, torch.device("cpu"))
+
+    one, other = torch.zeros(3, 2), torch.zeros(3)
+    assert fit(one, other, torch.zeros(3))
+    assert not fit(one, torch.zeros(2)), "a dim of two sizes"
+    assert not fit(torch.zeros(5, 2), torch.zeros(5)), "beyond the bound"
+    assert not fit(torch.zeros(3, 1), other)
+    assert not fit(torch.zeros(2, 3).t(), other), "not contiguous"
+    assert not fit(one.double(), other)
+    assert not fit(one.to("meta"), other)
+    assert not fit(one, one.flatten()[:3]), "memory of another result"
+    assert not fit(one, other, other[1:]), "memory of an argument"
+    assert not outputs_as_expected((), (one,), expected, torch.device("cpu"))
 
 
 def test_a_kernel_with_two_outputs_fills_them_in_each_call(ns):
