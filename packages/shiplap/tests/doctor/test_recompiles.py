@@ -184,6 +184,8 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
         ("1/0: GLOBAL_STATE changed: grad_mode ", GuardFailure("grad", "the grad mode or another global setting")),
         ("0/0: x.stride()[0] == x.size()[1]  # x @ w", GuardFailure("stride", "x")),
         ("0/0: L['x'].size()[1] <= 6  # x @ w", GuardFailure("size", "x, dim 1")),
+        ("0/0: 2 <= L['x'].size()[1] <= 6  # x @ w", GuardFailure("size", "x, dim 1")),
+        ("0/0: 2 <= L['x'].size()[1]  # x @ w", GuardFailure("small", "x, dim 1")),
         ("1/1: L['self'].step < 3  # if self.step < 3", GuardFailure("attribute", "self.step", ("3",))),
         ("1/1: L['n'] >= 2  # x[:n]", GuardFailure("value", "n", ("2",))),
         ("1/0: something new", GuardFailure("other", "something")),

@@ -160,7 +160,9 @@ def parse_failed_guard(reason: str) -> GuardFailure:
     if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
         sized = re.search(r"([\w.\[\]']+?)\.(?:size\(\)|shape)\[(\d+)\]", guard)
         subject = f"{plain_source(sized[1])}, dim {sized[2]}" if sized else guard
-        return GuardFailure("small" if re.search(r"(^|[^\d\[])[012]( |$)", guard) else "size", subject)
+        # A size that leaves a range may be below or above it, and torch does not say which.
+        small = re.search(r"(^|[^\d\[])[012]( |$)", guard) and not re.search(r"<.*<", guard)
+        return GuardFailure("small" if small else "size", subject)
     if guard.startswith("len("):
         return GuardFailure("length", plain_source(guard[4:].partition(")")[0]))
     if match := re.search(r"___\w*contains\(.+, ([^,]+)\)$", guard):
