@@ -31,6 +31,7 @@ def _changed(change):
         (EXPECTED * 3, ", each is 3 times the expected"),
         (EXPECTED + torch.nan, ""),
         (EXPECTED.sin(), ""),
+        (EXPECTED * 1.00006, ""),
     ],
 )
 def test_patterns(got, text):
