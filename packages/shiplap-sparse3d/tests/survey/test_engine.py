@@ -118,3 +118,20 @@ def test_streams_change_no_class_on_a_gpu(job: SurveyJob, whose: str) -> None:
     first = predict_all(job, 1)
     assert all(predict_all(job, 3, 4) == first for _ in range(10))
     job.model.net.cpu()
+
+
+def test_threads_share_one_lock_of_the_network(job: SurveyJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that look at it first at the same time, as each of an engine may."""
+    made, others = tasks.SimpleNamespace, list[Any]()
+
+    def make_beside_another(**state: Any) -> Any:
+        if not others:
+            others.append(None)
+            thread = threading.Thread(target=lambda: others.append(job.network))
+            thread.start()
+            thread.join(0.5)  # a lock may keep it waiting
+        return made(**state)
+
+    monkeypatch.setattr(tasks, "SimpleNamespace", make_beside_another)
+    job = replace(job)
+    assert job.network is job.network is others[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.audit import child_process
 from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, run_isolated, stream_events
 from shiplap_testing.crashes import read_unmapped
 
@@ -190,3 +192,40 @@ def test_a_child_collects_no_garbage_of_the_program():
         assert run_isolated(lambda _send: gc.collect() >= 0) is True
     finally:
         gc.collect()  # a fork of a later test would end
+
+
+def test_a_crash_is_told_if_another_process_holds_its_pipe(monkeypatch):
+    """As a process does that another thread forks between the making of the pipe and the closing of its end."""
+    pipe, held = os.pipe, list[int]()
+
+    def pipe_that_is_held():
+        reading, writing = pipe()
+        held.append(os.dup(writing))
+        return reading, writing
+
+    def work(send):
+        send({"kind": "note"})
+        os.abort()
+
+    monkeypatch.setattr(os, "pipe", pipe_that_is_held)
+    *events, last = stream_events(work, QUICK)
+    assert [e["kind"] for e in events] == ["note"]
+    assert isinstance(last, ChildDeath)
+    assert "crashed with SIGABRT" in str(last)
+    for end in held:
+        os.close(end)
+
+
+@pytest.mark.parametrize(("state", "told"), [("R", ""), ("S", "deadlock: nothing has run for 1 s")])
+def test_waiting_for_a_processor_is_no_deadlock(monkeypatch, state, told):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for name in ("_processor_seconds", "_session_seconds"):
+        monkeypatch.setattr(child_process, name, lambda pid: 0.0)
+    monkeypatch.setattr(child_process, "thread_states", lambda pid: {state})
+    watch = child_process._ChildWatch(os.getpid(), -1, ChildLimits(busy_s=30, idle_s=1.0), io.BytesIO())
+    found = []
+    for _ in range(8):
+        now[0] += 0.3
+        found.append(watch._exceeded_limit())
+    assert max(found) == told

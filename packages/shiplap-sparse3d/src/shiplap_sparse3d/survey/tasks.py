@@ -145,13 +145,16 @@ class SurveyJob:
         """Return the number of points of ``tile`` in all segments."""
         return int(self.slices[self._places[tile]]["count"].sum())
 
-    @cached_property
+    @property
     def network(self) -> SimpleNamespace:
         """The objects that the threads of this process share when they run the network. ``recipe`` describes the
         neighbour tables that it needed last. ``lock`` is held while it runs. ``here`` holds a CUDA stream for each
         thread.
         """
-        return SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), here=threading.local())
+        made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), here=threading.local())
+        # One for all threads: from Python 3.12 on, two threads may compute a ``cached_property`` at the same time.
+        shared: SimpleNamespace = vars(self).setdefault("_network", made)
+        return shared
 
 
 def points_of(job: SurveyJob, rows: Tensor) -> Points:

@@ -28,7 +28,7 @@ from typing import IO, Any
 import torch
 
 from shiplap import torch_private
-from shiplap.sandbox.proc_filesystem import resident_bytes, stat_fields
+from shiplap.sandbox.proc_filesystem import has_ended, resident_bytes, stat_fields, thread_states
 
 ChildEvent = dict[str, Any]
 SendEvent = Callable[[ChildEvent], None]
@@ -234,6 +234,9 @@ class _ChildWatch:
         while True:
             ready, _, _ = select.select([self.reading], [], [], POLL_SECONDS)
             if not ready:
+                if self._has_ended():  # a process that another thread has forked may hold the pipe open
+                    yield ChildDeath(self._describe_end(), self._last_output_line())
+                    return
                 if reason := self._exceeded_limit():
                     _kill_child(self.child)
                     yield ChildDeath(reason, self._last_output_line())
@@ -253,6 +256,11 @@ class _ChildWatch:
                 self._apply_event_limits(event)
                 yield event
                 self.looked_at, self.still_s = time.monotonic(), 0.0  # without the time that the reader took meanwhile
+
+    def _has_ended(self) -> bool:
+        """Return whether the child has ended and everything that it has sent was read."""
+        stat = stat_fields(self.child)
+        return (not stat or has_ended(stat)) and not select.select([self.reading], [], [], 0)[0]
 
     def _lines(self, chunk: bytes) -> list[bytes]:
         """Return the complete lines among the bytes that have arrived, of which ``chunk`` are the latest. An incomplete
@@ -288,6 +296,8 @@ class _ChildWatch:
         elif self.still_s > self.idle_s / 2:
             if (others := _session_seconds(self.child)) > self.used:
                 self.used, self.still_s = others, 0.0
+            elif "R" in thread_states(self.child):  # it waits for a processor of a busy machine
+                self.still_s = 0.0
             elif self.still_s > self.idle_s:
                 return f"deadlock: nothing has run for {self.idle_s:g} s"
         return ""
