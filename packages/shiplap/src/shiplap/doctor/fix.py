@@ -17,7 +17,8 @@ from pathlib import Path
 from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, find_call_at
 from shiplap.doctor.diagnosis import SourcePlace
 from shiplap.errors import ShiplapError
-from shiplap.scaffold import Draft, DraftSignature, render_draft, signature_of_call, signatures_of_function
+from shiplap.scaffold.signature import DraftSignature, signature_of_call, signatures_of_function
+from shiplap.scaffold.skeleton import Draft, render_draft
 
 _BOUND_EXAMPLE = """\
 import shiplap as sl
