@@ -17,9 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.torch_private.aten_operators import module_infos
 from shiplap.torch_private.graph_objects import leaves, map_leaves
 from shiplap_backend.sweep import load_device
+
+
+def module_infos() -> dict[str, Any]:
+    """Return torch's ``ModuleInfo`` database, which has sample inputs of ``torch.nn`` modules. The keys are names such
+    as ``nn.LSTM``.
+    """
+    from torch.testing._internal.common_modules import module_db
+
+    return {module.name: module for module in module_db}
 
 
 def cases(samples: int, step: int, start: int = 0) -> Iterator[tuple[str, Any, Any]]:

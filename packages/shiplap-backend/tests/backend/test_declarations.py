@@ -1,15 +1,43 @@
 """What torch declares, from three sources that must agree: torchgen's model, the wheel's header, the dispatcher."""
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
-from shiplap.torch_private.aten_operators import (
-    aten_declarations,
-    has_cpu_kernel,
-    has_kernel,
-    header_rows,
-    registered_schemas,
-)
+from shiplap.torch_private.aten_operators import aten_declarations, has_kernel
+
+
+def header_rows() -> Iterator[dict[str, str]]:
+    """Yield a dict with ``declaration``, ``schema``, ``dispatch`` and ``default`` for each operator in the installed
+    torch's ``RegistrationDeclarations.h``.
+    """
+    header = Path(torch.__file__).parent / "include" / "ATen" / "RegistrationDeclarations.h"
+    for line in header.read_text(encoding="utf-8").splitlines():
+        declaration, mark, comment = line.rpartition("// {")
+        if mark and declaration:
+            yield {"declaration": declaration.strip(), **json.loads("{" + comment)}
+
+
+def registered_schemas() -> dict[str, str]:
+    """Return a mapping from ``base.overload`` to the schema as a string, for each ``aten`` operator that is registered
+    with the dispatcher now. The overload's name is left out if it is empty.
+    """
+    by_name = {}
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith("aten::"):
+            name = schema.name.removeprefix("aten::")
+            by_name[f"{name}.{schema.overload_name}" if schema.overload_name else name] = str(schema)
+    return by_name
+
+
+def has_cpu_kernel(name: str) -> bool:
+    """Return whether a kernel of the ATen overload ``name`` is registered for strided CPU tensors. The kernel of a
+    composite operator does not count.
+    """
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))
 
 
 def _name(row: dict[str, str]) -> str:

@@ -9,9 +9,8 @@ the judge calls it in the process of its user.
 
 from __future__ import annotations
 
-import json
 import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -219,41 +218,11 @@ def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
     return bool(index.has_kernel(f) or (f.structured_delegate and group is not None and index.has_kernel(group.out)))
 
 
-def header_rows() -> Iterator[dict[str, str]]:
-    """Yield a dict with ``declaration``, ``schema``, ``dispatch`` and ``default`` for each operator in the installed
-    torch's ``RegistrationDeclarations.h``.
-    """
-    header = Path(torch.__file__).parent / "include" / "ATen" / "RegistrationDeclarations.h"
-    for line in header.read_text(encoding="utf-8").splitlines():
-        declaration, mark, comment = line.rpartition("// {")
-        if mark and declaration:
-            yield {"declaration": declaration.strip(), **json.loads("{" + comment)}
-
-
-def registered_schemas() -> dict[str, str]:
-    """Return a mapping from ``base.overload`` to the schema as a string, for each ``aten`` operator that is registered
-    with the dispatcher now. The overload's name is left out if it is empty.
-    """
-    by_name = {}
-    for schema in torch._C._jit_get_all_schemas():
-        if schema.name.startswith("aten::"):
-            name = schema.name.removeprefix("aten::")
-            by_name[f"{name}.{schema.overload_name}" if schema.overload_name else name] = str(schema)
-    return by_name
-
-
 def has_kernel(name: str, key: str = "PrivateUse1") -> bool:
     """Return whether a call of the ATen overload ``name`` on the dispatch key ``key`` finds a kernel. The kernel of a
     composite operator counts as well.
     """
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key))
-
-
-def has_cpu_kernel(name: str) -> bool:
-    """Return whether a kernel of the ATen overload ``name`` is registered for strided CPU tensors. The kernel of a
-    composite operator does not count.
-    """
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))
 
 
 # --- torch's own device tests: its operator database, and the maker of test cases for a device ------------------------
@@ -267,15 +236,6 @@ def op_infos() -> dict[str, Any]:
         from torch.testing._internal.common_methods_invocations import op_db
 
     return {op.full_name: op for op in op_db}
-
-
-def module_infos() -> dict[str, Any]:
-    """Return torch's ``ModuleInfo`` database, which has sample inputs of ``torch.nn`` modules. The keys are names such
-    as ``nn.LSTM``.
-    """
-    from torch.testing._internal.common_modules import module_db
-
-    return {module.name: module for module in module_db}
 
 
 def make_device_tests(
