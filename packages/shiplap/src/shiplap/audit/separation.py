@@ -118,17 +118,23 @@ def _numeric_properties(
     not all ``passed`` ones. ``base`` is the base sample of the op.
     """
     scalars = [n for n, v in base.recipe.scalars if type(v) in (int, float)]
+    pairs_of_dims = [*combinations([n for n, v in base.recipe.sizes if type(v) is int], 2)]
+    for one, other in pairs_of_dims:
+        holds = tuple(_number(c, one) == _number(c, other) for c in passed)
+        # Dims differ in the base sample, so that equal ones say more than their size.
+        if all(_number(c, one) == _number(c, other) for c in failed) and not all(holds):
+            yield SampleProperty("size", f"{one} == {other}", holds, "equal")
     for axis, name in [*(("scalar", n) for n in scalars), *(("size", n) for n, _ in base.recipe.sizes)]:
         usual, (of_failed, of_passed) = base.env.get(name), [[_number(c, name) for c in g] for g in (failed, passed)]
         if axis == "scalar" and usual not in of_failed and usual in of_passed:
             yield SampleProperty(axis, f"another {name} than {usual}", tuple(v != usual for v in of_passed))
         yield from _ranges(axis, name, of_failed, of_passed)
-    for one, other in combinations([n for n, v in base.recipe.sizes if type(v) is int], 2):
+    for one, other in pairs_of_dims:
         pairs = [[(_number(c, one), _number(c, other)) for c in cases] for cases in (failed, passed)]
-        for sign, compared in (("==", operator.eq), ("<", operator.lt), (">", operator.gt)):
+        for sign, compared in (("<", operator.lt), (">", operator.gt)):
             holds = tuple(compared(a, b) for a, b in pairs[1])
             if all(compared(a, b) for a, b in pairs[0]) and not all(holds):
-                yield SampleProperty("size", f"{one} {sign} {other}", holds, "equal" if sign == "==" else "")
+                yield SampleProperty("size", f"{one} {sign} {other}", holds)
 
 
 def _readers(base: SampleCase) -> list[tuple[str, str, Any]]:
