@@ -48,7 +48,6 @@ SOURCES = [
     "packages/shiplap-dense/src/shiplap_dense/*.triton.jinja",
     "packages/shiplap-dense/src/shiplap_dense/cuda.py",
     "packages/shiplap/src/shiplap/inductor/select_candidate.py",
-    "packages/shiplap/src/shiplap/inductor/select_candidate.py",
     "packages/shiplap/src/shiplap/inductor/pytorch_candidate.py",
     "packages/shiplap/src/shiplap/tuning/measure.py",
 ]

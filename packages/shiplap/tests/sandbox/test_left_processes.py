@@ -16,8 +16,8 @@ import pytest
 from shiplap.sandbox import supervisor
 from shiplap.sandbox.forked_launcher import ForkedLauncher
 from shiplap.sandbox.proc_filesystem import thread_states
-from shiplap.sandbox.protocol import Fork
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap.sandbox.protocol import BrokenMessage, Fork
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxedProcess, SandboxLauncher
 from shiplap_testing.launchers import ordinary_launchers
 from tests.sandbox.supervised import KILLED, plain, run_candidate, what_is_left
 
@@ -109,6 +109,21 @@ def test_a_fork_of_the_program_that_starts_while_it_is_ended_is_ended() -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(made[0], signal.SIGKILL)
+
+
+def test_a_connection_that_another_thread_closes_while_a_reply_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    process = object.__new__(SandboxedProcess)  # one that never ran: only its connection is looked at
+    process.connection = ours
+
+    def close(*_: float) -> None:
+        if ours.fileno() < 0:
+            raise BrokenMessage("another file has its number")
+        ours.close()
+
+    monkeypatch.setattr(process, "_keep_within", close, raising=False)
+    with theirs, pytest.raises((OSError, BrokenMessage)):
+        process._receive(60.0)
 
 
 def test_a_fork_that_is_not_listed_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,7 +297,7 @@ def draft_package(
     ops = find_package_ops(package, import_home, namespaces)
     recorder = DispatchRecorder(ops, lambda name: console.note(f"recording {name}"))
     failure = run_recorded(script, arguments, recorder.mode()) if script is not None else ""
-    command = f"shiplap init --package {package}" + (f" --record {script}" if script else "")
+    made_by = f"shiplap init --package {package}" + (f" --record {script}" if script else "")
     version = installed_version(package)
 
     def write(drafted: DraftedPackage) -> str:
@@ -305,7 +305,7 @@ def draft_package(
         it was made.
         """
         head = [
-            f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
+            f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{made_by}`.",
             "Import this module, then audit its ops: shiplap audit <this file>. What is marked inferred was seen in",
             "calls and promised by nobody: confirm it. Until the lines marked FILL are written there is no reference,",
             "and whatever would be compared with one stays incomplete.",

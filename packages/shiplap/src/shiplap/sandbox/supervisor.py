@@ -245,7 +245,7 @@ class SandboxLauncher:
     @property
     def pid(self) -> int:
         """The id of the launcher's process, or -1 if none was started."""
-        return self._process.pid if self._process is not None else -1
+        return process.pid if (process := self._process) is not None else -1  # read once: others may end it
 
     def ask(self, message: Request[ReplyT], handles: Sequence[int] = (), until: float = math.inf) -> ReplyT:
         """Send ``message`` and the file descriptors ``handles`` to the launcher's process, and return its reply.
@@ -359,8 +359,7 @@ class SandboxedProcess:
 
     def __post_init__(self) -> None:
         """Wait for the process's report of its restrictions, then stop it. Raise ``ProcessEnded`` if it ends."""
-        self._base = 0, 0
-        self._asked, self._stood = SchedulerUsage(), math.inf
+        self._base, self._asked, self._stood = (0, 0), SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
             locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
@@ -405,9 +404,8 @@ class SandboxedProcess:
         except (BrokenMessage, OSError) as e:
             raise self._end_with_reason(str(e), lack=isinstance(e, OSError) and e.errno in LACKS) from None
         used = read_scheduler_usage(self.pid, self.pid)
-        if (
-            not at_once and used.ran - until > STOPPING_S
-        ):  # a system call, such as a copy of memory, ends before the process stops
+        # A system call, such as a copy of memory, ends before the process stops.
+        if not at_once and used.ran - until > STOPPING_S:
             wall = time.perf_counter() - started
         self.answering += wall
         self._stood = used.ran
@@ -430,9 +428,11 @@ class SandboxedProcess:
         """
         began = looked = time.monotonic()
         ends = began + seconds
+        arrived = select.poll()  # unlike ``select``, it allows that another thread closes the connection meanwhile
+        arrived.register(self.connection, select.POLLIN)
         data, wanted = bytearray(), MESSAGE_HEAD.size
         while len(data) < wanted:
-            ready = select.select([self.connection], [], [], POLL_S)[0]
+            ready = arrived.poll(POLL_S * 1e3)
             if time.monotonic() - looked >= min(POLL_S + POLL_SHARE * (looked - began), LONGEST_POLL_S):
                 looked = time.monotonic()
                 self._keep_within(ends, seconds)

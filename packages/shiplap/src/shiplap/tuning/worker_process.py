@@ -69,7 +69,8 @@ class WorkerProcess:
         self._worker: SandboxedProcess | None = None
         self._heartbeat: Heartbeat | None = None
         self._opened: OpenTask | None = None
-        self._guard = threading.Lock()  # held while the attributes above change, and never while a process is awaited
+        # Held while the fork, the worker and what belongs to them change, and never while a process is awaited.
+        self._guard = threading.Lock()
 
     def __enter__(self) -> WorkerProcess:
         """Take a launcher of processes from the pool of idle ones, and return this object."""
@@ -169,7 +170,9 @@ class WorkerProcess:
         heartbeat = self._heartbeat
         if self._opened != opening and heartbeat is not None:
             self.ask(opening, heartbeat.handle)
-            self._opened = opening
+            with self._guard:
+                if self._heartbeat is heartbeat:  # else another thread has ended it, and the next one opens the task
+                    self._opened = opening
 
     def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
         """Send a message to the worker and return its reply. ``handle`` is a file descriptor to send with it, or -1. If
