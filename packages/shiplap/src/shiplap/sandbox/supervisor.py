@@ -427,20 +427,20 @@ class SandboxedProcess:
         kill the process and raise ``ProcessEnded``, or ``Timeout`` if programs of the process still run.
         """
         began = looked = time.monotonic()
-        ends = began + seconds
-        arrived = select.poll()  # unlike ``select``, it allows that another thread closes the connection meanwhile
-        arrived.register(self.connection, select.POLLIN)
-        data, wanted = bytearray(), MESSAGE_HEAD.size
+        arrived, data, wanted = select.poll(), bytearray(), MESSAGE_HEAD.size
+        try:
+            arrived.register(self.connection, select.POLLIN)
+        except ValueError:  # another thread has closed it. Later a poll allows that, which ``select`` does not.
+            raise BrokenMessage("the connection is closed") from None
         while len(data) < wanted:
             ready = arrived.poll(POLL_S * 1e3)
             if time.monotonic() - looked >= min(POLL_S + POLL_SHARE * (looked - began), LONGEST_POLL_S):
                 looked = time.monotonic()
-                self._keep_within(ends, seconds)
+                self._keep_within(began + seconds, seconds)
                 if waiting is not None:
                     waiting(looked - began)
             if ready:
-                part = self.connection.recv(wanted - len(data))
-                if not part:
+                if not (part := self.connection.recv(wanted - len(data))):
                     raise BrokenMessage("the connection has ended")
                 data += part
                 if wanted == len(data) == MESSAGE_HEAD.size:
