@@ -2,16 +2,12 @@
 
 Wall time on a machine that does other work says little, and pytest's ``--durations`` leaves out who computed and who
 waited. ``--dearest 10`` adds up what each test used, from its fixtures to their end, and what each worker used in all.
-<<<<<<< HEAD
-A process that outlives a test is charged to the one during which it ends.
+A process that outlives a test is charged to the one during which it ends. Launchers of sandboxed processes that serve
+several tests have a line of their own.
 
 A run without a failure keeps the costs of its tests in ``build``, for the order of tests that ``--changed`` selects.
 For tests that have not run in this clone there are those of ``costs.json``, which ``python -m shiplap_testing.cost``
 writes from the ones in ``build``.
-=======
-A process that outlives a test is charged to the one during which it ends. Launchers of sandboxed processes that serve
-several tests have a line of their own.
->>>>>>> integ
 """
 
 from __future__ import annotations

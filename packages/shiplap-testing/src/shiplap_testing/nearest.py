@@ -41,14 +41,16 @@ FIRST_GROUP = 12
 _PART = pytest.StashKey[str]()
 UNKNOWN_COST = 0.3  # seconds of a test that has not run yet
 NEVER = {"@gpu", "@long", "@docs"}  # marks of tests that make test leaves out
+# The conftest there marks each test that uses its fixture of a device, at once or by another fixture.
+DEVICE_FOLDER = "packages/shiplap-backend/tests/backend/"
 
 
 def select(base: str) -> dict[str, Any]:
     """Return the selection for what differs from the branch ``base``.
 
     It has the test files, ``files``, the nearest first; the place of test functions in the order, ``ranks``; and the
-    functions that run first, ``nearest``. Of those that load a device, which run apart, the first are in
-    ``nearest_on_device``, and all in ``on_device``.
+    functions that run first, ``nearest``. Of those with the mark of tests that load a device, which run apart, the
+    first are in ``nearest_on_device``. ``on_device`` has these, and all that get the mark when they are collected.
     """
     graph, changed = Graph(REPOSITORY, KEPT), changed_files(base)
     files = graph.tests(changed)
@@ -73,7 +75,7 @@ def rank(graph: Graph, files: list[str], ways: dict[str, float], seconds: dict[s
             took = math.log2(1 + 4 * seconds.get(name, UNKNOWN_COST))
             ranks[name] = min(ways.get(name, FURTHEST), FURTHEST) + 0.5 * math.log2(1 + place) + took
             marks = of_file | set(each.uses)
-            if "@device" in marks and not marks & NEVER:
+            if ("@device" in marks or file.startswith(DEVICE_FOLDER)) and not marks & NEVER:
                 on_device.append(name)
             if "/gpu/" not in file and not marks & NEVER:
                 near["nearest_on_device" if "@device" in marks else "nearest"].append(name)
@@ -242,8 +244,9 @@ def main(arguments: list[str]) -> int:
         statuses = [int(pytest.ExitCode.NO_TESTS_COLLECTED)]
         for named, functions in ((NEAREST, nearest), ("others", known - nearest)):
             os.environ[PART] = named
+            # Each run leaves out the tests of the other one by their marks.
             on_device = functions & set(selected["on_device"])
-            runs = [[*plain, *both]] if functions - on_device else []
+            runs = [[*plain, *both]] if functions else []
             statuses += _run(runs, [*device, *both] if on_device else [], goes_on=goes_on)
             if not goes_on and max(statuses, key=_is_failure) not in PASSED:
                 break

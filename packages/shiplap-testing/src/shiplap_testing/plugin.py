@@ -365,7 +365,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 
 def _seed_generators(seed: int) -> None:
     """Seed the generators of Python, torch (on the CPU) and numpy, as far as they are imported. Values that a test
-    draws then depend neither on the run nor on the tests before it in the same worker.
+    draws then depend neither on the run nor on the tests before it in the same worker, unless a fixture that several
+    tests share draws from them as well: it does so in the first of these tests alone.
     """
     random.seed(seed)
     if "torch" in sys.modules:

@@ -57,6 +57,18 @@ def test_a_cheap_test_comes_before_a_dear_one_and_marks_keep_tests_from_the_firs
     assert set(found["ranks"]) == set(ways)
 
 
+def test_tests_that_get_the_mark_of_a_device_when_they_are_collected_can_load_one() -> None:
+    file = f"{nearest.DEVICE_FOLDER}runtime/test_a.py"
+    graph: Any = SimpleNamespace(modules={file: Module([Definition("test_it", "", 1, 2, ("(device",))], {})})
+    found = nearest.rank(graph, [file], {}, {})
+    assert found["on_device"] == [f"{file}::test_it"]
+    conftest = (REPOSITORY / nearest.DEVICE_FOLDER / "conftest.py").read_text("utf-8")
+    assert 'item.add_marker("device")' in conftest
+    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
+    folder = makefile.partition("DEVICE_TESTS =")[2].partition("\n")[0].split()[-1]
+    assert nearest.DEVICE_FOLDER.startswith(f"{folder}/")
+
+
 @pytest.mark.parametrize(("given", "kept"), [(0, 1), (99, 99)])
 def test_a_run_stops_at_the_first_failure_unless_told_otherwise(
     given: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

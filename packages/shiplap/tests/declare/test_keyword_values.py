@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from jaxtyping import Float
@@ -79,6 +82,20 @@ def test_functions_that_bind_kernels():
     with fails("SL140", "grid, arguments, constants", where="sl.triton(...)", got="blocks="):
         sl.triton(test_functions_that_bind_kernels, grid="n", blocks=3)
     assert sl.cabi(Path("libf.so"), "f", strided=iter(["x"])).strided == frozenset({"x"})
+
+
+class Names(StrEnum):
+    X = "x"
+
+
+def test_whatever_has_only_texts_is_a_list_of_texts():
+    table = {"x": "y"}
+    given = ["x", ["x"], ("x",), {"x"}, table, table.keys(), table.values(), iter(["x"]), Names, numpy.array(["x"])]
+    for value in given:
+        check_value("here", "mutates", value, Iterable[str])
+    for wrong in (None, b"x", [b"x"], table.items(), numpy.ones(2), torch.ones(2), torch.ones(())):
+        with fails("SL140", "mutates=", expected="a text or a list of texts"):
+            check_value("here", "mutates", wrong, Iterable[str])
 
 
 def test_every_keyword_has_a_type_that_can_be_read():

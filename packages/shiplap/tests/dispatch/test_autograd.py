@@ -8,7 +8,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import shiplap as sl
 from shiplap import torch_private
-from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 M = Float[Tensor, "n c"]
@@ -155,7 +154,7 @@ def stack(ns, asked):
     return stack
 
 
-@pytest.mark.parametrize("compiled", sampled([False, True], long=["False"]))
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_tensor_lists(stack, asked, compiled):
     f = torch.compile(stack, backend="aot_eager", fullgraph=True) if compiled else stack

@@ -119,9 +119,12 @@ def test_work_has_the_number_of_threads_of_its_caller():
     other = threading.Thread(target=torch.set_num_threads, args=(kept + 1,))  # for threads that start later
     other.start()
     other.join()
-    assert torch.get_num_threads() == kept
-    with Deadline(60.0) as deadline:
-        assert deadline.run(torch.get_num_threads) == kept, "a choice is stored under this number"
+    try:
+        assert torch.get_num_threads() == kept
+        with Deadline(60.0) as deadline:
+            assert deadline.run(torch.get_num_threads) == kept, "a choice is stored under this number"
+    finally:
+        torch.set_num_threads(kept)  # of threads that later tests start, too
 
 
 ABANDONED = """

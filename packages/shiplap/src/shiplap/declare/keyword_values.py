@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache, wraps
 from types import NoneType, UnionType
@@ -76,11 +76,13 @@ def _fits(value: object, kind: object) -> bool:
         return isinstance(value, os.PathLike)
     if kind == Mapping[str, str]:
         return isinstance(value, Mapping) and all(isinstance(x, str) for pair in value.items() for x in pair)
+    if isinstance(value, Iterator):
+        return True
     element = str if kind == Iterable[str] else (str, os.PathLike)
-    # A tensor is iterable as well, and no list of texts.
-    if isinstance(value, (Sequence, Set, Mapping, ValuesView)):
-        return all(isinstance(x, element) for x in value)
-    return isinstance(value, Iterator)
+    try:
+        return isinstance(value, Iterable) and all(isinstance(x, element) for x in value)
+    except TypeError:  # of a tensor without dims, which says that it is iterable
+        return False
 
 
 @cache
