@@ -178,7 +178,8 @@ def hoist_import(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits that import the module or name of ``node`` once, above the function, if a failure is caught.
 
     The function raises the ``ImportError`` itself where the import has failed, so that its handler runs as before.
-    ``node`` must be an import of one name in a ``try`` statement that catches ``ImportError``.
+    ``node`` must be an import of one name in a ``try`` statement that catches ``ImportError`` or
+    ``ModuleNotFoundError``.
     """
     if not isinstance(node, ast.Import | ast.ImportFrom) or len(node.names) != 1 or node.names[0].name == "*":
         return
@@ -188,6 +189,9 @@ def hoist_import(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     caught = [ast.unparse(h.type) if h.type else "Exception" for h in around.handlers]
     if not any(re.search(r"\b(ImportError|ModuleNotFoundError|Exception)\b", each) for each in caught):
         return
+    # A handler of the narrower error does not catch the wider one.
+    narrow = not any(re.search(r"\b(ImportError|Exception)\b", each) for each in caught)
+    kind = "ModuleNotFoundError" if narrow else "ImportError"
     (alias,) = node.names
     bound = alias.asname or alias.name.partition(".")[0]
     name = unused_name(source, "IMPORTED_" + re.sub(r"\W+", "_", alias.name).upper())
@@ -197,8 +201,8 @@ def hoist_import(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
         kept = f"import {alias.name} as {name}"
     else:  # an import without a name binds the outermost package
         kept = f"import {alias.name}\n    {name} = {bound}"
-    above = source.before_definition(node.lineno, f"try:\n    {kept}\nexcept ImportError:\n    {name} = None")
+    above = source.before_definition(node.lineno, f"try:\n    {kept}\nexcept {kind}:\n    {name} = None")
     indent = indent_of(source, node)
-    text = f"if {name} is None:\n{indent}    raise ImportError({alias.name!r})\n{indent}{bound} = {name}"
+    text = f"if {name} is None:\n{indent}    raise {kind}({alias.name!r})\n{indent}{bound} = {name}"
     if above:
         yield above, source.replace(node, text)
