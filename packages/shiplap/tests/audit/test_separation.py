@@ -10,7 +10,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit.causes import AXIS_FIXES, SIZE_FIXES, fix_of
-from shiplap.audit.separation import Separation, separate
+from shiplap.audit.separation import Separation, _ranges, separate
 from shiplap.sampling.ledger import varied_axes
 from shiplap.sampling.samples import Samples
 from tests.audit.common import look
@@ -83,6 +83,21 @@ def test_a_property_that_some_passing_samples_have_is_counted(cases):
     found = separate(failed, passed, cases[0], partial(varied_axes, base=cases[0]))
     assert found is not None
     assert found.text == "2 of the 6 with c >= 16, and no other"
+
+
+def test_a_large_tensor_is_named_by_its_elements():
+    samples = Samples(scaled, 1)
+    base = samples.make(samples.base)
+    (large,) = samples.grains("c")
+    other = samples.make(samples.base.but(layouts={"x": "transposed"}))
+    found = separate([large], [base, other], base, partial(varied_axes, base=base))
+    assert found is not None
+    assert found.text == "exactly those with a tensor of more than 65,536 elements"
+
+
+def test_no_range_is_named_for_nan():
+    failed, passed = [float("nan"), 2.0], [1.0]
+    assert list(_ranges("scalar", "by", failed, passed)) == []
 
 
 def _failing_where(ns, condition):

@@ -64,6 +64,15 @@ def test_values_of_a_branch_are_picked_and_its_calls_are_made_later(tmp_path: Pa
         ("x[0] = 2.0", "x[loss.long()] = 2.0"),
         ('kept.append("large")', "grads.append(loss)"),
         ("return loss, grads, x", "x.add_(1)\n        return loss, grads, x"),
+        ("scale = limit / loss", "scale = net.layer(loss)"),
+        ("scale = limit / loss", "scale = torch.normal(loss, limit)"),
+        ("scale = limit / loss", "scale = torch.mul(loss, limit, out=x)"),
+        ("scale = limit / loss", "scale = torch.relu(loss, inplace=True)"),
+        ("scale = limit / loss", "x += 1"),
+        ("if loss > limit:", "if limit is not None and loss > limit:"),
+        ("loss = x.sum()", "global scale\n        loss = x.sum()"),
+        ("loss = x.sum()", "loss = x.sum()\n        count = len(kept)"),
+        ("loss = x.sum()", "loss = x.sum()\n        later = lambda: scale"),
     ],
 )
 def test_a_branch_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str) -> None:
@@ -134,6 +143,26 @@ def test_no_value_is_picked_from_two_kinds(tmp_path: Path) -> None:
     for other in (torch.ones(3), torch.ones(2, dtype=torch.float64), 1.0, None, [torch.ones(2)]):
         with pytest.raises(TypeError, match="no choice between"):
             ran["pick_values"](torch.tensor(True), torch.ones(2), other)
+
+
+COUNTS = """
+    import torch
+    def f(hits, x, y):
+        if not hits.sum():  # HERE
+            x = x + 1
+            y = y * 2
+        return x, y
+"""
+
+
+def test_an_integer_is_no_condition(tmp_path: Path) -> None:
+    """The operator ~ inverts its bits, and 0 is the only integer for which that agrees with ``not``."""
+    (changed,) = proposals(tmp_path, COUNTS, edits_of_branches.pick_for_branch)
+    exec(changed, ran := {})
+    x = torch.ones(2)
+    for hits in ([0], [2]):
+        with pytest.raises(AssertionError):
+            ran["f"](torch.tensor(hits), x, x)
 
 
 SKIPS = """

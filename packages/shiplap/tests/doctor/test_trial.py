@@ -17,7 +17,15 @@ from typer.testing import CliRunner
 from shiplap.doctor import Break, Diagnosis, Recompile, SourcePlace, probe
 from shiplap.doctor.remedies import REMEDIES, list_remedies
 from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
-from shiplap.doctor.trial import Laboratory, Run, _try_entries, reason_of_refusal, try_remedies
+from shiplap.doctor.trial import (
+    Laboratory,
+    Run,
+    _rows_computed_always,
+    _try_entries,
+    _zeros_in_output,
+    reason_of_refusal,
+    try_remedies,
+)
 from shiplap.errors import ShiplapError
 
 PLACE = SourcePlace("/p/program.py", 3, "f", "return x * x.sum().item()")
@@ -374,6 +382,21 @@ def test_a_missing_call_is_seen(tmp_path: Path) -> None:
     silent.calls = torch.load(spec["recording"], weights_only=False)
     silent.finish(torch)
     assert json.loads((tmp_path / "result.json").read_text())["differences"] == ["0 calls instead of 1"]
+
+
+def test_lines_of_the_output_are_the_same_but_for_their_numbers() -> None:
+    assert _zeros_in_output("took 1.5 s\n", "took 0.0 s\n") == ["took 1.5 s"]
+    assert _zeros_in_output("took 0 s\n", "took 0.0 s\n") == []
+    # A sign that stands for a number elsewhere is none here.
+    assert _zeros_in_output("# 5\n3 4\n", "# 0\n3 4\n") == ["# 5"]
+
+
+def test_what_runs_behind_an_early_return_is_computed_always(tmp_path: Path) -> None:
+    before = "import torch\ndef f(x):\n    if x.sum() == 0:\n        return x\n    y = x / x.sum()\n    return y\n"
+    picked = "import torch\ndef f(x):\n    early, done = x, x.sum() == 0\n    y = x / x.sum()\n"
+    picked += "    return torch.where(done, early, y)\n"
+    rows = _rows_computed_always(tmp_path, {"program.py": before}, {"program.py": picked})
+    assert rows == picked.splitlines()[2:]
 
 
 # --- copies and commands --------------------------------------------------------------------------------------------

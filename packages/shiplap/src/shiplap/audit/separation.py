@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from shiplap.sampling.case import SampleCase
+from shiplap.sampling.ledger import AXES
 from shiplap.sampling.sample_times import count_elements
 
 MULTIPLES = (128, 64, 32, 16, 8, 4, 2)  # of which the sizes of tiles and vectors usually are
@@ -106,7 +107,7 @@ def _properties(
             yield from _numeric_properties(failed, passed, base)
         holds = tuple(axis in axes for axes in passed_axes)
         if axis != "scalar" and not all(holds):
-            yield SampleProperty(axis, f"another {axis}", holds)
+            yield SampleProperty(axis, AXES[axis] if axis == "large size" else f"another {axis}", holds)
     if "size" not in varied:
         yield from _numeric_properties(failed, passed, base)
 
@@ -182,7 +183,8 @@ def _ranges(axis: str, name: str, failed: list[Any], passed: list[Any]) -> Itera
     """Yield the properties that a scalar or a dim called ``name`` has the value of the ``failed`` samples, is at least
     or at most as large as there, or is no multiple of a number, as long as not all ``passed`` samples have them.
     """
-    if any(type(v) not in (int, float) for v in (*failed, *passed)):
+    # NaN is neither larger nor smaller than another number, and unequal to itself.
+    if any(type(v) not in (int, float) or v != v for v in (*failed, *passed)):
         return
     least, most = min(failed), max(failed)
     at = [(f"{name} == {least}", tuple(v == least for v in passed), "")] if least == most else []

@@ -8,15 +8,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
 from shiplap.doctor.edits_of_calls import later_function, may_run_later
-from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
+from shiplap.doctor.edits_of_functions import DRAWING, unused_name, writes_to_objects
 from shiplap.doctor.edits_of_values import (
     assigned_names,
     condition_of_tensors,
     enclosing_function,
+    expressions_asked,
+    expressions_read,
     names_before,
     names_read_after,
+    outer_names,
 )
 from shiplap.doctor.scratch import Edit
 
@@ -35,9 +40,11 @@ def pick_values(test, yes, no):
 
 # Functions of Python that neither change an object nor fail for values that the condition keeps away.
 _PURE = frozenset({"abs", "dict", "enumerate", "len", "list", "max", "min", "range", "reversed", "sum", "tuple", "zip"})
-# Functions of torch and methods that draw numbers, or raise errors for some values of their arguments.
+# Methods of tensors, and those of dicts and texts that change nothing.
+_METHODS = frozenset({*dir(Tensor), "items", "keys", "format", "join"})
+# Functions of torch and methods that draw numbers, change statistics or raise errors for some values of arguments.
 _RISKY = re.compile(
-    r"rand|dropout|multinomial|bernoulli|normal_|cholesky|inv|solve|eig|svd|gather|index|take|embedding|one_hot|item|"
+    rf"{DRAWING.pattern}|batch_norm|instance_norm|cholesky|inv|solve|eig|svd|gather|index|take|embedding|one_hot|item|"
     r"tolist|numpy|check|assert|save|load|seed|set_|backward|append|extend|insert|update|pop|remove|clear"
 )
 
@@ -46,14 +53,16 @@ _RISKY = re.compile(
 class _Branch:
     """The pieces of the code that replaces an ``if``.
 
-    ``done`` is the name of its condition, and ``tested`` are the variables in the condition. ``helpers`` has the source
-    code of each function that makes a call of the branch later, by the name of the function.
+    ``done`` is the name of its condition, and ``tested`` are the variables in the condition. ``modules`` are the names
+    of torch and its modules. ``helpers`` has the source code of each function that makes a call of the branch later, by
+    the name of the function.
     """
 
     case: Case
     source: Source
     done: str
     tested: frozenset[str]
+    modules: frozenset[str]
     helpers: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,18 +90,24 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     before, read = names_before(source, first), names_read_after(source, last)
     read -= _temporary_names(function, first.lineno, last.end_lineno or last.lineno)
     tested = frozenset(n.id for n in ast.walk(node.test) if isinstance(n, ast.Name))
-    branch = _Branch(case, source, unused_name(source, "is_true"), tested)
+    branch = _Branch(case, source, unused_name(source, "is_true"), tested, _modules_of_torch(source))
     assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
+    # A variable of the module would change in each call, and a value that is None in some calls cannot be computed on.
+    asked = expressions_asked(node.test) & expressions_read([*node.body, *node.orelse])
+    if asked or outer_names(source, first) & {*assigned}:
+        return
     both = set(assigned_names(node.body)) & set(assigned_names(node.orelse))
     names = [n for n in assigned if n in read]
     if any(n not in before and n not in both for n in names):
+        return
+    if any(isinstance(n, ast.AugAssign) and _may_be_shared(function, n.target) for n in ast.walk(node)):
         return
     sides = [_side_lines(branch, body, holds) for body, holds in ((node.body, True), (node.orelse, False))]
     if sides[0] is None or sides[1] is None or not (names or branch.helpers or _has_items(node)):
         return
     old = {n: unused_name(source, f"old_{n}") for n in assigned if n in before}
     new = {n: unused_name(source, f"new_{n}") for n in names}
-    lines = [f"{branch.done} = torch.as_tensor({condition_of_tensors(node.test)}).reshape(()).bool()"]
+    lines = _condition_lines(branch.done, node.test)
     lines += [f"{old[n]} = {n}" for n in old] + sides[0]
     if node.orelse:
         # The other side starts from the values that the first one has found.
@@ -103,6 +118,15 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
         lines += [f"{n} = pick_values({branch.done}, {n}, {old[n]})" for n in names]
     helpers = "".join(branch.helpers.values())
     yield _replacing_edits(source, first, last, lines, helpers=helpers)
+
+
+def _condition_lines(name: str, test: ast.expr) -> list[str]:
+    """Return the lines that assign the condition ``test`` to the variable ``name``, as a tensor of one bool."""
+    value = f"torch.as_tensor({condition_of_tensors(test)}).reshape(())"
+    if isinstance(test, ast.BoolOp | ast.UnaryOp):
+        # The operators ~, & and | of integers are those of their bits.
+        return [f"{name} = {value}", f"assert {name}.dtype == torch.bool"]
+    return [f"{name} = {value}.bool()"]
 
 
 def _temporary_names(function: ast.FunctionDef, first: int, last: int) -> set[str]:
@@ -174,7 +198,11 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
         branch.helpers[name] = text
         return [f"{name}({', '.join([test, *arguments])})"]
     value = getattr(node, "value", None)
-    if not isinstance(node, ast.Assign | ast.AugAssign) or value is None or not _is_harmless(value, branch.tested):
+    if (
+        not isinstance(node, ast.Assign | ast.AugAssign)
+        or value is None
+        or not _is_harmless(value, branch.tested, branch.modules)
+    ):
         return None
     if isinstance(node, ast.AugAssign):
         # An operation in place would change the old value as well.
@@ -197,11 +225,51 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
     return [f"{ast.unparse(target)} = {code}"]
 
 
-def _is_harmless(value: ast.expr, tested: frozenset[str]) -> bool:
+def _modules_of_torch(source: Source) -> frozenset[str]:
+    """Return the names by which the program knows torch and its modules, such as ``F``."""
+    found = {"torch"}  # the edit imports it where it is missing
+    for n in ast.walk(source.tree):
+        if isinstance(n, ast.Import):
+            found |= {a.asname or "torch" for a in n.names if a.name.partition(".")[0] == "torch"}
+        elif isinstance(n, ast.ImportFrom) and (n.module or "").partition(".")[0] == "torch" and not n.level:
+            found |= {a.asname or a.name for a in n.names}
+    return frozenset(found)
+
+
+def _may_be_shared(function: ast.FunctionDef, target: ast.expr) -> bool:
+    """Return whether an operation in place on the variable ``target`` may change an object that others hold as well: an
+    argument of ``function``, or what it takes from another variable, an object or a view.
+    """
+    if not isinstance(target, ast.Name):
+        return False
+    arguments = function.args
+    given = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    values = [n.value for n in ast.walk(function) if isinstance(n, ast.Assign) and _names(n.targets) & {target.id}]
+    # Another variable may have the object.
+    passed_on = any(isinstance(n, ast.Assign) and ast.unparse(n.value) == target.id for n in ast.walk(function))
+    fresh = ast.Constant | ast.BinOp | ast.UnaryOp | ast.Compare
+    made = bool(values) and all(
+        isinstance(v, fresh) or (isinstance(v, ast.Call) and _FRESH.search(ast.unparse(v.func))) for v in values
+    )
+    return target.id in given or passed_on or not made
+
+
+def _names(targets: list[ast.expr]) -> set[str]:
+    """Return the names of the variables in ``targets``, the left side of an assignment."""
+    return {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
+
+
+# Functions and methods whose result is a new tensor.
+_FRESH = re.compile(
+    r"^torch\.(zeros|ones|empty|full|tensor|arange)(_like)?$|\.(clone|sum|mean|\w*_loss|cross_entropy)$"
+)
+
+
+def _is_harmless(value: ast.expr, tested: frozenset[str], modules: frozenset[str]) -> bool:
     """Return whether evaluating ``value`` changes nothing and fails for no value that the condition may keep away.
 
-    ``tested`` are the variables in the condition. Calls of the program's own functions and modules may do both, and so
-    may an index that is no constant.
+    ``tested`` are the variables in the condition, and ``modules`` the names of torch and its modules in the program.
+    Calls of the program's own functions and modules may do both, and so may an index that is no constant.
     """
     for n in ast.walk(value):
         if isinstance(n, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom | ast.Lambda):
@@ -212,9 +280,12 @@ def _is_harmless(value: ast.expr, tested: frozenset[str]) -> bool:
             called = ast.unparse(n.func)
             if isinstance(n.func, ast.Name) and n.func.id in _PURE:
                 continue
-            # A method of self may be a module with statistics of its own.
+            # A method of self or of another object may be a module with statistics of its own.
             method = isinstance(n.func, ast.Attribute) and not re.match(r"self\b|super\b|\w+\.add$", called)
-            if not method or _RISKY.search(called) or re.search(r"[^_]_$", called):
+            of_torch = called.partition(".")[0] in modules or called.rpartition(".")[2] in _METHODS
+            if not method or not of_torch or _RISKY.search(called) or re.search(r"[^_]_$", called):
+                return False
+            if any(k.arg in ("out", "inplace", None) for k in n.keywords):
                 return False
     return True
 
@@ -246,12 +317,15 @@ def pick_for_loop(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
         return
     names = assigned_names(body)
     fixed = {n.id for n in ast.walk(most) if isinstance(n, ast.Name)} | {count}
-    if fixed & {*names} or any(n in after and n not in before for n in names) or _DRAWING.search(source.code(node)):
+    if outer_names(source, node) & {*names} or expressions_asked(test) & expressions_read(body):
+        return
+    if fixed & {*names} or any(n in after and n not in before for n in names) or DRAWING.search(source.code(node)):
         return
     old = {n: unused_name(source, f"old_{n}") for n in names if n in before}
     done, rounds = unused_name(source, "is_done"), unused_name(source, "rounds")
-    stop = f"~torch.as_tensor({condition_of_tensors(test)}).reshape(()).bool()"
-    inner = [f"{done} = {stop} if {done} is None else {done} | {stop}", *(f"{old[n]} = {n}" for n in old)]
+    goes_on = unused_name(source, "goes_on")
+    inner = [*_condition_lines(goes_on, test), f"{done} = ~{goes_on} if {done} is None else {done} | ~{goes_on}"]
+    inner += [f"{old[n]} = {n}" for n in old]
     inner += reindent(whole_lines(source, body), "").splitlines() if body else []
     inner += [f"{n} = pick_values({done}, {old[n]}, {n})" for n in old]
     lines = [f"{done} = None", f"for {count} in range({count}, {source.code(most)}):"]
@@ -264,9 +338,6 @@ def pick_for_loop(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
     lines.append(reindent("\n".join(inner), "    "))
     lines += [f"{count} = {first} + {rounds}.item()"] if count in after else []
     yield _replacing_edits(source, node, node, lines, setting=setting)
-
-
-_DRAWING = re.compile(r"rand|dropout|multinomial|bernoulli|normal_")
 
 
 def _parse_counted_loop(source: Source, node: ast.While) -> tuple[str, ast.expr, ast.expr] | None:

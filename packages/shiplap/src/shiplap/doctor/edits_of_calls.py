@@ -488,6 +488,9 @@ def later_function(
     # The function gets tensors and numbers alone, and what it calls is looked up in the module.
     if not called or "self" in used or called.partition(".")[0] in used:
         return None
+    # The calls of a branch may not happen in a run that is compared, and what they change would be read too early.
+    if condition and "." in called and _is_read_besides(source, node, called.partition(".")[0]):
+        return None
     # A function such as clip_grad_norm_ writes to its arguments, which the program may read before the end.
     if re.search(r"[^_]_$", called) or re.search(r"\"\"\"|'''|\\\n", code):
         return None
@@ -506,6 +509,17 @@ def later_function(
     # A float of Python has 64 bits.
     passed = f"torch.as_tensor({number}, dtype=torch.float64 if isinstance({number}, float) else None)"
     return name, [passed if each == number else each for each in used], text
+
+
+def _is_read_besides(source: Source, node: ast.stmt, name: str) -> bool:
+    """Return whether the function around the statement ``node`` uses the variable ``name`` other than for calls whose
+    results are unused. A module that the file imports does not count.
+    """
+    inner = list(ast.walk(enclosing_function(source, node) or source.tree))
+    calls = [n.value.func for n in inner if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    called = {n for each in calls for n in ast.walk(each)}
+    used = any(isinstance(n, ast.Name) and n.id == name and n not in called for n in inner)
+    return used and not source.imports(name)
 
 
 def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:

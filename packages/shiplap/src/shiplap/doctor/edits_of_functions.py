@@ -11,8 +11,11 @@ from shiplap.doctor.edits_of_values import (
     assigned_names,
     condition_of_tensors,
     enclosing_function,
+    expressions_asked,
+    expressions_read,
     names_before,
     names_read_after,
+    outer_names,
 )
 from shiplap.doctor.scratch import Edit
 
@@ -37,6 +40,12 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     outermost = next(s for s in function.body if s.lineno <= node.lineno <= (s.end_lineno or s.lineno))
     if writes_to_objects(function, min(node.lineno, outermost.lineno)):
         return
+    # What follows would run without the value that the condition has asked for, and a global variable would change.
+    behind = function.body[function.body.index(outermost) :]
+    inside = [n for n in ast.walk(outermost) if isinstance(n, ast.stmt) and n.lineno > node.lineno]
+    asked = expressions_asked(node.test) & expressions_read([*inside, *behind[1:]])
+    if asked or outer_names(source, node) & set(assigned_names(behind)):
+        return
     left, right = (source.code(v) for v in values if v is not None)
     name, done = unused_name(source, "early"), unused_name(source, "is_early")
     test, indent = condition_of_tensors(node.test), indent_of(source, node)
@@ -55,11 +64,18 @@ def where_for_exit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits
     yield *source.with_import(first, "torch"), source.replace(node, f"\n{indent}".join(lines)), end
 
 
+# Functions and methods that draw numbers. One more draw would change all later ones.
+DRAWING = re.compile(
+    r"rand|dropout|multinomial|bernoulli|binomial|poisson|\bnormal\b|normal_|rrelu|gumbel|cauchy_|exponential_|geometric_"
+)
+
+
 def writes_to_objects(function: ast.stmt, line: int = 0) -> bool:
     """Return whether a function or another statement may write to an object in a line from ``line`` on, or assigns
     within an expression.
 
-    Writes are assignments to attributes and items, operators such as ``+=``, and methods such as ``add_``.
+    Writes are assignments to attributes and items, operators such as ``+=``, methods such as ``add_``, and calls with
+    ``out=`` or ``inplace=``.
     """
     for n in ast.walk(function):
         if getattr(n, "lineno", 0) < line:
@@ -69,6 +85,8 @@ def writes_to_objects(function: ast.stmt, line: int = 0) -> bool:
         if isinstance(n, ast.NamedExpr | ast.AugAssign):
             return True
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and re.search(r"[^_]_$", n.func.attr):
+            return True
+        if isinstance(n, ast.Call) and any(k.arg in ("out", "inplace") for k in n.keywords):
             return True
     return False
 
@@ -119,8 +137,10 @@ def where_for_break(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
         return
     names, before = assigned_names(loop.body), names_before(source, loop)
     after = names_read_after(source, loop)
+    if outer_names(source, loop) & set(names):
+        return
     targets = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
-    if targets & (after | set(names)) or re.search(r"rand|dropout|multinomial|bernoulli|normal_", source.code(loop)):
+    if targets & (after | set(names)) or DRAWING.search(source.code(loop)):
         return
     kept = [n for n in names if n in before or n in after]
     done = unused_name(source, "is_done")
@@ -158,7 +178,8 @@ def hoist_import(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits that import the module or name of ``node`` once, above the function, if a failure is caught.
 
     The function raises the ``ImportError`` itself where the import has failed, so that its handler runs as before.
-    ``node`` must be an import of one name in a ``try`` statement that catches ``ImportError``.
+    ``node`` must be an import of one name in a ``try`` statement that catches ``ImportError`` or
+    ``ModuleNotFoundError``.
     """
     if not isinstance(node, ast.Import | ast.ImportFrom) or len(node.names) != 1 or node.names[0].name == "*":
         return
@@ -168,6 +189,9 @@ def hoist_import(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     caught = [ast.unparse(h.type) if h.type else "Exception" for h in around.handlers]
     if not any(re.search(r"\b(ImportError|ModuleNotFoundError|Exception)\b", each) for each in caught):
         return
+    # A handler of the narrower error does not catch the wider one.
+    narrow = not any(re.search(r"\b(ImportError|Exception)\b", each) for each in caught)
+    kind = "ModuleNotFoundError" if narrow else "ImportError"
     (alias,) = node.names
     bound = alias.asname or alias.name.partition(".")[0]
     name = unused_name(source, "IMPORTED_" + re.sub(r"\W+", "_", alias.name).upper())
@@ -177,8 +201,8 @@ def hoist_import(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
         kept = f"import {alias.name} as {name}"
     else:  # an import without a name binds the outermost package
         kept = f"import {alias.name}\n    {name} = {bound}"
-    above = source.before_definition(node.lineno, f"try:\n    {kept}\nexcept ImportError:\n    {name} = None")
+    above = source.before_definition(node.lineno, f"try:\n    {kept}\nexcept {kind}:\n    {name} = None")
     indent = indent_of(source, node)
-    text = f"if {name} is None:\n{indent}    raise ImportError({alias.name!r})\n{indent}{bound} = {name}"
+    text = f"if {name} is None:\n{indent}    raise {kind}({alias.name!r})\n{indent}{bound} = {name}"
     if above:
         yield above, source.replace(node, text)

@@ -6,7 +6,7 @@ import ast
 import builtins
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
 from shiplap.doctor.scratch import Edit
@@ -90,7 +90,7 @@ class _AsTensor(ast.NodeTransformer):
         return _tensor_of_number(node) or node
 
 
-def _is_question_of_python(value: ast.expr) -> bool:
+def _is_question_of_python(value: ast.AST) -> bool:
     """Return whether an operand of ``and`` or ``or`` is decided by Python: ``x is None``, ``isinstance(...)``,
     ``hasattr(...)`` or an attribute such as ``self.training``.
     """
@@ -113,14 +113,20 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     """
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
+            if expressions_asked(chosen.test) & expressions_read([chosen.body, chosen.orelse]):
+                continue
             sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
             text = f"torch.where({condition_of_tensors(chosen.test)}, {sides})"
             yield source.with_import(source.replace(chosen, text), "torch")
     if not isinstance(node, ast.If):
         return
-    test = condition_of_tensors(node.test)
+    test, asked = condition_of_tensors(node.test), expressions_asked(node.test)
+    if asked & expressions_read([*node.body, *node.orelse]):
+        return
     if (pair := _returned_pair(source, node)) is not None:
         left, right, last = pair
+        if asked & expressions_read([right]):
+            return
         start, end = source.span(node)[0], source.span(last)[1]
         text = f"return torch.where({test}, {source.code(left)}, {source.code(right)})"
         yield source.with_import(Edit(source.file, start, end, text), "torch")
@@ -172,13 +178,19 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     if not isinstance(node, ast.If):
         return
     test, indent = condition_of_tensors(node.test), indent_of(source, node)
+    # Both sides are traced in each call.
+    asked = expressions_asked(node.test)
     if (pair := _returned_pair(source, node)) is not None:
         left, right, last = pair
+        if asked & expressions_read([left, right]):
+            return
         text = f"return torch.cond({test}, lambda: {source.code(left)}, lambda: {source.code(right)})"
         yield source.with_import(Edit(source.file, source.span(node)[0], source.span(last)[1], text), "torch")
         return
     # A branch becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
+        return
+    if asked & expressions_read([*node.body, *node.orelse]):
         return
     then, other = assigned_names(node.body), assigned_names(node.orelse)
     before, read = names_before(source, node), names_read_after(source, node)
@@ -221,7 +233,8 @@ def enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
 
 def names_read_after(source: Source, node: ast.stmt) -> set[str]:
     """Return the names that may be read after the statement ``node`` in its function. If the statement is in a loop,
-    all names that the loop reads are included, since its next round may read them.
+    all names that the loop reads are included, since its next round may read them. So are the names that functions
+    read which are defined before the statement in its function, since these may be called later.
     """
     function = enclosing_function(source, node)
     parents: dict[ast.AST, ast.AST] = source.parents()
@@ -231,8 +244,42 @@ def names_read_after(source: Source, node: ast.stmt) -> set[str]:
         around = parents[around]
         if isinstance(around, ast.For | ast.While):
             first = around.lineno - 1  # its next round begins in front of the statement
-    reads = (n for n in ast.walk(function or source.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-    return {n.id for n in reads if n.lineno > first}
+    own = function or source.tree
+    reads = [n for n in ast.walk(own) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    inner = (n for n in ast.walk(own) if isinstance(n, ast.FunctionDef | ast.Lambda) and n is not own)
+    before = [each for each in inner if each.lineno < node.lineno] if function is not None else []
+    called_later = {n for each in before for n in ast.walk(each)}
+    return {n.id for n in reads if n.lineno > first or n in called_later}
+
+
+def outer_names(source: Source, node: ast.stmt) -> set[str]:
+    """Return the names that the function around ``node`` declares as ``global`` or ``nonlocal``. Their values outlive
+    the call.
+    """
+    function = enclosing_function(source, node)
+    declared = (n for n in ast.walk(function) if isinstance(n, ast.Global | ast.Nonlocal)) if function else ()
+    return {name for n in declared for name in n.names}
+
+
+def expressions_asked(test: ast.expr) -> set[str]:
+    """Return the source code of the variables and attributes about which the condition ``test`` asks Python, such as
+    ``mask`` in ``mask is not None and mask.any()``. Code that reads them may fail in a call in which the answer is
+    another one.
+    """
+    found = set[str]()
+    for n in ast.walk(test):
+        if isinstance(n, ast.Compare) and _is_question_of_python(n):
+            found.add(ast.unparse(n.left))
+        elif isinstance(n, ast.Call) and _is_question_of_python(n) and n.args:
+            named = n.args[-1] if ast.unparse(n.func) == "hasattr" else None
+            found.add(ast.unparse(n.args[0]) + (f".{named.value}" if isinstance(named, ast.Constant) else ""))
+    return found
+
+
+def expressions_read(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the source code of the variables and attributes that the syntax nodes ``nodes`` read."""
+    inner = (n for each in nodes for n in ast.walk(each) if isinstance(n, ast.Name | ast.Attribute))
+    return {ast.unparse(n) for n in inner if isinstance(n.ctx, ast.Load)}
 
 
 def names_before(source: Source, node: ast.stmt | ast.expr) -> set[str]:

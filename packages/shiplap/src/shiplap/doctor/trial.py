@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import json
 import os
 import re
@@ -327,7 +329,10 @@ def _try_entry(
             continue
         after = laboratory.run(changed, "compare")
         diff = diff_texts(laboratory.program.root, changed, texts)
-        reason = reason_of_refusal(entry, now, after) or _reason_by_remedy(remedy, now, after, diff)
+        reason = reason_of_refusal(entry, now, after)
+        if not reason:
+            rows = _rows_computed_always(laboratory.program.root, texts, changed) if remedy.picks else ()
+            reason = _reason_by_remedy(remedy, now, after, rows)
         if not reason and after is not None and isinstance(entry, Break) and entry.skipped:
             reason = _break_in_edit(laboratory.program.root, texts, changed, now, after)
         # A remedy may make recompiles rarer without removing them.
@@ -364,17 +369,18 @@ def _try_entry(
 
 # What has an infinite or undefined derivative for some values. A gradient of 0 becomes NaN there.
 _STEEP = re.compile(
-    r"isnan|isinf|isfinite|\b(r?sqrt|log|log2|log10|log1p|pow|\w*norm|normalize|acos|asin|reciprocal|div)\("
+    r"isnan|isinf|isfinite|\b(r?sqrt|log|log2|log10|log1p|pow|\w*norm|normalize|(arc|a)(cosh?|sinh?|tanh|tan2)|"
+    r"exp|expm1|sinh|cosh|logit|erfinv|float_power|reciprocal|(true_)?div|divide)\("
     r"|/ *[^\s\d]|\*\* *[^\s2-9]"
 )
 
 
-def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, diff: str) -> str:
+def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, rows: Sequence[str]) -> str:
     """Return the reason why the run ``after`` does not satisfy the conditions of ``remedy`` itself, or an empty string
     if it does.
 
-    ``now`` is the run without the remedy, and ``diff`` its changes of the program. If ``after`` is None, that run took
-    too long.
+    ``now`` is the run without the remedy, and ``rows`` has the lines of code that run with it in each call. If
+    ``after`` is None, that run took too long.
     """
     if after is None:
         return ""
@@ -386,10 +392,28 @@ def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, diff: str) ->
     if zeroed:
         return f"{zeroed[0]} is 0, which the program measured"
     # The values that a condition keeps away may come in a later call alone, so that no gradient of this run shows them.
-    inserted = (row for row in diff.splitlines() if row.startswith("+") and not row.startswith("+++"))
-    if remedy.picks and after.counts.get("gradients") and any(map(_STEEP.search, inserted)):
+    if remedy.picks and after.counts.get("gradients") and any(map(_STEEP.search, rows)):
         return "the gradient of the side that is not picked may be NaN"
     return ""
+
+
+def _rows_computed_always(root: Path, texts: dict[str, str], changed: dict[str, str]) -> list[str]:
+    """Return the lines of the changed functions from the first to the last one that an edit has inserted.
+
+    The lines between them may be unchanged and still run in more calls than before, such as the rest of a function
+    behind an early return. ``texts`` and ``changed`` have the contents of changed files without and with the edit.
+    """
+    found = list[str]()
+    for file, text in changed.items():
+        old = texts[file] if file in texts else (root / file).read_text(encoding="utf-8")
+        rows = text.splitlines()
+        parts = difflib.SequenceMatcher(None, old.splitlines(), rows, autojunk=False).get_opcodes()
+        inserted = [n for kind, _, _, start, end in parts if kind != "equal" for n in range(start, end)]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside = [n for n in inserted if node.lineno <= n + 1 <= (node.end_lineno or node.lineno)]
+                found += rows[inside[0] : inside[-1] + 1] if inside else []
+    return found
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -399,12 +423,13 @@ def _zeros_in_output(before: str, after: str) -> list[str]:
     """Return the lines of the output ``before`` that have a number which is 0 in the same line of ``after``. Lines are
     the same if only their numbers differ.
     """
-    known: dict[str, list[str]] = {}
+    # What is around the numbers, since a sign in their place could be in the line itself.
+    known: dict[tuple[str, ...], list[str]] = {}
     for row in before.splitlines():
-        known.setdefault(_NUMBER.sub("#", row), []).append(row)
+        known.setdefault(tuple(_NUMBER.split(row)), []).append(row)
     found = []
     for row in after.splitlines():
-        same = known.get(_NUMBER.sub("#", row), [])
+        same = known.get(tuple(_NUMBER.split(row)), [])
         columns = list(zip(*(map(float, _NUMBER.findall(each)) for each in same), strict=True))
         if any(not float(n) and all(column) for n, column in zip(_NUMBER.findall(row), columns, strict=bool(same))):
             found.append(same[0])
