@@ -272,7 +272,8 @@ def expressions_asked(test: ast.expr) -> set[str]:
             found.add(ast.unparse(n.left))
         elif isinstance(n, ast.Call) and _is_question_of_python(n) and n.args:
             named = n.args[-1] if ast.unparse(n.func) == "hasattr" else None
-            found.add(ast.unparse(n.args[0]) + (f".{named.value}" if isinstance(named, ast.Constant) else ""))
+            attribute = named.value if isinstance(named, ast.Constant) else ""
+            found.add(ast.unparse(n.args[0]) + (f".{attribute}" if attribute and isinstance(attribute, str) else ""))
     return found
 
 
