@@ -148,7 +148,6 @@ def test_what_is_refused():
         sparse3d.global_pool(feats, coords, 3, "median")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_triton_kernels_agree_with_the_references(effort):
     """In a process of its own, under Triton's interpreter."""

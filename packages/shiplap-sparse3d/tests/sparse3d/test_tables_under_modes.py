@@ -127,7 +127,6 @@ def test_tables_of_a_mode_serve_a_training_step_after_it(net: str, mode: str) ->
     check_served(net, MODES[mode])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("net", sampled(["native", "facade"], long=["native"]))
 def test_tables_of_a_graph_in_inference_mode_are_left_behind(net: str) -> None:
     def under(run: Callable[[Tensor], Tensor], feats: Tensor) -> None:

@@ -145,7 +145,6 @@ def test_a_scheduler_that_is_started_again(
     assert shown == []
 
 
-@pytest.mark.long
 def test_a_scheduler_that_is_gone(
     cluster: Any, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,7 +204,6 @@ def test_lists_of_integers_do_not_specialise_their_values(ns):
     assert torch_private.compile_counts().recompiles == 0
 
 
-@pytest.mark.long
 def test_opcheck_agrees(nonzero, ns):
     @sl.op(f"{ns}::lin")
     def lin(x: Float[Tensor, "n c"], w: Float[Tensor, "m c"], k: int = 1, *, s: float = 1.0) -> Float[Tensor, "n m"]:

@@ -21,7 +21,7 @@ def launcher() -> Iterator[SandboxLauncher]:
 @pytest.fixture(autouse=True)
 def fewer_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few calls in batches: the 4,096 of a judgement take seconds, and matter to candidates that count calls. The calls
-    one by one show leaks, which candidates of tests in ``nox -s long`` have.
+    one by one show leaks, of which only those of much memory are seen after few.
     """
     monkeypatch.setattr(checks, "LATE_CALLS", 128)
     if not request.node.get_closest_marker("long"):

@@ -77,6 +77,13 @@ def test_an_attack_is_refused(judged, name):
     assert result.speedup == result.min_speedup == 0.0
 
 
+def test_a_leak_is_refused(judged):
+    """A larger one than that of ``FRESH``: it shows after the few calls of ``make test``."""
+    text = "KEPT = []\ndef candidate(x, w):\n    KEPT.append(torch.ones(1 << 21))\n    return honest(x, w)\n"
+    result = judged(text, bounds=Bounds(), seconds=600, timed=False)
+    assert [reason.check for reason in result.reasons] == ["leaks"], result
+
+
 @pytest.mark.parametrize("name", sampled(HELPED, long=[n for n in HELPED if n != "a size in a module beside it"]))
 def test_what_stands_in_another_file_is_looked_at(judged, name):
     text, other, content = HELPED[name]

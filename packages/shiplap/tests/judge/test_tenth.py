@@ -28,7 +28,6 @@ def test_a_candidate_that_is_wrong_elsewhere_is_not_accepted(judged, name):
     assert judged(WRONG[name]).verdict != "accepted"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", sampled(SOUND, 1))
 def test_a_sound_twin_is_not_refused(judged, name):
     result = judged(SOUND[name])
