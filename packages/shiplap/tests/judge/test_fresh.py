@@ -77,11 +77,12 @@ def test_an_attack_is_refused(judged, name):
     assert result.speedup == result.min_speedup == 0.0
 
 
-def test_a_leak_is_refused(judged):
+@pytest.mark.parametrize(("held", "what"), [("torch.ones(1 << 21)", "MiB"), ("open('/dev/null')", "files")])
+def test_a_leak_is_refused(judged, held, what):
     """A larger one than that of ``FRESH``: it shows after the few calls of ``make test``."""
-    text = "KEPT = []\ndef candidate(x, w):\n    KEPT.append(torch.ones(1 << 21))\n    return honest(x, w)\n"
+    text = f"KEPT = []\ndef candidate(x, w):\n    KEPT.append({held})\n    return honest(x, w)\n"
     result = judged(text, bounds=Bounds(), seconds=600, timed=False)
-    assert [reason.check for reason in result.reasons] == ["leaks"], result
+    assert [(reason.check, what in str(reason)) for reason in result.reasons] == [("leaks", True)], result
 
 
 @pytest.mark.parametrize("name", sampled(HELPED, long=[n for n in HELPED if n != "a size in a module beside it"]))

@@ -204,10 +204,10 @@ class Endurance:
 
     def _held_resources(self) -> ProcessResources:
         """Return the number of files and threads and the bytes of memory that the candidate's process holds now. The
-        files and bytes of arguments and results that the process keeps for the judge are subtracted.
+        bytes of arguments and results that the process keeps for the judge are subtracted. It keeps no file for them.
         """
-        now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
-        return ProcessResources(now.files - files, now.threads, now.memory - size)
+        now = read_process_resources(self.witness.prisoner.pid)
+        return ProcessResources(now.files, now.threads, now.memory - self.witness.kept_bytes)
 
 
 def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:

@@ -344,9 +344,9 @@ class TargetProcess:
         return self._read_results(self.request(protocol.ReadState(list(names)), "state")[0].outs, list(names.values()))
 
     @property
-    def kept(self) -> tuple[int, int]:
-        """The number of calls whose arguments and results are kept, and the bytes of these in host memory."""
-        return len(self._earlier), sum(call.host for call in self._earlier)
+    def kept_bytes(self) -> int:
+        """The bytes in host memory of the arguments and results of earlier calls that the process keeps."""
+        return sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
         """Forget all earlier calls, and unmap their GPU results. The process releases them at its next call."""
