@@ -265,17 +265,22 @@ def test_expressions_outside_the_language(ns, expr, expected):
 
 def test_a_condition_on_sizes_is_no_size(ns):
     """Authors write ``dims={"c": "g*k"}`` for columns that g divides."""
-    correct = "correct 'k' to a name that 'expected' lists, or declare k as an int argument"
-    fix = f'{correct}. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
+    add = "add `k: int` to the arguments of the function, or correct it to one of"
+    fix = f'{add} g, n. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
     with fails("SL105", got="g*k uses 'k'", fix=fix):
 
         @sl.op(f"{ns}::f", dims={"c": "g*k"})
         def op(x: Float[Tensor, "n c"], g: int) -> Float[Tensor, "n c"]: ...
 
-    with fails("SL105", got="n % k == 0 uses 'k'", fix=correct):
+    with fails("SL105", got="n % k == 0 uses 'k'", fix=f"{add} n"):
 
         @sl.op(f"{ns}::f", requires="n % k == 0")
         def second(x: V) -> V: ...
+
+    with fails("SL105", "annotate k as int, or correct it to one of n", got="k uses 'k'"):
+
+        @sl.op(f"{ns}::f", dims={"m": "k"})
+        def third(x: V, k: float) -> Float[Tensor, "m"]: ...
 
 
 @pytest.mark.parametrize("expr", ["n +", ""])

@@ -52,7 +52,7 @@ DIMS = {
     "n +1": "write each dim without blanks, such as 'n+1' for one dim",
     "2* n": "write each dim without blanks, such as '2*n' for one dim",
     "max(n, 2)": "write each dim without blanks, such as 'max(n,2)' for one dim",
-    "n/2": "write // for /, or (n + 1) // 2 to round n / 2 up: a size is a whole number",
+    "n/2": "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number",
 }
 
 

@@ -172,7 +172,7 @@ class Expr:
             if outside or literal or call:
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
                 fix = (
-                    "write // for /, or (n + 1) // 2 to round n / 2 up: a size is a whole number"
+                    "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number"
                     if isinstance(node, ast.Div)
                     else ""
                 )

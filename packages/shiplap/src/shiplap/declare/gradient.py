@@ -25,6 +25,7 @@ from shiplap.declare.saved_reads import UnknownReads, attributes_read
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Returned, Value
 from shiplap.errors import ShiplapError, error
+from shiplap.errors.declaration import SAVED_AND_NEEDS
 
 Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | None  # of one argument; a sequence for a list of tensors
 Gradients: TypeAlias = Mapping[str, Gradient]  # by argument
@@ -237,12 +238,13 @@ class Backward(HasCode):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
         for name, value in result.items():
             if name not in shapes:
+                rename = f"rename the entry {name!r} to the tensor argument whose gradient it is, or remove it"
                 raise error(
                     "SL110",
                     where=spec.name,
                     got=f"gradient of {name!r}",
                     expected=f"a tensor argument: {', '.join(shapes)}",
-                    fix=f"give the entry {name!r} the name of the tensor argument whose gradient it is, or remove it",
+                    fix=f"{rename}. {SAVED_AND_NEEDS}",
                 )
             # A missing argument has no shape, and None as a gradient stands for zero.
             got, expected = shape_of_value(value), shapes[name]
@@ -260,7 +262,7 @@ class Backward(HasCode):
                     where=f"{spec.name}, argument {name!r}",
                     got=f"no gradient of {name!r}, which was needed",
                     expected=f"an entry {name!r}",
-                    fix=f"return the gradient of {name}, or None for it where the gradient is zero",
+                    fix=f"return the gradient of {name}, or None for it where it is zero. {SAVED_AND_NEEDS}",
                 )
         return result
 
@@ -367,7 +369,8 @@ def read_gradient_function(spec: OpSpec, fn: GradientFn) -> GradientFn:
     argument or result. Raise ``SL110`` for any other parameters.
     """
     first = "grad" if len(spec.results) == 1 else "grads"
-    expected, three = f"def _({first}, saved, needs)", "take the three arguments that 'expected' lists"
+    expected = f"def _({first}, saved, needs)"
+    three = f"take the three arguments that 'expected' lists. {SAVED_AND_NEEDS}"
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
         """Return the error ``SL110`` for a gradient function with other parameters than ``grad``, ``saved`` and

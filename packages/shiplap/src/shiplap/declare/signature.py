@@ -394,7 +394,7 @@ def _check_sizes_and_dtypes(spec: OpSpec) -> None:
     _check_bounds(spec, known)
     scalars = {a.name for a in spec.scalars if not a.optional}
     for expr in spec.requires:
-        _check_expression_names(f"{spec.name}, requires", expr, known | scalars)
+        _check_expression_names(spec, f"{spec.name}, requires", expr, known | scalars)
     # An absent tensor has no dtype that an output could take.
     classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.optional}
     for out in spec.outputs:
@@ -415,7 +415,7 @@ def _check_dims(spec: OpSpec) -> set[str]:
     known = _known_names(spec)
     for dim, expr in spec.dims:
         # A dim may use those before it, and not itself.
-        _check_expression_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
+        _check_expression_names(spec, f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
         known.add(dim)
     kinds: dict[str, str] = {}
     check_broadcasts(spec, known)
@@ -424,7 +424,7 @@ def _check_dims(spec: OpSpec) -> set[str]:
         for size in arg.tensor.dims if arg.tensor else ():
             where = f"{spec.name}, argument {arg.name!r}"
             if size.expr is not None:
-                _check_expression_names(where, size.expr, known | own)
+                _check_expression_names(spec, where, size.expr, known | own)
             elif kinds.setdefault(size.text, size.kind) != size.kind:
                 raise error(
                     "SL105",
@@ -452,7 +452,7 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
                 expected="a dim of an output that no input has",
                 fix="remove it from bounds=, or name the output's dim so",
             )
-        _check_expression_names(where, expr, known)
+        _check_expression_names(spec, where, expr, known)
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
@@ -460,7 +460,7 @@ def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> No
     with names that are not in ``known``. ``where`` names the output in the error.
     """
     if dim.kind == "expr" and dim.expr is not None:
-        _check_expression_names(where, dim.expr, known | set(spec.dynamic))
+        _check_expression_names(spec, where, dim.expr, known | set(spec.dynamic))
     elif dim.kind == "any" or (dim.text not in known | set(spec.dynamic) and dim.kind in ("name", "variadic")):
         raise error("SL104", where=f"{where}, dim {dim.text!r}", got=dim.text, expected=f"one of {sorted(known)}")
 
@@ -487,14 +487,16 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
     """
     where = f"{spec.name}, workspace"
     expr = Expr.parse(source, where)
-    _check_expression_names(where, expr, _known_names(spec) | {k for k, _ in spec.dims} | {"threads", "itemsize"})
+    _check_expression_names(spec, where, expr, _known_names(spec) | {k for k, _ in spec.dims} | {"threads", "itemsize"})
     return expr
 
 
-def _check_expression_names(where: str, expr: Expr, known: set[str]) -> None:
+def _check_expression_names(spec: OpSpec, where: str, expr: Expr, known: set[str]) -> None:
     """Raise ``SL105`` for a name in the expression that is not in ``known``."""
     for unknown in sorted(expr.names - known):
-        fix = f"correct {unknown!r} to a name that 'expected' lists, or declare {unknown} as an int argument"
+        named = any(a.name == unknown for a in spec.args)
+        add = f"annotate {unknown} as int" if named else f"add `{unknown}: int` to the arguments of the function"
+        fix = f"{add}, or correct it to one of {', '.join(sorted(known))}" if known else add
         if "dims[" in where:
             fix += '. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
         expected = f"names among {sorted(known)}"

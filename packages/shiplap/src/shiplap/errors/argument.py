@@ -25,7 +25,7 @@ register(
                 "A dim name that occurs several times in the declaration stands for the same size everywhere. "
                 "Functions also require equal sizes, such as one row of features for each voxel."
             ),
-            "pass tensors with the sizes under 'expected'",
+            "pass tensors with the sizes under 'expected'. A size of 1 does not broadcast: call .expand() first",
         ),
         (
             "SL203",
@@ -58,7 +58,10 @@ register(
                 "All tensors of a call must be on one device. Code that was built for the CPU takes only tensors on "
                 "the CPU."
             ),
-            "move each tensor of the call that is on another device to the device under 'expected', with .to(device)",
+            (
+                "move each tensor of the call that is on another device to the device under 'expected', with "
+                ".to(device). A tensor on meta has no data to move: create it on that device instead"
+            ),
         ),
         (
             "SL207",

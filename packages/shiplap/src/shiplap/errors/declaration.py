@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
 
+SAVED_AND_NEEDS = (
+    "saved has the scalars of the op and the tensors that the function reads, such as saved.x, and needs.x is True if "
+    "the gradient of x is used"
+)
+
 
 class DeclarationError(ShiplapError, TypeError):
     """A declaration that no torch op can carry out (SL1xx)."""
@@ -64,8 +69,8 @@ register(
             ),
             (
                 "if an input has the same size, use the name of its dim. If the size can be computed, write "
-                'dims={"m": "n // 2"} with your own expression. If it depends on data, write an upper bound: '
-                'bounds={"m": "n"}'
+                '@sl.op(..., dims={"m": "n // 2"}) with your own expression. If it depends on data, write an upper '
+                'bound: @sl.op(..., bounds={"m": "n"})'
             ),
         ),
         (
@@ -132,8 +137,9 @@ register(
                 "results of the op by their names, and returns a gradient for each argument that needs one."
             ),
             (
-                "write a function of (grad, saved, needs) that returns a dict {argument name: gradient}. Or pass one "
-                "declared op for each gradient, without saves=. Each of these ops must return new tensors"
+                "write a function of (grad, saved, needs) that returns a dict {argument name: gradient}. "
+                f"{SAVED_AND_NEEDS}. Or pass one declared op for each gradient, without saves=. Each of these ops must "
+                "return new tensors"
             ),
         ),
         (

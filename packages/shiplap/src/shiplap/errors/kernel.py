@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shiplap.errors.base import ShiplapError, register
+from shiplap.errors.declaration import SAVED_AND_NEEDS
 
 
 class KernelError(ShiplapError, RuntimeError):
@@ -48,9 +49,9 @@ register(
             ),
             (
                 "declare a gradient: @op.backward on a function (grad, saved, needs) that returns a dict with the "
-                "gradient of each input by its name. If the op writes to its arguments, or is called with out=, use an "
-                "op that returns new tensors. Only where no gradient is to flow through the op, call .detach() on its "
-                "inputs"
+                f"gradient of each input by its name. {SAVED_AND_NEEDS}. If the op writes to its arguments, or is "
+                "called with out=, use an op that returns new tensors. Only where no gradient is to flow through the "
+                "op, call .detach() on its inputs"
             ),
         ),
         (

@@ -32,8 +32,8 @@ register(
                 "declaration, or the name is misspelt."
             ),
             (
-                "correct the name in sl.cabi(...). If the name is right, build the library again from sources that "
-                "define the function with C linkage"
+                "write the name of a function of the library in sl.cabi(...). If the name is right, build the library "
+                "again from sources that define the function with C linkage"
             ),
         ),
         (
@@ -43,7 +43,7 @@ register(
             (
                 "write the header again with: shiplap header mylib.ops -o mylib.h, where mylib.ops is the module of "
                 "the op. Correct the function where its prototype in the header has changed, and build the library "
-                "again. If the function belongs to another op, name the right one in sl.cabi(...)"
+                "again. If the function belongs to another op, name the function of this op in sl.cabi(...)"
             ),
         ),
         (

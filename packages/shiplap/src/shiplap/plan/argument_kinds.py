@@ -54,6 +54,18 @@ def _number_error(spec: OpSpec, arg: Arg, id: str, got: str, fix: str) -> Shipla
     return error(id, where=f"{spec.name}, argument {arg.name!r}", got=got, expected=arg.kind, fix=fix)
 
 
+def fix_of_tensor_for_number(arg: Arg, value: Value) -> str:
+    """Return the fix of a call that passes ``value`` for the argument ``arg``, if that is a number and ``value`` is a
+    tensor. Return an empty string otherwise.
+    """
+    if arg.scalar not in _NUMBERS or not isinstance(value, Tensor):
+        return ""
+    return (
+        f"pass a number, such as t.item() of a tensor t with one element. If {arg.name} is to be several numbers, "
+        "annotate it as a tensor"
+    )
+
+
 def arrange_arguments(
     spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]
 ) -> dict[str, Value]:

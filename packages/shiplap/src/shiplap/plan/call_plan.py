@@ -15,7 +15,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
-from shiplap.plan.argument_kinds import arrange_arguments, number_check
+from shiplap.plan.argument_kinds import arrange_arguments, fix_of_tensor_for_number, number_check
 from shiplap.plan.build import argument_steps, sharing_steps
 from shiplap.plan.expression import TensorPlace, VariableNames, argument_variable, parameter_list
 from shiplap.plan.outputs import OutputPlan
@@ -105,7 +105,8 @@ class CallPlan:
         for arg in self.spec.args:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 where = f"{self.spec.name}, argument {arg.name!r}"
-                fix = PASS_A_TENSOR if arg.tensor is not None and not arg.many else ""
+                wants_tensor = arg.tensor is not None and not arg.many
+                fix = PASS_A_TENSOR if wants_tensor else fix_of_tensor_for_number(arg, value)
                 wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg), fix=fix)
                 # An empty text is the one value of another kind that the dispatcher lets pass.
                 if not isinstance(value, str) or value:

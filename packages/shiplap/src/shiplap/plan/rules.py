@@ -38,6 +38,7 @@ PASS_A_TENSOR = (
     "pass a tensor, such as torch.from_numpy(a) for an array a of NumPy. If the argument may be absent, add | None to "
     "its annotation"
 )
+BROADCASTS_ONE = "pass a tensor with one of the sizes under 'expected'"
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 GRADIENTS_ENABLED = "aoti_torch_grad_mode_is_enabled()"
 NO_LISTS = "no code: a declaration with lists of tensors has no C++ form"
@@ -265,7 +266,8 @@ def same_size(
         holds = Expression(python, f"({size.cpp} == 1 || {size.cpp} == {bound.cpp})")
     where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
     expected = (*(("1, or ",) if or_one else ()), f"{name} = ", bound, ", ", *origin)
-    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg)
+    fix = BROADCASTS_ONE if or_one else ""
+    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, fix=fix)
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:

@@ -66,7 +66,8 @@ def test_a_file_that_is_no_library(fill, tmp_path):
 
 def test_a_symbol_that_is_not_there(fill, tmp_path):
     fill.kernel("cpu", sl.cabi(build(tmp_path, fill, 1), "other"))
-    with fails("SL402", where="libfill.so: other", got="no such symbol"):
+    expected = "a function of the library, such as fill"
+    with fails("SL402", where="libfill.so: other", got="no such symbol", expected=expected):
         fill(torch.ones(1))
 
 
@@ -80,9 +81,15 @@ def test_a_library_built_for_another_declaration(ns, tmp_path):
     def new(x: V, k: float) -> V: ...
 
     new.kernel("cpu", sl.cabi(library, "fill"))
-    with fails("SL403", "write the header again with: shiplap header", where="libfill.so: fill"):
+    with fails(
+        "SL403", "write the header again with: shiplap header", "first move the declaration", where="libfill.so: fill"
+    ):
         new(torch.ones(1), 1.0)
     old.kernel("cpu", sl.cabi(library, "fill"))
+    # Both declarations are in this process, so the error can name them.
+    fix = f"bind fill to {ns}::fill, or name the function of {ns}::renamed in sl.cabi(...)"
+    with fails("SL403", f"the signature of {ns}::fill", f"the signature of {ns}::renamed", fix=fix):
+        new(torch.ones(1), 1.0)
     assert old(torch.ones(1), 3) == 3
 
 
@@ -94,7 +101,8 @@ def test_a_library_that_does_not_say_for_what_it_was_built(fill, tmp_path):
     include = [f"-I{INCLUDE}", f"-I{tmp_path}"]
     subprocess.run(["cc", "-shared", "-fPIC", *include, "-o", bare, tmp_path / "fill.c"], check=True)
     fill.kernel("cpu", sl.cabi(bare, "fill"))
-    with fails("SL403", "without_signature=True", where="libbare.so: fill", got="no function fill_signature"):
+    where, got = "libbare.so: fill", "no function fill_signature"
+    with fails("SL403", "without_signature=True", "the line SL_SIGNATURES once below", where=where, got=got):
         fill(torch.ones(1))
     with fails("SL403"):
         binding.build(fill)

@@ -137,7 +137,9 @@ def test_every_parameter_has_a_value(copy):
     where = f"{copy.spec.name}, Triton kernel copied"
     with fails("SL618", where, "no value for 'skip'", "arguments={'skip': ...}"):
         copy.kernel("cuda", sl.triton(copied, grid="n", constants={"BLOCK": 32}))
-    with fails("SL618", where, "no value for 'BLOCK'", "constants={'BLOCK': ...}"):
+    with fails(
+        "SL618", where, "no value for 'BLOCK'", "constants={'BLOCK': ...}", "values: n, out, scale, x, numel_out"
+    ):
         copy.kernel("cuda", sl.triton(copied, grid="n", arguments={"skip": 1}))
     with fails("SL618", where, "'rows' in grid='cdiv(rows, BLOCK)'", "BLOCK, n"):
         copy.kernel("cuda", sl.triton(copied, grid="cdiv(rows, BLOCK)", arguments={"skip": 1}, constants={"BLOCK": 32}))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+from difflib import get_close_matches
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
 from shiplap.declare.code_files import file_digest
 from shiplap.declare.native_interface import NativeForm
+from shiplap.dispatch.op import Op
+from shiplap.dispatch.registry import command_target, declared_op_list
 from shiplap.errors import ShiplapError, error
 from shiplap.settings import settings
 
@@ -32,6 +36,10 @@ class CompiledLibrary(Protocol):
         """
 
 
+MODULE_TO_IMPORT = (
+    "The command imports what declares the op. If that is a script, first move the declaration and its kernel to a "
+    "module that does not call the op"
+)
 source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kernel form names
 
 
@@ -100,7 +108,7 @@ def load_symbol(form: NativeForm) -> Any:
         stamp.restype = ctypes.c_char_p
         stamped = stamp().decode()
         if stamped != form.signature:
-            raise error("SL403", where=where, got=stamped, expected=form.signature)
+            raise _other_declaration_error(form, where, stamped)
     elif not form.without_signature:
         raise error(
             "SL403",
@@ -109,14 +117,66 @@ def load_symbol(form: NativeForm) -> Any:
             got=f"no function {symbol}_signature",
             expected=f"{symbol}_signature, which SL_SIGNATURES of the header defines",
             fix=(
-                "write the header with: shiplap header mylib.ops -o mylib.h, where mylib.ops is the module of the op. "
-                "Include it in one source file of the library, write SL_SIGNATURES below it, and build again. If you "
-                "cannot build the library, compare its parameters with the header, and pass sl.cabi(..., "
-                "without_signature=True): then nothing checks them"
+                f"write the header with: {_header_command(form)}. {MODULE_TO_IMPORT}. Include the header in one source "
+                f"file of the library, and write the line SL_SIGNATURES once below the #include. Give {symbol} its "
+                "prototype in the header, and build again. If you cannot build the library, compare its parameters "
+                "with the header, and pass sl.cabi(..., without_signature=True): then nothing checks them"
             ),
         )
     function.restype = ctypes.c_int
     return function
+
+
+def _op_with_signature(signature: str) -> str:
+    """Return the name of the declared op with a C kernel whose prototype has the digest ``signature``. Return an empty
+    string if this process has no such op.
+    """
+    return next((op.spec.name for op in declared_op_list() if any(f.signature == signature for f in _forms(op))), "")
+
+
+def _forms(op: Op) -> list[NativeForm]:
+    """Return the C functions behind the kernels of ``op``."""
+    return [k.native for kernels in op.kernels.values() for k in kernels if k.native is not None]
+
+
+def _header_command(form: NativeForm) -> str:
+    """Return the command that writes the header with the prototype of ``form``."""
+    return f"shiplap header {command_target(_op_with_signature(form.signature))} -o mylib.h"
+
+
+def _other_declaration_error(form: NativeForm, where: str, stamped: str) -> ShiplapError:
+    """Return the error ``SL403`` for a library that was built for the declaration with the digest ``stamped``, and not
+    for that of ``form``.
+    """
+    built, wanted = _op_with_signature(stamped), _op_with_signature(form.signature)
+    got = f"{stamped}, the signature of {built}" if built else f"{stamped}, which no C kernel of a declared op has"
+    expected = f"{form.signature}, the signature of {wanted}" if wanted else form.signature
+    fix = (
+        f"bind {form.symbol} to {built}, or name the function of {wanted} in sl.cabi(...)"
+        if built and wanted and built != wanted
+        else f"if {form.symbol} was written for an earlier form of this op, write the header again with: "
+        f"{_header_command(form)}. {MODULE_TO_IMPORT}. Correct the function where its prototype in the header has "
+        "changed, and build the library again. If it belongs to another op, name the function of this op in "
+        "sl.cabi(...)"
+    )
+    return error("SL403", where=where, got=got, expected=expected, fix=fix)
+
+
+def _exported_functions(file: Path) -> list[str]:
+    """Return the names of the C functions that the library ``file`` exports, sorted. The list is empty if the file is
+    not an ELF file.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        table = ELFFile(BytesIO(file.read_bytes())).get_section_by_name(".dynsym")
+    except ELFError:
+        return []
+    symbols = [] if table is None else list(table.iter_symbols())
+    defined = [s.name for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF"]
+    # Names with an underscore are those of the runtime and of C++, and signatures are no kernels.
+    return sorted(name for name in defined if not name.startswith("_") and not name.endswith("_signature"))
 
 
 def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapError:
@@ -134,4 +194,7 @@ def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapErro
             f"define {symbol} in the source with the prototype that shiplap header prints, or pass the name of the "
             "function as symbol= of sl.source, and build the op again"
         )
+    elif names := _exported_functions(file):
+        near = get_close_matches(symbol, names, 3) or names[:5]
+        expected = f"a function of the library, such as {', '.join(near)}"
     return error("SL402", where=f"{file.name}: {symbol}", got=got, expected=expected, fix=fix)

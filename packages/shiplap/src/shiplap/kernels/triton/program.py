@@ -280,7 +280,9 @@ class _LaunchReader:
             return KernelParameter(name, "scratch", dtype, at, None, "", specialises, aligns)
         given = self.declared.arguments.get(name, self._namesake(name))
         if given is None:
-            self._refuse(f"no value for {name!r}", f"an entry arguments={{{name!r}: ...}}")
+            fix = f'write what it stands for, as in arguments={{"{name}": "x"}}, or rename it'
+            fix += f". {self._names_with_values()}"
+            self._refuse(f"no value for {name!r}", f"an entry arguments={{{name!r}: ...}}", fix)
         if isinstance(given, float):
             return KernelParameter(name, _is_real_type(type), value=given, type=type)
         # Before the integers, of which bool is one.
@@ -329,7 +331,8 @@ class _LaunchReader:
             return KernelParameter(name, "computed", expr=expr)
         default = self.signature[name].default
         if default is inspect.Parameter.empty:
-            self._refuse(f"no value for {name!r}", f"constants={{{name!r}: ...}}, or {name!r} in each config")
+            fix = f'write its value, as in constants={{"{name}": 128}}. {self._names_with_values()}'
+            self._refuse(f"no value for {name!r}", f"constants={{{name!r}: ...}}, or {name!r} in each config", fix)
         return KernelParameter(name, "constant", value=default)
 
     def _namesake(self, name: str) -> str | float | None:
@@ -363,9 +366,20 @@ class _LaunchReader:
         annotation = self.signature[name].annotation
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
-    def _refuse(self, got: str, expected: str) -> NoReturn:
-        """Raise ``SL618`` for a launch whose declaration has ``got`` in place of ``expected``."""
-        raise error("SL618", where=self.where, got=got, expected=expected)
+    def _refuse(self, got: str, expected: str, fix: str = "") -> NoReturn:
+        """Raise ``SL618`` for a launch whose declaration has ``got`` in place of ``expected``. If ``fix`` is empty, the
+        fix is that of the catalogue.
+        """
+        raise error("SL618", where=self.where, got=got, expected=expected, fix=fix)
+
+    def _names_with_values(self) -> str:
+        """Return a sentence for errors with the names of parameters that need no entry in ``arguments=``."""
+        lists = {name for name, kind in self.scalars.items() if "list" in kind}
+        names = sorted({*self.tensors, *self.numbers, *self.scalars} - lists)
+        counts = [f"numel_{tensor}" for tensor in sorted(self.tensors)]
+        return (
+            f"These names have values: {', '.join([*names, *counts])}, and strides such as stride_{min(self.tensors)}_0"
+        )
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
         """Return the error ``SL619`` for a kernel that no generated launcher can launch, since it has ``got`` in place
