@@ -6,7 +6,6 @@ import ctypes
 import os
 from difflib import get_close_matches
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -163,18 +162,19 @@ def _other_declaration_error(form: NativeForm, where: str, stamped: str) -> Ship
 
 
 def _exported_functions(file: Path) -> list[str]:
-    """Return the names of the C functions that the library ``file`` exports, sorted. The list is empty if the file is
-    not an ELF file.
+    """Return the names of the C functions that the library ``file`` exports, sorted. The list is empty if the file
+    cannot be read as an ELF file.
     """
-    from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
 
     try:
-        table = ELFFile(BytesIO(file.read_bytes())).get_section_by_name(".dynsym")
-    except ELFError:
+        with file.open("rb") as opened:
+            table = ELFFile(opened).get_section_by_name(".dynsym")
+            symbols = list(table.iter_symbols()) if isinstance(table, SymbolTableSection) else []
+            defined = [s.name for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF"]
+    except Exception:  # a damaged file makes the reader raise errors of many kinds
         return []
-    symbols = [] if table is None else list(table.iter_symbols())
-    defined = [s.name for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF"]
     # Names with an underscore are those of the runtime and of C++, and signatures are no kernels.
     return sorted(name for name in defined if not name.startswith("_") and not name.endswith("_signature"))
 
