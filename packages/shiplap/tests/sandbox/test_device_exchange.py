@@ -233,7 +233,7 @@ def test_what_lies_on_a_gpu_is_no_memory_of_the_host(driver: FakeDriver) -> None
     witness = process_of(lambda x: x * 2)
     for (x,) in drawn(3):
         witness.call([x], expect(x * 2))
-    assert witness.kept == (3, 0)
+    assert witness.kept_bytes == 0
 
 
 @pytest.mark.parametrize(
