@@ -163,7 +163,8 @@ def test_cuda_kernels() -> None:
 def test_hub_kernels() -> None:
     shown = output("hub_kernels.py")
     assert "squash_v1::squash: failed" in shown
-    assert "exactly those with scale <= -" in shown and "each is -1 times the expected" in shown
+    assert "exactly those with scale <= -" in shown
+    assert "each is -1 times the expected" in shown
     assert "squash_v2::squash: proven" in shown
 
 
