@@ -45,6 +45,7 @@ pytest_plugins = ["shiplap_testing.nearest", "shiplap_testing.cost"]
 vars(typer.testing)["_get_command"] = cache(get_command)
 _FAILED = pytest.StashKey[bool]()
 _LOADED = pytest.StashKey[frozenset[str]]()  # the modules that were imported before a test
+_loaded = [frozenset[str]()]  # those of the last test
 _WORKERS = pytest.StashKey[workers.Workers]()
 _TOGETHER = pytest.StashKey[int]()  # in a worker: how many workers use its device
 
@@ -352,7 +353,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     A worker that needs more memory then gets an error itself, so that the other workers do not.
     """
     _seed_generators(zlib.crc32(item.nodeid.encode()))
-    item.stash[_LOADED] = frozenset(sys.modules)
+    item.stash[_LOADED] = _loaded_modules()
     together = item.config.stash.get(_TOGETHER, 1)
     if together > 1 and item.get_closest_marker("gpu"):
         import torch
@@ -361,6 +362,22 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
             torch.cuda.set_per_process_memory_fraction(0.8 / together)
     with _skipped_without_compiler():
         yield
+
+
+def _loaded_modules() -> frozenset[str]:
+    """Return the names of the modules that are imported now. The set is a new one only after an import, so that the
+    tests of a worker, each of which keeps its set, have few of them: a set has a quarter of a megabyte.
+    """
+    if not _are_loaded(_loaded[0]):
+        _loaded[0] = frozenset(sys.modules)
+    return _loaded[0]
+
+
+def _are_loaded(names: Collection[str]) -> bool:
+    """Return whether ``names``, a set of names of modules, are those that are imported now. Their number and the last
+    one are compared, since Python keeps the order of imports.
+    """
+    return len(names) == len(sys.modules) and next(reversed(sys.modules)) in names
 
 
 def _seed_generators(seed: int) -> None:
@@ -383,6 +400,8 @@ def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[
     A module that imports a patched name from another one keeps it when the patch is undone, so that a later test of the
     same worker would see it. ``loaded`` are the names of the modules that were imported before the test.
     """
+    if _are_loaded(loaded):  # most tests import nothing
+        return []
     late = [(n, m) for n, m in list(sys.modules.items()) if n not in loaded and n.startswith("shiplap")]
     released = []
     for target, name, original in patch._setattr if late else ():
