@@ -219,6 +219,7 @@ ALONE = (
     "what_it_is_on_the_cpu",
     "reduce_overhead",
     "trains_on_cuda",
+    "one_file_on_cuda",
     "test_compiled",
 )
 
@@ -228,7 +229,7 @@ def _is_alone(nodeid: str) -> bool:
     and before all others.
     """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
-    return folder.endswith("/gpu") and any(part in name for part in ALONE)
+    return (folder.endswith("/gpu") or name.endswith("_on_cuda")) and any(part in name for part in ALONE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
