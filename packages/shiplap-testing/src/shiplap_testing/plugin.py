@@ -63,6 +63,10 @@ LONG = (
     "slidesparse/gpu/test_graphs",
     "gpu/test_zoo_gpu",
     "sparse3d/gpu/test_package",
+    "gpu/test_cuda_sources",
+    "gpu/test_installed_cuda",
+    "sparse3d/gpu/test_flexgemm_graphs",
+    "sparse3d/gpu/test_steps",
     "slidesparse/gpu/test_models",
     "backend/runtime/test_load",  # builds the device: files that need it would wait if they came at the same time
     "audit/test_zoo",
@@ -219,7 +223,9 @@ ALONE = (
     "what_it_is_on_the_cpu",
     "reduce_overhead",
     "trains_on_cuda",
-    "one_file_on_cuda",
+    "one_file_on_cuda",  # these three beside tests of the CPU, in one file
+    "its_example_on_cuda",
+    "is_named_on_cuda",
     "test_compiled",
 )
 
