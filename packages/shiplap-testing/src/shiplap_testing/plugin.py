@@ -64,6 +64,10 @@ LONG = (
     "slidesparse/gpu/test_graphs",
     "gpu/test_zoo_gpu",
     "sparse3d/gpu/test_package",
+    "gpu/test_cuda_sources",
+    "gpu/test_installed_cuda",
+    "sparse3d/gpu/test_flexgemm_graphs",
+    "sparse3d/gpu/test_steps",
     "slidesparse/gpu/test_models",
     "backend/runtime/test_load",  # builds the device: files that need it would wait if they came at the same time
     "audit/test_zoo",
@@ -283,13 +287,15 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Seed the generators of random numbers before the fixtures of a test are set up. Limit the device memory of this
-    worker before a test on an accelerator, to an equal share of 80 % if several workers use the device. Skip a test
-    whose fixtures find no C or C++ compiler on a machine that has none.
+    """Seed the generators of random numbers before the fixtures of a test are set up, by the name of the test and by
+    the number of ``--hypothesis-seed``, if there is one. Limit the device memory of this worker before a test on an
+    accelerator, to an equal share of 80 % if several workers use the device. Skip a test whose fixtures find no C or
+    C++ compiler on a machine that has none.
 
     A worker that needs more memory then gets an error itself, so that the other workers do not.
     """
-    _seed_generators(zlib.crc32(item.nodeid.encode()))
+    drawn = item.config.getoption("--hypothesis-seed", None)
+    _seed_generators(zlib.crc32(item.nodeid.encode() if drawn is None else f"{item.nodeid} {drawn}".encode()))
     item.stash[_LOADED] = _loaded_modules()
     together = item.config.stash.get(_TOGETHER, 1)
     if together > 1 and item.get_closest_marker("gpu"):
@@ -335,7 +341,8 @@ def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[
     the replaced names.
 
     A module that imports a patched name from another one keeps it when the patch is undone, so that a later test of the
-    same worker would see it. ``loaded`` are the names of the modules that were imported before the test.
+    same worker would see it. A function or class is replaced under each name that it has there, any other value only
+    under its own. ``loaded`` are the names of the modules that were imported before the test.
     """
     if _are_loaded(loaded):  # most tests import nothing
         return []
@@ -343,10 +350,11 @@ def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[
     released = []
     for target, name, original in patch._setattr if late else ():
         patched = getattr(target, name, None)
-        for module_name, module in late:
-            if patched is not None and module is not target and vars(module).get(name) is patched:
-                setattr(module, name, original)
-                released.append(f"{module_name}.{name}")
+        for module_name, module in late if patched is not None else ():
+            for kept, value in list(vars(module).items()):
+                if module is not target and value is patched and (kept == name or callable(patched)):
+                    setattr(module, kept, original)
+                    released.append(f"{module_name}.{kept}")
     return released
 
 
@@ -428,8 +436,8 @@ def pytest_configure(config: pytest.Config) -> None:
             compilers.headers()
     else:
         shared()  # one folder for all workers
-    # A busy machine is no failure, and neither is an example that no change has to do with: other examples are drawn
-    # with --hypothesis-seed=random, or with a number.
+    # A busy machine is no failure, and neither is an example that no change has to do with. With a number as
+    # --hypothesis-seed, Hypothesis and the tests' own generators draw other examples, the same for the same number.
     fixed = config.getoption("--hypothesis-seed", None) is None
     hypothesis.settings.register_profile("shiplap", deadline=None, derandomize=fixed)
     hypothesis.settings.load_profile("shiplap")

@@ -29,6 +29,9 @@ ALONE = (
     "what_it_is_on_the_cpu",
     "reduce_overhead",
     "trains_on_cuda",
+    "one_file_on_cuda",  # these three beside tests of the CPU, in one file
+    "its_example_on_cuda",
+    "is_named_on_cuda",
     "test_compiled",
 )
 
@@ -38,7 +41,7 @@ def is_alone(nodeid: str) -> bool:
     and before all others.
     """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
-    return folder.endswith("/gpu") and any(part in name for part in ALONE)
+    return (folder.endswith("/gpu") or name.endswith("_on_cuda")) and any(part in name for part in ALONE)
 
 
 def keep_tests_on_device(nodeids: Iterable[str]) -> None:
@@ -92,8 +95,9 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
             return ON_DEVICE * (nodeid in self.on_device) + unit_of(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
-            """Assign the next unit that the worker ``node`` may run to it. End the worker if there is none. Do nothing if
-            the worker, which takes the place of one that has crashed, has not listed the tests yet.
+            """Assign the next unit that the worker ``node`` may run to it. End the worker if there is none.
+
+            Do nothing if the worker, which takes the place of one that has crashed, has not listed the tests yet.
             """
             if node not in self.registered_collections:
                 return
