@@ -12,7 +12,7 @@ M = Float32[Tensor, "n c"]
 
 @pytest.mark.parametrize("factors", [(0, 2), (2, 2), (3, 3)], ids=["late", "right", "always wrong"])
 def test_determinism_names_a_first_call_that_alone_was_wrong(ns: str, factors: tuple[int, int]) -> None:
-    calls = []
+    calls: list[Tensor] = []
 
     @sl.op(f"{ns}::started")
     def started(x: M) -> M:
