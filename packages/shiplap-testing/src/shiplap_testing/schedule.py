@@ -105,8 +105,9 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
                 kinds: dict[bool, list[str]] = {True: [], False: []}
                 for name in self.workqueue:
                     kinds[name.startswith(ON_DEVICE)].append(name)
-                if kinds[True] and self.loader not in self.assigned_work:
-                    self.loader = node  # also in place of one that has crashed
+                # One that has run nothing: the first of all, or one in place of a worker that has crashed.
+                if kinds[True] and self.loader not in self.assigned_work and not self.assigned_work[node]:
+                    self.loader = node
                 mine = kinds[node is self.loader]
                 if not mine:
                     node.shutdown()
