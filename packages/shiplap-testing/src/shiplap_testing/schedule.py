@@ -95,25 +95,32 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
             return ON_DEVICE * (nodeid in self.on_device) + unit_of(nodeid)
 
         def _assign_work_unit(self, node: Any) -> None:
-            """Assign the next unit that the worker ``node`` may run to it. End the worker if there is none.
+            """Assign the next units that the worker ``node`` may run to it, until it has two tests. End the worker if
+            there are none.
 
-            Do nothing if the worker, which takes the place of one that has crashed, has not listed the tests yet.
+            A worker begins a test only when it knows the next one. Do nothing if the worker, which takes the place of
+            one that has crashed, has not listed the tests yet.
             """
-            if node not in self.registered_collections:
-                return
-            if self.numnodes > 1:
-                kinds: dict[bool, list[str]] = {True: [], False: []}
-                for name in self.workqueue:
-                    kinds[name.startswith(ON_DEVICE)].append(name)
-                # One that has run nothing: the first of all, or one in place of a worker that has crashed.
-                if kinds[True] and self.loader not in self.assigned_work and not self.assigned_work[node]:
-                    self.loader = node
-                mine = kinds[node is self.loader]
-                if not mine:
+            while node in self.registered_collections:
+                if not (units := self._units_for(node)):
                     node.shutdown()
                     return
-                self.workqueue.move_to_end(mine[0], last=False)
-            super()._assign_work_unit(node)
+                self.workqueue.move_to_end(units[0], last=False)
+                super()._assign_work_unit(node)
+                if self._pending_of(self.assigned_work[node]) > 1:
+                    return
+
+        def _units_for(self, node: Any) -> list[str]:
+            """Return the names of the waiting units that the worker ``node`` may run, the next one first."""
+            if self.numnodes == 1:
+                return [*self.workqueue]
+            kinds: dict[bool, list[str]] = {True: [], False: []}
+            for name in self.workqueue:
+                kinds[name.startswith(ON_DEVICE)].append(name)
+            # One that has run nothing: the first of all, or one in place of a worker that has crashed.
+            if kinds[True] and self.loader not in self.assigned_work and not self.assigned_work[node]:
+                self.loader = node
+            return kinds[node is self.loader]
 
         def remove_node(self, node: Any) -> str | None:
             """Mark the test during which the worker ``node`` ended as completed, so that no other worker runs it.
