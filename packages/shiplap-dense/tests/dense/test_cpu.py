@@ -24,6 +24,9 @@ def test_functional_forms_are_pytorchs():
     out = dense.conv2d(x, filters, None, 2, (1, 0), (1, 2))
     torch.testing.assert_close(out, torch.nn.functional.conv2d(x, filters, None, 2, (1, 0), (1, 2)))
     assert out.is_contiguous(memory_format=torch.channels_last)
+    rows, each, ends = torch.randn(6, 7), torch.randn(2, 7, 5), torch.tensor([2, 5], dtype=torch.int32)
+    want = torch.cat([rows[:2] @ each[0], rows[2:5] @ each[1], torch.zeros(1, 5)])
+    torch.testing.assert_close(dense.grouped_matmul(rows, each, ends), want)
 
 
 @pytest.mark.parametrize("k", [0, 64])

@@ -151,6 +151,7 @@ def test_weights_that_are_not_in_memory_are_refused() -> None:
 
 def test_weights_that_were_cut_while_they_were_loaded_are_refused() -> None:
     model, quantizer = llama(), hf.SlidesparseQuantizer(hf.SlidesparseConfig(), pre_quantized=False)
+    assert quantizer.is_trainable, "adapters can be trained on it"
     cut = model.model.layers[1].mlp.down_proj
     cut.weight = nn.Parameter(cut.weight.detach()[:, :36])
     with pytest.raises(ShiplapError, match=r"SL211(.|\n)*layers.1.mlp.down_proj.weight(.|\n)*slidesparse.shard"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import shiplap_slidesparse as ss
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap_slidesparse import formats
+from shiplap_slidesparse import formats, ops
 from tests.slidesparse.models import TOKENS, llama, mixtral, mlp
 
 MODES = ("int8", "fp8", "bf16", "fp16")
@@ -346,3 +346,16 @@ def test_a_converted_layer_is_not_converted_again() -> None:
     made.reset_parameters()
     assert not made.weight.any()
     assert made.weight_scale.eq(1).all()
+
+
+def test_a_weight_that_was_cast_is_refused_with_its_dtypes() -> None:
+    made = layer("int8")
+    with pytest.raises(ShiplapError, match=r"SL211(.|\n)*a weight of torch.float16 and scales of torch.float64"):
+        made._refuse_cast(torch.zeros(1, dtype=torch.float16), torch.zeros(1, dtype=torch.float64))
+    with pytest.raises(ShiplapError, match=r"SL211(.|\n)*a weight of torch.float64\n"):
+        layer("bf16")._refuse_cast(torch.zeros(1, dtype=torch.float64), None)
+
+
+def test_a_weight_packed_for_a_gpu_is_not_expanded_elsewhere() -> None:
+    with pytest.raises(ShiplapError, match=r"SL211(.|\n)*a weight packed by cuSPARSELt on cpu"):
+        ops.expand_packed(torch.zeros(4, dtype=torch.uint8), 4, 4, torch.int8, ops.CUSPARSELT)

@@ -263,6 +263,26 @@ def test_a_cache_of_another_call_is_an_assertion_error_of_the_catalogue():
     assert cache.T.is_transposed
 
 
+def test_a_cache_lists_its_taps_by_masks_and_by_name():
+    _, coords, shape = scene(3, 1)
+    cache = flex_gemm.build_neighbor_cache(
+        coords, submanifold=False, kernel_size=(2, 2, 2), stride=(2, 2, 2), input_sparse_shape=shape[:4]
+    )
+    assert cache.transpose() is cache.T
+    assert cache["num_kernels"] == 8
+    assert "fwd_map" in cache
+    assert "another" not in cache
+    assert torch.equal(cache.bwd_mask, cache.bwd_map >= 0)
+    mask = cache.fwd_map >= 0
+    assert torch.equal(cache.fwd_gray_code.long(), (mask.long() << torch.arange(8)).sum(1))
+    order = cache.fwd_sorted_idx
+    assert torch.equal(order.sort().values, torch.arange(len(mask)))
+    taps, ends = cache.fwd_valid_kernel(2)
+    blocks = [taps[begin:end].tolist() for begin, end in itertools.pairwise(ends.tolist())]
+    rows = mask[order]
+    assert blocks == [rows[n : n + 2].any(0).nonzero().flatten().tolist() for n in range(0, len(rows), 2)]
+
+
 def test_every_form_of_a_cache_is_the_same_cache():
     _, coords, shape = scene(3, 1)
     cache = flex_gemm.build_neighbor_cache(

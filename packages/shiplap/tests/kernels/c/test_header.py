@@ -7,6 +7,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.codegen.ctype import c_prototype
 from shiplap.kernels.c.header import bound_symbols, header_text, prototype_signature
+from shiplap_headers import cmake_dir, include_dir
 from shiplap_testing.build import CompileError, compile_c
 from shiplap_testing.support import fails
 
@@ -174,3 +175,8 @@ def test_a_prototype_has_the_whole_first_paragraph_of_its_op():
     assert summary.replace("\n * ", " ").endswith("; of rows without a column, zero.")
     assert lines.startswith("header_paragraph::total(")
     assert "rest" not in text
+
+
+def test_the_files_for_compilers_and_cmake_are_where_they_are_said_to_be():
+    assert (include_dir() / "shiplap" / "abi.h").is_file()
+    assert {"ShiplapKernels.cmake", "ShiplapModels.cmake"} <= {path.name for path in cmake_dir().iterdir()}
