@@ -280,9 +280,8 @@ def _run(plain: list[list[str]], device: list[str], *, goes_on: bool) -> list[in
             for process in [process for process in running if process.poll() is not None]:
                 running.remove(process)
                 statuses.append(process.returncode)
-                if _is_failure(process.returncode) and not goes_on:
-                    for other in running:
-                        _interrupt(other)
+                for other in running if _is_failure(process.returncode) and not goes_on else ():
+                    _interrupt(other)
         output.seek(0)
         sys.stdout.buffer.write(output.read())
         sys.stdout.flush()

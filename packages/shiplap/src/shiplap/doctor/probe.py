@@ -214,18 +214,22 @@ class Probe:
             values = dict(got)
             for path, value in expected:
                 # Python state may be rearranged, but each tensor that both runs know has to agree.
-                name = f"{where}: {kind} {path or 'value'}"
-                if path not in values or not (reason := difference(torch, value, values[path])):
-                    continue
-                if not isinstance(value, torch.Tensor) and type(value) is type(values[path]):
-                    self.unstable.append(name)
-                    if name in self.spec.get("ignored", ()):
-                        if value and values[path] == 0:
-                            self.zeroed.append(name)
-                        continue
-                self.differences.append(f"{name} {reason}")
+                if path in values and (reason := difference(torch, value, values[path])):
+                    self._note_difference(torch, f"{where}: {kind} {path or 'value'}", value, values[path], reason)
             if kind != "state":
                 self.counts[kind] += sum(isinstance(v, torch.Tensor) for _, v in expected)
+
+    def _note_difference(self, torch: ModuleType, name: str, value: Any, found: Any, reason: str) -> None:
+        """Append the value ``name`` to ``differences`` with ``reason``, since ``found`` differs from the recorded
+        ``value``. If it is no tensor, append it to ``unstable``, and if it is one of those that are ignored, leave it
+        out of ``differences``.
+        """
+        if not isinstance(value, torch.Tensor) and type(value) is type(found):
+            self.unstable.append(name)
+            if name in self.spec.get("ignored", ()):
+                self.zeroed += [name] if value and found == 0 else []
+                return
+        self.differences.append(f"{name} {reason}")
 
     def finish(self, torch: ModuleType | None) -> None:
         """Write times and differences as JSON to the result file that ``spec`` names.
