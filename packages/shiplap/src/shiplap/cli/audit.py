@@ -163,15 +163,18 @@ class _AuditResults:
         self.samples |= part.samples
         self.ledgers |= part.ledgers
 
-    def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """Append one report on each of ``ops`` to ``reports``. It is made from the findings of all runs on the op and
-        the names of the ``required`` checks.
+    def make_reports(self, ops: Sequence[Op], required: Sequence[str], device: str) -> None:
+        """Append one report on each of ``ops`` to ``reports``. It is made from the findings of all runs on the op on
+        ``device`` and the names of the ``required`` checks.
         """
         from shiplap.audit import Report
+        from shiplap.audit.report import device_without_kernel
 
-        for name in (op.spec.name for op in ops):
+        for op in ops:
+            name = op.spec.name
             findings = tuple(f for f in self.findings if f.subject == name)
-            self.reports.append(Report(name, findings, tuple(required), self.ledgers.get(name, ())))
+            cells, absent = self.ledgers.get(name, ()), device_without_kernel(op, device)
+            self.reports.append(Report(name, findings, tuple(required), cells, absent))
 
 
 def command(
@@ -255,7 +258,7 @@ def command(
 
     # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
-    results.make_reports(ops, required)
+    results.make_reports(ops, required, device)
     if statement is not None:
         from shiplap.audit.statement import write_audit_statement
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, wraps
 from types import NoneType, UnionType
@@ -19,6 +22,7 @@ R = TypeVar("R")
 _FORMS: dict[object, tuple[str, str]] = {
     str: ("a text", '"..."'),
     bool: ("True or False", "True"),
+    int: ("a whole number", "1"),
     os.PathLike[str]: ("a path", '"..."'),
     Iterable[str]: ("a text or a list of texts", '("...",)'),
     Iterable[str | os.PathLike[str]]: ("a list of paths", '("...",)'),
@@ -72,6 +76,8 @@ def _fits(value: object, kind: object) -> bool:
     """
     if kind in (str, bool, NoneType):
         return isinstance(value, typing.cast(type, kind))
+    if kind is int:
+        return hasattr(type(value), "__index__") and not isinstance(value, bool)
     if kind == os.PathLike[str]:
         return isinstance(value, os.PathLike)
     if kind == Mapping[str, str]:
@@ -87,8 +93,17 @@ def _fits(value: object, kind: object) -> bool:
 
 @cache
 def annotations_of(described: type | Callable[..., object]) -> Mapping[str, object]:
-    """Return the evaluated annotations of a typed dict or of a function, by name."""
-    return typing.get_type_hints(described)
+    """Return the evaluated annotations of a typed dict or of a function, by name. Annotations of a function with names
+    that only a type checker imports are left out.
+    """
+    try:
+        return typing.get_type_hints(described)
+    except NameError:
+        found = {}
+        for name, text in inspect.get_annotations(described).items():
+            with suppress(NameError):
+                found[name] = eval(text, vars(sys.modules[described.__module__])) if isinstance(text, str) else text
+        return found
 
 
 def with_checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -106,7 +121,9 @@ def with_checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as e:
-            what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
+            what = "the arguments do not fit the signature"
+            absent = re.search(r"missing a required argument: '(\w+)'", str(e))
+            fix = f"pass {absent[1]} as well" if absent else "pass the arguments that 'expected' lists, each once"
             expected = f"{function.__name__}({', '.join(map(str, signature.parameters))})"
             raise error("SL140", what=what, where=where, got=str(e), expected=expected, fix=fix) from None
         hints = annotations_of(function)

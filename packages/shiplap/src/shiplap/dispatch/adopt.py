@@ -271,6 +271,8 @@ def read_source(
     ``devices`` are the device types on which it is called. If empty, they are those for which it has kernels.
     ``differentiable`` states whether autograd can differentiate a function. It is None for any other source.
     """
+    if isinstance(cls := getattr(source, "__self__", None), type) and issubclass(cls, torch.autograd.Function):
+        source = cls  # its ``apply`` was given
     if differentiable is not None and (isinstance(source, (str, type)) or not callable(source)):
         got, fix = f"differentiable={differentiable}", "leave differentiable= out"
         raise _unfit_source_error(spec, got, "a function as the source, with differentiable=", fix)
