@@ -12,7 +12,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, SupportsIndex, TypeVar
 
 from shiplap.errors import ShiplapError, error
 
@@ -77,7 +77,7 @@ def _fits(value: object, kind: object) -> bool:
     if kind in (str, bool, NoneType):
         return isinstance(value, typing.cast(type, kind))
     if kind is int:
-        return hasattr(type(value), "__index__") and not isinstance(value, bool)
+        return isinstance(value, SupportsIndex) and not isinstance(value, bool)
     if kind == os.PathLike[str]:
         return isinstance(value, os.PathLike)
     if kind == Mapping[str, str]:

@@ -80,7 +80,7 @@ def fix_of_value_for_tensor(arg: Arg, value: Value) -> str:
     if kind in (list, tuple):
         of_tensors = f"annotate it as {name}: list[{arg.tensor}]"
         return f"pass one tensor, such as torch.tensor(values). If {name} is to be a list of tensors, {of_tensors}"
-    if hasattr(value, "__array__"):
+    if kind.__module__.partition(".")[0] == "numpy":
         return f"pass a tensor, such as torch.from_numpy(a) for the array a that is passed as {name}"
     return f"pass a tensor as {name}"
 
