@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.packaging.model import package_model
 from shiplap_testing.support import fails
 
 
@@ -106,6 +107,42 @@ def test_public_functions_refuse_arguments_that_do_not_fit(ns):
         sl.tune(f, [{"n": 3}], device="nowhere")
     with fails("SL209", "write f(*values)"):
         f([torch.ones(3), torch.ones(3)])
+
+
+def test_an_op_that_calls_itself(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return f(x)
+
+    with fails("SL319", where=f"{ns}::f"):
+        f(torch.ones(3))
+
+
+def test_targets_that_are_no_functions_or_no_ops(ns):
+    for function in (sl.doctor, sl.explain):
+        with fails("SL501", "pass the function f and its arguments, not the result f(x)"):
+            function(torch.ones(3))
+    with fails("SL501", where="tune()"):
+        sl.tune(len, [{"n": 3}])
+    with fails("SL501", where="freeze()"):
+        sl.freeze("choices.json", [len])
+    with fails("SL140", 'a dict\n  fix      write constants={"...": ...}'):
+        sl.triton(len, grid="n", constants="BLOCK=64")
+    with fails("SL140", "got      program of type Linear"):
+        package_model(torch.nn.Linear(3, 3), "model.pt2")
+
+
+def test_a_sample_builder_that_raises(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    @f.samples
+    def _(rng, sizes, dtype, device):
+        return undefined
+
+    with fails("SL502", "undefined", what="the sample builder raised an error"):
+        sl.audit(f, checks="numerics", seed=0)
 
 
 VALUES = {

@@ -90,15 +90,7 @@ def audit(
     Example:
         >>> assert audit(axpy).proven  # doctest: +SKIP
     """
-    if not isinstance(op, Op):
-        raise error(
-            "SL501",
-            where="audit()",
-            what="the object is not a declared op",
-            got=f"{type(op).__name__} {op}",
-            expected="what @sl.op or @sl.adopt returned",
-            fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
-        )
+    require_op(op, "audit()")
     # Names are checked before any sample runs.
     checks = (checks,) if isinstance(checks, str) else checks
     names = tuple(load_check(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))

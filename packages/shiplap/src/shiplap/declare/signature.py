@@ -13,11 +13,13 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, TypedDict, Unpack, get_args
+from types import FunctionType
+from typing import Literal, TypedDict, Unpack, cast, get_args
 
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
+from shiplap.declare.code_parts import closure_cell_value
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.keyword_values import annotations_of, check_value, unknown_keyword_error
 from shiplap.declare.return_annotation import is_schema_name, is_single_tuple, read_results
@@ -263,9 +265,12 @@ def _evaluate_annotations(fn: Callable[..., object]) -> dict[str, object]:
     """
     # A module that was run by path may not be in sys.modules.
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
-    closure = inspect.getclosurevars(fn)
+    # A variable around the function may be assigned only later, as that of the op itself is.
+    plain = cast("FunctionType", inspect.unwrap(fn))
+    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
+    around = {name: value for name, cell in cells if (value := closure_cell_value(cell)) is not None}
     try:
-        return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns={**closure.nonlocals})
+        return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns=around)
     except NameError as e:
         raise error(
             "SL102",

@@ -115,6 +115,7 @@ def tune(
     from shiplap.tuning import engine
     from shiplap.tuning.selector import SelectionOptions
 
+    registry.require_op(op, "tune()")
     if device is not None:
         require_device(device, f"tune(device={device!r})")
     return engine.tune_all(
@@ -139,7 +140,10 @@ def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> lis
     """
     from shiplap.tuning.frozen_table import write_frozen_table
 
-    return write_frozen_table(path, ops)
+    chosen = None if ops is None else tuple(ops)
+    for each in chosen or ():
+        registry.require_op(each, "freeze()")
+    return write_frozen_table(path, chosen)
 
 
 def apply_tuning_settings() -> None:
