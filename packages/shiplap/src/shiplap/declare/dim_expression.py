@@ -175,7 +175,7 @@ class Expr:
             )
             if outside or literal or call:
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
-                reads = isinstance(node, ast.Attribute) or (call and isinstance(node.func, ast.Attribute))
+                reads = isinstance(node.func if isinstance(node, ast.Call) else node, ast.Attribute)
                 fix = (
                     "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number"
                     if isinstance(node, ast.Div)

@@ -264,8 +264,8 @@ def same_size(
         holds = Expression(python, f"({size.cpp} == 1 || {size.cpp} == {bound.cpp})")
     where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
     expected = (*(("1, or ",) if or_one else ()), f"{name} = ", bound, ", ", *origin)
-    words = {"fix": BROADCASTS_ONE} if or_one else {"fix_of_one": EXPAND_FIX}
-    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, **words)
+    fix, of_one = (BROADCASTS_ONE, "") if or_one else ("", EXPAND_FIX)
+    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, fix=fix, fix_of_one=of_one)
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
