@@ -300,10 +300,12 @@ class _AuditRequest:
 
 def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
     """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads. They are findings, records
-    of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown.
+    of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown. Where
+    samples run in this process, as on a GPU, the ops are audited one after the other.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check
+    from shiplap.audit.child_process import can_isolate
     from shiplap.tuning.engine import tuning_progress
 
     extra = [f"sanitizer:{tool}" for tool in asked.tools]
@@ -312,7 +314,9 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     # Each check reports one finding, so the number of steps is known before the audit.
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
     results = _AuditResults()
-    # Threads suffice: each op is checked in processes of its own, for which a thread only waits.
+    # Threads suffice: each op is checked in processes of its own, for which a thread only waits. Where it is not, threads
+    # would trace and capture at the same time, which Dynamo and a CUDA graph do not allow.
+    jobs = jobs if jobs == 1 or can_isolate(asked.device) else 1
     with tuning_progress(False if quiet else None) as report, ThreadPoolExecutor(jobs) as pool:
         done = count(1)
 

@@ -36,14 +36,19 @@ def build_arguments(
     build, dtype = bind_sampler(op.spec, op.sampler), getattr(torch, floats[0]) if floats else torch.float32
     try:
         made = build(rng, wanted, dtype, device)
-    except (NameError, AttributeError, TypeError, LookupError, AssertionError) as e:
+    except (NameError, AttributeError, TypeError, LookupError, AssertionError, RuntimeError) as e:
+        on_cpu = "device type for generator" in str(e)
+        if isinstance(e, RuntimeError) and not on_cpu:  # such as memory that there is not, which a check expects
+            raise
         raise error(
             "SL502",
             what="the sample builder raised an error",
             where=f"{op.spec.name}, samples",
             got=error_line(e),
             expected="the arguments of one call",
-            fix="correct the function that @op.samples decorates, so that it works for all sizes, 0 and 1 included",
+            fix="draw with generator=rng on the CPU, and move the tensor: torch.randn(n, generator=rng).to(device)"
+            if on_cpu
+            else "correct the function that @op.samples decorates, so that it works for all sizes, 0 and 1 included",
         ) from e
     _require_arguments(op, made)
     given: list[Any] = [list(v) if isinstance(v, tuple) else v for v in made]
