@@ -314,8 +314,8 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     # Each check reports one finding, so the number of steps is known before the audit.
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
     results = _AuditResults()
-    # Threads suffice: each op is checked in processes of its own, for which a thread only waits. Where it is not, threads
-    # would trace and capture at the same time, which Dynamo and a CUDA graph do not allow.
+    # Threads suffice: each op is checked in processes of its own, for which a thread only waits. Where it is not,
+    # threads would trace and capture at the same time, which Dynamo and a CUDA graph do not allow.
     jobs = jobs if jobs == 1 or can_isolate(asked.device) else 1
     with tuning_progress(False if quiet else None) as report, ThreadPoolExecutor(jobs) as pool:
         done = count(1)
