@@ -30,6 +30,7 @@ from shiplap.audit.session import AuditPlan, repeat_sample, run_session
 from shiplap.audit.target import write_reproducer
 from shiplap.declare.keyword_values import with_checked_arguments
 from shiplap.dispatch import Op
+from shiplap.dispatch.registry import require_op
 from shiplap.errors import error, error_line
 from shiplap.kernels.triton.kernel import LaunchedKernel
 from shiplap.sampling.device import require_device
