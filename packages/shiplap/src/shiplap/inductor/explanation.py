@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shiplap.declare.keyword_values import require_callable
 from shiplap.dispatch import registry
 from shiplap.errors import error
 from shiplap.inductor.fusion_choice import FusionChoice, watch_fusion_choices
@@ -184,6 +185,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     """
     from shiplap.torch_private.inductor_report import observe_graphs
 
+    require_callable("sl.explain()", fn)
     # A function that is compiled already would run its cached code, and nothing would be observed.
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     target = getattr(fn, "__qualname__", type(fn).__name__)

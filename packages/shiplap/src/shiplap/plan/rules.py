@@ -16,6 +16,7 @@ import torch
 from shiplap import dtypes
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import Arg, TensorType
+from shiplap.plan.argument_kinds import ABSENT_FIX
 from shiplap.plan.expression import (
     Expression,
     TensorPlace,
@@ -34,10 +35,7 @@ _OWN_CLASSES = {
     "Float": ("Float16", "BFloat16", "Float32", "Float64"),
     "Int": ("Int8", "Int16", "Int32", "Int64"),
 }
-PASS_A_TENSOR = (
-    "pass a tensor, such as torch.from_numpy(a) for an array a of NumPy. If the argument may be absent, add | None to "
-    "its annotation"
-)
+EXPAND_FIX = "pass tensors with the sizes under 'expected'. A size of 1 does not broadcast: call .expand() first"
 BROADCASTS_ONE = "pass a tensor with one of the sizes under 'expected'"
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 GRADIENTS_ENABLED = "aoti_torch_grad_mode_is_enabled()"
@@ -97,7 +95,7 @@ def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
         (declared,),
         at.arg,
         cpp_by="Python, to which a call with None is handed over, and tvm-ffi's Arguments, which hand over tensors",
-        fix=PASS_A_TENSOR,
+        fix=ABSENT_FIX,
         undecided="None for a tensor",
         deferral=undefined_condition("{index}"),
     )
@@ -264,8 +262,8 @@ def same_size(
         holds = Expression(python, f"({size.cpp} == 1 || {size.cpp} == {bound.cpp})")
     where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
     expected = (*(("1, or ",) if or_one else ()), f"{name} = ", bound, ", ", *origin)
-    fix = BROADCASTS_ONE if or_one else ""
-    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, fix=fix)
+    fix, of_one = (BROADCASTS_ONE, "") if or_one else ("", EXPAND_FIX)
+    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, fix=fix, fix_of_one=of_one)
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:

@@ -65,9 +65,13 @@ class SourceImplementation(Implementation):
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
         """Return the kernel for the op declared as ``spec``. Its library is identified by a digest of sources and
         options. Nothing is compiled, and no library is opened. Raise ``SL122`` if a name in ``strided`` is no tensor
-        argument.
+        argument, or for CUDA C++ as a kernel of the CPU.
         """
         symbol = self.function.symbol
+        if terms.device == "cpu" and any(text.language == "cuda" for text in self.texts):
+            where, expected = f"{spec.name}, kernel {symbol}", "C or C++ for the CPU"
+            fix = 'bind it with op.kernel("cuda", ...), or write the kernel of the CPU in C or C++'
+            raise error("SL122", where=where, got="CUDA C++", expected=expected, fix=fix)
         read_strided(spec, f"sl.source(..., {symbol!r})", self.function.strided)
         configs = {symbol: terms.space.names} if terms.space is not None else None
         header = header_text({symbol: spec}, symbol, configs)
