@@ -8,6 +8,8 @@ the rate of torch's best sum of two large vectors. No kernel is faster than its 
 from one op to the next. ``products_ms`` is a second limit: torch's own products of the sizes that occur, of rows that
 are gathered already, with the bounds of all other ops. spconv's time divided by a limit is the most that is attainable.
 
+Ops of ours are called as a built package calls them, through bindings in C++.
+
     python benchmarks/sparse3d_unet_cpu.py [--json benchmarks/results/sparse3d_unet_cpu.json] [--rounds 15]
 
 The peer is installed as for ``sparse3d_cpu.py``. Without it the ratios are left out.
@@ -36,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import sparse3d_cpu
 from _record import record, write
 
+from shiplap_sparse3d import ops
+
 SOURCES = [
     "benchmarks/sparse3d_unet_cpu.py",
     *(source for source in sparse3d_cpu.SOURCES if source.startswith("packages/")),
@@ -44,6 +48,7 @@ SOURCES = [
     "packages/shiplap-sparse3d/src/shiplap_sparse3d/spconv/modules.py",
 ]
 NETWORKS = (("shell", 64, (32, 64, 96)), ("shell", 128, (16, 32, 48)), ("LiDAR", 0.5, (16, 32, 48)))
+CALLED = (ops.conv, ops.conv_weight_grad, ops.subm_table, ops.conv_table, ops.transpose_table, ops.out_coords)
 CONVOLUTIONS = ("sparse3d::conv", "sparse3d::conv_weight_grad")
 Run = Callable[[], Any]
 
@@ -270,6 +275,8 @@ def main() -> None:
     if os.environ.get("OMP_NUM_THREADS") != "1":  # spconv brings an OpenMP of its own that only the environment reaches
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
     torch.set_num_threads(1)
+    for op in CALLED:
+        op.build()
     rates = measured_rates()
     print(f"{rates[0] / 1e9:.1f} thousand million multiply-adds and {rates[1] / 1e9:.1f} GB a second")
     cases = []

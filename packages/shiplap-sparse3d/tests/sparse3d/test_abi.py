@@ -403,6 +403,25 @@ GROUPS = [
 ]
 
 
+# Few input channels, for which sums are turned, panels that stay in registers, whole vectors, and the rest.
+CHANNELS = [(1, 16), (4, 16), (4, 40), (8, 64), (8, 24), (16, 16), (16, 4), (16, 72), (32, 48), (20, 48), (70, 33)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("ci", "co"), sampled([pytest.param(*channels) for channels in CHANNELS], 3))
+def test_conv_of_few_channels_and_of_whole_vectors(matrix, ci, co, dtype):
+    """Rows of more than two blocks, of which the last ones are not whole. Reflected where the symbol takes that."""
+    feats, weight, table, bias, grad = conv_case(ci, dtype, 1037, 900, 27, ci, co)
+    reflect = matrix.isa is None
+    taps = slice(None, None, -1) if reflect else slice(None)
+    for threads in (1, 5):
+        kernels = Sparse3d(threads=threads, isa=matrix.isa)
+        expected = reference_conv(feats, weight[:, taps], table, bias)
+        assert_close(kernels.conv(feats, weight, table, bias, reflect=reflect), expected)
+        gradient = kernels.conv_weight_grad(grad, feats, table, reflect=reflect)
+        assert_close(gradient, reference_weight_grad(grad, feats, table)[:, taps])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("groups", "cg", "cog"), sampled([pytest.param(*group) for group in GROUPS], 2))
 def test_conv_in_groups(matrix, groups, cg, cog, dtype):

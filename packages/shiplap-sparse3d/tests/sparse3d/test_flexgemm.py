@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
@@ -311,6 +312,31 @@ def test_settings_of_the_process_are_accepted_and_change_nothing(shell):
         spconv.set_algorithm("fastest")
     with pytest.raises(AttributeError, match="no attribute 'sparse'"):
         flex_gemm.ops.spconv.sparse  # noqa: B018
+
+
+class Factors(TorchDispatchMode):
+    """Keeps whether each convolution may round its factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounded: list[bool] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name == "sparse3d::conv":
+            names = [argument.name for argument in func._schema.arguments]
+            self.rounded.append({**dict(zip(names, args, strict=False)), **(kwargs or {})}.get("tf32", False))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("setting", [None, False, True])
+def test_the_setting_of_1_x_says_whether_factors_are_rounded(shell, setting, monkeypatch):
+    """FlexGEMM's own ablations set it: of calls, and of calls with a frozen cache."""
+    monkeypatch.setattr(flex_gemm.kernels.triton.spconv.config, "allow_tf32", setting)
+    feats, coords, shape, weight, bias = shell
+    with Factors() as factors:
+        _, cache = sparse_submanifold_conv3d(feats, coords, shape, weight, bias)
+        sparse_submanifold_conv3d(feats, coords, shape, weight, bias, config=cache.freeze())
+    assert factors.rounded == [torch.backends.cuda.matmul.allow_tf32 if setting is None else setting] * 2
 
 
 def test_names_are_those_of_flexgemm():

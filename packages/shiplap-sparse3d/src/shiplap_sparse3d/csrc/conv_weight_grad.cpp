@@ -4,8 +4,10 @@
 // The work is shared out by what is written, (tap, slice of output channels) units, so no two
 // threads add to the same element. Each thread passes over all rows in blocks that stay in cache:
 // a block's products are summed in registers and then added to the running sums. Blocks are the
-// same for every thread count, and so is the result, bit by bit. 16-bit rows are widened as they are
-// gathered. Depthwise convolutions (row_kernels.h) multiply no matrices.
+// same for every thread count, and so is the result, bit by bit. Rows of whole vectors are read where
+// they lie. Others are copied first: 16-bit rows are widened, and short ones padded. Where there are
+// fewer input channels than a vector has lanes, a vector of sums is one of output channels. Depthwise
+// convolutions (row_kernels.h) multiply no matrices.
 #include "gemm_kernels.h"
 #include "hits.h"
 #include "sorted_table.h"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr int64_t kBlockRows = 512;  // table rows whose hits are collected together
 constexpr int64_t kChunkHits = 128;  // hits gathered and multiplied together
+constexpr int64_t kCacheBytes = 24 * 1024, kMinHits = 16;  // of rows multiplied where they lie
 constexpr double kSerialWork = 2e6;  // multiply-adds below which one thread is faster
 
 struct Shape {
@@ -30,6 +33,8 @@ struct Shape {
   int64_t padded_group_ci() const { return round_up(group_ci(), kColumnPad); }
   int64_t padded_co() const { return round_up(co, kColumnPad); }
   bool depthwise() const { return groups == ci && groups == co && ci > 1; }
+  // Whether sums are rows of output channels, one for each input channel: fewer vectors of them are padding.
+  bool turned() const { return groups == 1 && ci * cdiv(co, kColumnPad) < co * cdiv(ci, kColumnPad); }
 };
 
 int64_t worker_bytes(const Shape& s, int64_t sum_size) {
@@ -55,15 +60,49 @@ void estimate_hits(const int32_t* table, const Shape& s, int64_t* hits) {
   }
 }
 
+// One factor of the products: rows of channels, and which of a hit's two rows is its.
+template <class S>
+struct Side {
+  const S* rows;
+  int64_t channels, padded;  // padded: as gathered
+  bool entries;              // the row that the table's entry names, else the table row, counted from a block's first
+
+  const int32_t* index(const Hit* hits) const { return entries ? &hits->from : &hits->to; }
+  const S* block(int64_t first) const { return entries ? rows : rows + first * channels; }
+};
+
+// Rows of both sides that are multiplied together: `count` of them, one after the other where there is no index.
+template <class R>
+struct Rows {
+  const R* left;
+  int64_t left_stride;
+  const int32_t* left_index;
+  const R* right;
+  int64_t right_stride;
+  const int32_t* right_index;
+  int64_t count;
+};
+
 template <class S>
 class WeightGrad {
  public:
   using T = Sum<S>;
+  static constexpr bool kWidened = sizeof(S) != sizeof(T);
 
   WeightGrad(const Shape& shape, const IsaKernels& isa, const S* grad, const S* feats,
              const int32_t* table, S* out)
       : s_(shape), isa_(isa), gemm_(isa.gemm(T{})), storage_(isa.of(S{})), grad_(grad),
-        feats_(feats), table_(table), out_(out) {}
+        feats_(feats), table_(table), out_(out) {
+    const Side<S> outputs{grad, s_.co, s_.padded_co(), false};
+    const Side<S> inputs{feats, s_.ci, s_.padded_ci(), true};
+    left_ = s_.turned() ? inputs : outputs;
+    right_ = s_.turned() ? outputs : inputs;
+    width_ = right_.channels / s_.groups;
+    stride_ = round_up(width_, kColumnPad);
+    // Many passes over few sums each pay for a copy, which saves them the indexing.
+    const bool few_passes = gemm_.max_vectors == kMaxVectors || width_ <= gemm_.max_vectors * gemm_.lanes;
+    direct_ = !kWidened && width_ % gemm_.lanes == 0 && few_passes;
+  }
 
   // False when the table has an entry outside [-1, n).
   bool run(Arena& arena, int threads) {
@@ -72,12 +111,12 @@ class WeightGrad {
     if (s_.depthwise()) return run_depthwise(arena, threads);
     int64_t* counts = arena.take<int64_t>(s_.taps);
     estimate_hits(table_, s_, counts);
-    sums_ = arena.take<T>(s_.taps * s_.co * s_.padded_group_ci());
+    sums_ = arena.take<T>(s_.taps * left_.channels * stride_);
     const int64_t worker_size = worker_bytes(s_, sizeof(T));
     char* scratch = arena.take<char>(threads * worker_size);
     // A few units per thread even out the taps; a slice has at least a register block's rows.
     slices_ = std::clamp<int64_t>(cdiv(4 * threads, std::max<int64_t>(s_.taps, 1)), 1,
-                                  std::max<int64_t>(s_.co / kMinSlice, 1));
+                                  std::max<int64_t>(left_.channels / kMinSlice, 1));
     std::atomic<bool> valid{true};
     parallel_for(threads, threads, [&](int worker, int64_t share) {
       const int64_t first = first_unit(counts, share, threads);
@@ -139,17 +178,17 @@ class WeightGrad {
     return unit;
   }
 
-  int64_t slice_start(int64_t slice) const { return s_.co * slice / slices_; }
+  int64_t slice_start(int64_t slice) const { return left_.channels * slice / slices_; }
 
   // False when one of the units' table entries is out of range.
   bool sum_units(int64_t first, int64_t end, Arena& arena) const {
     const int64_t first_tap = first / slices_, end_tap = (end - 1) / slices_ + 1;
     HitLists hits(arena, isa_, kBlockRows, s_.taps);
-    T* left = arena.take<T>(kChunkHits * s_.padded_co());
-    T* right = arena.take<T>(kChunkHits * s_.padded_ci());
+    T* left = arena.take<T>(kChunkHits * left_.padded);
+    T* right = arena.take<T>(kChunkHits * right_.padded);
     for (int64_t unit = first; unit < end; ++unit) {
       const auto [row, rows] = unit_rows(unit);
-      std::fill_n(sums_ + row * s_.padded_group_ci(), rows * s_.padded_group_ci(), T(0));
+      std::fill_n(sums_ + row * stride_, rows * stride_, T(0));
     }
     for (int64_t row = 0; row < s_.m; row += kBlockRows) {
       const int64_t rows = std::min(kBlockRows, s_.m - row);
@@ -159,8 +198,13 @@ class WeightGrad {
       }
       for (int64_t tap = first_tap; tap < end_tap; ++tap) {
         const Units units{std::max(first, tap * slices_), std::min(end, (tap + 1) * slices_)};
-        add_hits(units, hits.list(tap - first_tap), hits.count(tap - first_tap),
-                 grad_ + row * s_.co, left, right);
+        const Hit* list = hits.list(tap - first_tap);
+        const int64_t count = hits.count(tap - first_tap);
+        if (direct_) {
+          add_rows(units, list, count, left_.block(row), right_.block(row));
+        } else {
+          add_copies(units, list, count, row, left, right);
+        }
       }
     }
     for (int64_t unit = first; unit < end; ++unit) store(unit);
@@ -171,54 +215,77 @@ class WeightGrad {
     int64_t first, end;
   };
 
-  // Adds the products of a tap's hits to the tap's units. Gathering rows first costs a copy, and
-  // saves the indexing in every pass over them: one for each register block of sums.
-  void add_hits(Units units, const Hit* hits, int64_t count, const S* grad, T* left,
-                T* right) const {
-    for (int64_t done = 0; done < count; done += kChunkHits) {
+  // Adds the products of a tap's hits to the tap's units, from rows where they lie. A few hits at a time stay in the
+  // first cache for all register blocks of sums.
+  void add_rows(Units units, const Hit* hits, int64_t count, const S* left, const S* right) const {
+    const int64_t row_bytes = (left_.channels + right_.channels) * int64_t{sizeof(S)};
+    const int64_t some = std::max<int64_t>(kCacheBytes / std::max<int64_t>(row_bytes, 1), kMinHits);
+    for (int64_t done = 0; done < count; done += some) {
       const Hit* chunk = hits + done;
-      const int64_t size = std::min(kChunkHits, count - done);
-      storage_.gather_rows(
-          GatherRows<S>{grad, s_.co, &chunk->to, size, left, s_.padded_co()});
-      storage_.gather_rows(
-          GatherRows<S>{feats_, s_.ci, &chunk->from, size, right, s_.padded_ci()});
-      for (int64_t unit = units.first; unit < units.end; ++unit) {
-        add_chunk(unit, left, right, size);
-      }
+      const Rows<S> rows{left, left_.channels, left_.index(chunk), right, right_.channels, right_.index(chunk),
+                         std::min(some, count - done)};
+      for (int64_t unit = units.first; unit < units.end; ++unit) add_chunk(unit, rows);
     }
   }
 
-  struct Rows {
+  // The same from copies, widened and padded to whole vectors.
+  void add_copies(Units units, const Hit* hits, int64_t count, int64_t first, T* left, T* right) const {
+    for (int64_t done = 0; done < count; done += kChunkHits) {
+      const Hit* chunk = hits + done;
+      const int64_t size = std::min(kChunkHits, count - done);
+      storage_.gather_rows(GatherRows<S>{left_.block(first), left_.channels, left_.index(chunk),
+                                         size, left, left_.padded});
+      storage_.gather_rows(GatherRows<S>{right_.block(first), right_.channels, right_.index(chunk),
+                                         size, right, right_.padded});
+      const Rows<T> rows{left, left_.padded, nullptr, right, right_.padded, nullptr, size};
+      for (int64_t unit = units.first; unit < units.end; ++unit) add_chunk(unit, rows);
+    }
+  }
+
+  struct Span {
     int64_t first, count;
   };
 
-  // Rows of sums_ [taps * co, padded_group_ci] that belong to a unit.
-  Rows unit_rows(int64_t unit) const {
+  // Rows of sums_ [taps * left channels, stride_] that belong to a unit.
+  Span unit_rows(int64_t unit) const {
     const int64_t slice = unit % slices_, start = slice_start(slice);
-    return Rows{unit / slices_ * s_.co + start, slice_start(slice + 1) - start};
+    return Span{unit / slices_ * left_.channels + start, slice_start(slice + 1) - start};
   }
 
   // The unit's rows of sums, group by group.
-  void add_chunk(int64_t unit, const T* left, const T* right, int64_t count) const {
+  template <class R>
+  void add_chunk(int64_t unit, const Rows<R>& rows) const {
     const int64_t start = slice_start(unit % slices_), end = slice_start(unit % slices_ + 1);
-    T* sums = sums_ + unit / slices_ * s_.co * s_.padded_group_ci();
+    const int64_t size = left_.channels / s_.groups;
+    T* sums = sums_ + unit / slices_ * left_.channels * stride_;
     for (int64_t o = start; o < end;) {
-      const int64_t group = o / s_.group_co(), stop = std::min((group + 1) * s_.group_co(), end);
-      add_group(left + o, stop - o, right + group * s_.group_ci(),
-                sums + o * s_.padded_group_ci(), count);
+      const int64_t group = o / size, stop = std::min((group + 1) * size, end);
+      add_group(rows, o, stop - o, group * width_, sums + o * stride_);
       o = stop;
     }
   }
 
-  void add_group(const T* left, int64_t rows, const T* right, T* sums, int64_t count) const {
-    const int64_t vectors = cdiv(s_.group_ci(), gemm_.lanes);
+  template <class R>
+  void add_group(const Rows<R>& from, int64_t row, int64_t rows, int64_t column, T* sums) const {
+    const int64_t vectors = cdiv(width_, gemm_.lanes);
     const int64_t panels = cdiv(vectors, gemm_.max_vectors);
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t begin = vectors * panel / panels, end = vectors * (panel + 1) / panels;
-      const int64_t column = begin * gemm_.lanes;
-      gemm_.outer_sum[end - begin - 1](OuterSum<T>{left, s_.padded_co(), rows, right + column,
-                                                   s_.padded_ci(), sums + column,
-                                                   s_.padded_group_ci(), count});
+      const int64_t at = begin * gemm_.lanes;
+      const R *left = from.left + row, *right = from.right + column + at;
+      if constexpr (!kWidened) {
+        if (direct_) {
+          gemm_.gather_outer[end - begin - 1](GatherOuter<T>{
+              left, from.left_stride, from.left_index, rows, right, from.right_stride,
+              from.right_index, sums + at, stride_, from.count});
+          continue;
+        }
+      }
+      if constexpr (std::is_same_v<R, T>) {
+        gemm_.outer_sum[end - begin - 1](OuterSum<T>{left, from.left_stride, rows, right,
+                                                     from.right_stride, sums + at, stride_,
+                                                     from.count});
+      }
     }
   }
 
@@ -227,9 +294,16 @@ class WeightGrad {
     const auto [row, rows] = unit_rows(unit);
     const int64_t tap = s_.reflect ? s_.taps - 1 - unit / slices_ : unit / slices_;
     const int64_t start = slice_start(unit % slices_), depth = s_.group_ci();
-    storage_.store_rows(StoreRows<S>{sums_ + row * s_.padded_group_ci(), s_.padded_group_ci(),
-                                     depth, rows, out_ + (start * s_.taps + tap) * depth,
-                                     s_.taps * depth});
+    const T* sums = sums_ + row * stride_;
+    if (!s_.turned()) {
+      storage_.store_rows(StoreRows<S>{sums, stride_, depth, rows,
+                                       out_ + (start * s_.taps + tap) * depth, s_.taps * depth});
+      return;
+    }
+    for (int64_t o = 0; o < s_.co; ++o) {
+      S* to = out_ + (o * s_.taps + tap) * depth + start;
+      for (int64_t i = 0; i < rows; ++i) narrow(sums[i * stride_ + o], to + i);
+    }
   }
 
   const Shape s_;
@@ -240,6 +314,9 @@ class WeightGrad {
   const S* feats_;
   const int32_t* table_;
   S* out_;
+  Side<S> left_, right_;   // sums have a row for each channel of the left one and a column for each of the right one
+  int64_t width_, stride_;  // columns of a group, and as summed
+  bool direct_;            // rows are read where they lie
   T* sums_ = nullptr;
   int64_t slices_ = 1;
 };

@@ -31,7 +31,8 @@ struct CollectHits {
   int64_t rows;
   int64_t taps;
   int64_t limit;         // entries must lie in [-1, limit)
-  Hit* lists;            // list of tap v starts at lists + v * list_stride, with room for `rows`
+  Hit* lists;            // list of tap v starts at lists + v * list_stride, with room for `rows`,
+                         // rounded up to a multiple of 16
   int64_t list_stride;
   int32_t* counts;       // hits per tap, starts at zero
 };
@@ -100,6 +101,22 @@ struct OuterSum {
   int64_t count;
 };
 
+// The same of rows where they lie: row i of `left` is the one that left_index[2 * i] names, and so for `right`, each one
+// side of a list of hits. The panel is whole vectors of a row.
+template <class T>
+struct GatherOuter {
+  const T* left;
+  int64_t left_stride;
+  const int32_t* left_index;
+  int64_t rows;
+  const T* right;
+  int64_t right_stride;
+  const int32_t* right_index;
+  T* sums;
+  int64_t sums_stride;
+  int64_t count;
+};
+
 template <class T>
 struct GemmKernels {
   int64_t lanes;    // elements per vector
@@ -107,6 +124,7 @@ struct GemmKernels {
   // Indexed by vectors per panel - 1.
   void (*gather_gemm[kMaxVectors])(const GatherGemm<T>&);
   void (*outer_sum[kMaxVectors])(const OuterSum<T>&);
+  void (*gather_outer[kMaxVectors])(const GatherOuter<T>&);
 };
 
 // Between elements as they are stored and rows of sums.

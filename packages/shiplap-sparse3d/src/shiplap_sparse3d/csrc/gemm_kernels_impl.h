@@ -7,18 +7,25 @@
 #include "row_kernels_impl.h"
 #include "simd.h"
 
+#include "hit_columns.h"
+
 namespace shiplap::sparse3d {
 namespace {
 
 // Rows of the register block for a panel of V vectors: R * V sums, V operands and a broadcast
 // value have to fit the registers, and R * V >= 8 sums hide the latency of a fused multiply-add.
 constexpr int kMaxRows = 12;
-constexpr int block_rows(int vectors) {
+// A block of outer products reads all its rows through one pointer, so a panel of one vector may have more of them.
+constexpr int kMaxOuterRows = 16;
+constexpr int block_rows(int vectors, int most = kMaxRows) {
   const int fitting = (SHIPLAP_REGISTERS - 1 - vectors) / vectors;
-  return fitting < kMaxRows ? fitting : kMaxRows;
+  return fitting < most ? fitting : most;
 }
 
 constexpr int kMaxPanel = SHIPLAP_REGISTERS >= 32 ? 4 : 2;
+
+// Vectors of weights that fit the registers beside the sums of a few hits.
+constexpr int kHeld = SHIPLAP_REGISTERS / 2;
 
 // Gathered rows arrive from anywhere; ask for the first lines of a row ahead of its use, the
 // hardware follows a longer row by itself.
@@ -30,24 +37,24 @@ inline void prefetch_row(const void* row, int64_t bytes) {
   for (; line < end; line += kLine) __builtin_prefetch(line);
 }
 
-// Splits `total` into groups of at most block_rows(V) that differ by at most one (two blocks of
+// Splits `total` into groups of at most Most rows that differ by at most one (two blocks of
 // 7 and 6 keep the pipeline fuller than one of 12 and one of 1) and calls Body<R>::run(args,
 // first) for each.
-template <int V, template <int> class Body, class Args, int R = block_rows(V)>
+template <int R, template <int> class Body, class Args>
 inline void run_group(const Args& args, int64_t first, int64_t size) {
   if (size == R) return Body<R>::run(args, first);
-  if constexpr (R > 1) run_group<V, Body, Args, R - 1>(args, first, size);
+  if constexpr (R > 1) run_group<R - 1, Body>(args, first, size);
 }
 
-template <int V, template <int> class Body, class Args>
+template <int Most, template <int> class Body, class Args>
 inline void run_groups(const Args& args, int64_t total) {
-  const int64_t groups = (total + block_rows(V) - 1) / block_rows(V);
+  const int64_t groups = (total + Most - 1) / Most;
   if (groups == 0) return;
   const int64_t size = total / groups, larger = total % groups;
   int64_t first = 0;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t rows = size + (group < larger);
-    run_group<V, Body>(args, first, rows);
+    run_group<Most, Body>(args, first, rows);
     first += rows;
   }
 }
@@ -87,6 +94,50 @@ void gather_gemm_rows(const GatherGemm<T>& g, int64_t first) {
       for (int v = 0; v < V; ++v) S::add_to(tile[r] + column + v * S::kLanes, sums[r][v]);
     }
   }
+}
+
+// R hits from `hit` on, times weights in registers.
+template <class T, int V, int D, int R>
+inline void multiply_held(const GatherGemm<T>& g, const typename Simd<T>::Vector (&weights)[D][V],
+                          const Hit* hit) {
+  using S = Simd<T>;
+  const T* rows[R];
+  SHIPLAP_UNROLL
+  for (int r = 0; r < R; ++r) rows[r] = g.feats + hit[r].from * g.feats_stride;
+  typename S::Vector sums[R][V] = {};
+  SHIPLAP_UNROLL
+  for (int c = 0; c < D; ++c) {
+    SHIPLAP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      SHIPLAP_UNROLL
+      for (int v = 0; v < V; ++v) sums[r][v] += weights[c][v] * rows[r][c];
+    }
+  }
+  SHIPLAP_UNROLL
+  for (int r = 0; r < R; ++r) {
+    T* to = g.tile + hit[r].to * g.tile_stride;
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) S::add_to(to + v * S::kLanes, sums[r][v]);
+  }
+}
+
+// One panel of D rows that stays in registers while all hits pass: few channels are multiplied in less time than a
+// register block of hits takes to set up.
+template <class T, int V, int D>
+void gather_gemm_held(const GatherGemm<T>& held) {
+  using S = Simd<T>;
+  constexpr int kTogether = 8 / V;  // sums that do not wait for each other hide the latency
+  const GatherGemm<T> g = held;     // vector stores may alias it
+  typename S::Vector weights[D][V];
+  SHIPLAP_UNROLL
+  for (int c = 0; c < D; ++c) {
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) weights[c][v] = S::load(g.panel + (c * V + v) * S::kLanes);
+  }
+  const Hit *hit = g.hits, *const end = hit + g.count;
+  for (; end - hit >= kTogether; hit += kTogether) multiply_held<T, V, D, kTogether>(g, weights, hit);
+  for (; end - hit >= 2; hit += 2) multiply_held<T, V, D, 2>(g, weights, hit);
+  if (hit != end) multiply_held<T, V, D, 1>(g, weights, hit);
 }
 
 #if defined(__AVX512BF16__)
@@ -154,6 +205,35 @@ void outer_sum_rows(const OuterSum<T>& o, int64_t first) {
   }
 }
 
+template <class T, int V, int R>
+void gather_outer_rows(const GatherOuter<T>& o, int64_t first) {
+  using S = Simd<T>;
+  const T* const left = o.left + first;
+  const T* const right = o.right;
+  const int64_t left_stride = o.left_stride, right_stride = o.right_stride;
+  const int32_t *from = o.left_index, *to = o.right_index;
+  const int32_t* const end = from + 2 * o.count;
+  typename S::Vector sums[R][V] = {};
+  for (; from != end; from += 2, to += 2) {
+    const T* values = left + *from * left_stride;
+    const T* row = right + *to * right_stride;
+    typename S::Vector columns[V];
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) columns[v] = S::load(row + v * S::kLanes);
+    SHIPLAP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      SHIPLAP_UNROLL
+      for (int v = 0; v < V; ++v) sums[r][v] += columns[v] * values[r];
+    }
+  }
+  SHIPLAP_UNROLL
+  for (int r = 0; r < R; ++r) {
+    T* out = o.sums + (first + r) * o.sums_stride;
+    SHIPLAP_UNROLL
+    for (int v = 0; v < V; ++v) S::add_to(out + v * S::kLanes, sums[r][v]);
+  }
+}
+
 #if defined(__AVX512BF16__)
 template <int V>
 struct PairsPanel {
@@ -162,7 +242,7 @@ struct PairsPanel {
     static void run(const GatherPairs& g, int64_t first) { gather_pairs_rows<V, R>(g, first); }
   };
 
-  static void gather(const GatherPairs& g) { run_groups<V, Gather>(g, g.count); }
+  static void gather(const GatherPairs& g) { run_groups<block_rows(V), Gather>(g, g.count); }
 };
 #endif
 
@@ -177,8 +257,25 @@ struct Panel {
     static void run(const OuterSum<T>& o, int64_t first) { outer_sum_rows<T, V, R>(o, first); }
   };
 
-  static void gather_gemm(const GatherGemm<T>& g) { run_groups<V, Gather>(g, g.count); }
-  static void outer_sum(const OuterSum<T>& o) { run_groups<V, Outer>(o, o.rows); }
+  template <int R>
+  struct GatheredOuter {
+    static void run(const GatherOuter<T>& o, int64_t first) { gather_outer_rows<T, V, R>(o, first); }
+  };
+
+  static void gather_gemm(const GatherGemm<T>& g) {
+    if (g.panels == 1) {
+      if (kHeld >= 4 * V && g.depth == 4) return gather_gemm_held<T, V, 4>(g);
+      if (kHeld >= 8 * V && g.depth == 8) return gather_gemm_held<T, V, 8>(g);
+      if (kHeld >= 16 * V && g.depth == 16) return gather_gemm_held<T, V, 16>(g);
+    }
+    run_groups<block_rows(V), Gather>(g, g.count);
+  }
+  static void gather_outer(const GatherOuter<T>& o) {
+    run_groups<block_rows(V, kMaxOuterRows), GatheredOuter>(o, o.rows);
+  }
+  static void outer_sum(const OuterSum<T>& o) {
+    run_groups<block_rows(V, kMaxOuterRows), Outer>(o, o.rows);
+  }
 };
 
 // Rows that are V whole vectors, as at the usual channel counts: no loop within a row.
@@ -234,6 +331,9 @@ void store_rows(const StoreRows<S>& s) {
 }
 
 bool collect_hits(const CollectHits& c) {
+#if defined(__AVX512F__)
+  return collect_hit_columns(c);
+#else
   EntryRange range;
   const int32_t* row = c.table;
   for (int64_t i = 0; i < c.rows; ++i, row += c.table_stride) {
@@ -247,20 +347,25 @@ bool collect_hits(const CollectHits& c) {
     }
   }
   return range.largest() <= static_cast<uint64_t>(c.limit);
+#endif
 }
 
 template <class T>
 constexpr GemmKernels<T> make_gemm_kernels() {
-  GemmKernels<T> kernels{Simd<T>::kLanes, kMaxPanel, {}, {}};
+  GemmKernels<T> kernels{Simd<T>::kLanes, kMaxPanel, {}, {}, {}};
   kernels.gather_gemm[0] = Panel<T, 1>::gather_gemm;
   kernels.gather_gemm[1] = Panel<T, 2>::gather_gemm;
   kernels.outer_sum[0] = Panel<T, 1>::outer_sum;
+  kernels.gather_outer[0] = Panel<T, 1>::gather_outer;
   kernels.outer_sum[1] = Panel<T, 2>::outer_sum;
+  kernels.gather_outer[1] = Panel<T, 2>::gather_outer;
   if constexpr (kMaxPanel == 4) {
     kernels.gather_gemm[2] = Panel<T, 3>::gather_gemm;
     kernels.gather_gemm[3] = Panel<T, 4>::gather_gemm;
     kernels.outer_sum[2] = Panel<T, 3>::outer_sum;
+    kernels.gather_outer[2] = Panel<T, 3>::gather_outer;
     kernels.outer_sum[3] = Panel<T, 4>::outer_sum;
+    kernels.gather_outer[3] = Panel<T, 4>::gather_outer;
   }
   return kernels;
 }

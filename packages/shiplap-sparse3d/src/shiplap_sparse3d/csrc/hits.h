@@ -11,7 +11,7 @@ namespace shiplap::sparse3d {
 
 class HitLists {
  public:
-  // `capacity` is a multiple of 8.
+  // `capacity` is a multiple of 16: as many hits are stored at once.
   static int64_t bytes(int64_t capacity, int64_t taps) {
     return 8 * stride(capacity) * taps + round_up(4 * taps, 64);
   }

@@ -28,6 +28,7 @@ from shiplap_sparse3d.flexgemm.algorithms import (
     flat_table,
 )
 from shiplap_sparse3d.flexgemm.kernels import cuda
+from shiplap_sparse3d.flexgemm.kernels.triton import spconv as triton_spconv
 from shiplap_sparse3d.flexgemm.ops import convolution
 from shiplap_sparse3d.flexgemm.ops.convolution import (
     sparse_conv,
@@ -133,7 +134,7 @@ class SpConvConfig:
         flat = weight.flatten(1, 3)
         if self.algorithm == Algorithm.EXPLICIT_GEMM:
             return explicit_gemm(feats, flat, bias, self.neighbor_map)
-        return self.plan.conv(feats, flat, bias)
+        return self.plan.conv(feats, flat, bias, tf32=triton_spconv.config.allow_tf32)
 
 
 class WindowCache(PlanCache):
@@ -201,7 +202,7 @@ class WindowCache(PlanCache):
         """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the
         neighbours in this cache, computed by ``algorithm``. If ``bias`` is None, no bias is added.
         """
-        return self.convolve(feats, weight.flatten(1, 3), bias, algorithm)
+        return self.convolve(feats, weight.flatten(1, 3), bias, algorithm, triton_spconv.config.allow_tf32)
 
 
 class SubMConv3dNeighborCache(WindowCache):

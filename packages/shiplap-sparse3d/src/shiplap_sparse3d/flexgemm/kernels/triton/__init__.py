@@ -1,5 +1,8 @@
-"""``flex_gemm.kernels.triton``: hash maps of rows, and neighbour maps, by the names of FlexGEMM 2.0."""
+"""``flex_gemm.kernels.triton``: hash maps of rows, and neighbour maps, by the names of FlexGEMM 2.0, and the settings
+of 1.x in ``spconv``.
+"""
 
+from shiplap_sparse3d.flexgemm.kernels.triton import spconv
 from shiplap_sparse3d.flexgemm.kernels.triton.hashmap import hashmap_build, hashmap_lookup, hashmap_unique
 from shiplap_sparse3d.flexgemm.kernels.triton.neighbor_cache import (
     build_neighbor_map_from_kernel_delta,
@@ -17,5 +20,6 @@ __all__ = [
     "hashmap_build",
     "hashmap_lookup",
     "hashmap_unique",
+    "spconv",
     "transpose_neighbor_map",
 ]
