@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.judge import checks, engine
+from shiplap.judge import JudgeResult, checks, engine
 from shiplap.judge.checks import Endurance
 from shiplap.judge.options import StepDeadline
 from shiplap.judge.problem import FunctionProblem
+from shiplap.sandbox.supervisor import SandboxLauncher
 from tests.judge.cheats import HEAD
 
 REFERENCE = """import torch
@@ -48,10 +51,10 @@ def candidate(x, w):
 
 
 @pytest.fixture
-def judged(launcher, tmp_path):
+def judged(launcher: SandboxLauncher, tmp_path: Path) -> Callable[[str], JudgeResult]:
     (tmp_path / "candidate").mkdir()
 
-    def run(text):
+    def run(text: str) -> JudgeResult:
         (tmp_path / "problem.py").write_text(REFERENCE)
         (tmp_path / "candidate" / "it.py").write_text(text)
         options: dict[str, Any] = {"seconds": 60, "rounds": 5, "timed": False, "launcher": launcher}
@@ -60,7 +63,9 @@ def judged(launcher, tmp_path):
     return run
 
 
-def test_a_verdict_without_time_for_many_calls_is_incomplete(judged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_without_time_for_many_calls_is_incomplete(
+    judged: Callable[[str], JudgeResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "ENDURING_SHARE", 0.0)
     result = judged(HONEST)
     assert result.verdict == "incomplete", str(result)
@@ -68,7 +73,9 @@ def test_a_verdict_without_time_for_many_calls_is_incomplete(judged, monkeypatch
 
 
 @pytest.mark.parametrize("text", [MANY_OPERATORS, MANY_SIZES, NOT_LISTED])
-def test_the_reference_again_is_not_accepted_however_its_operators_are_hidden(judged, text: str) -> None:
+def test_the_reference_again_is_not_accepted_however_its_operators_are_hidden(
+    judged: Callable[[str], JudgeResult], text: str
+) -> None:
     assert judged(HEAD + text).verdict != "accepted"
 
 

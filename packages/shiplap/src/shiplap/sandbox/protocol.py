@@ -237,7 +237,7 @@ class TargetCalled(Reply, frozen=True):
 
 class OperatorUse(Message, frozen=True):
     """The name of a torch operator, the sizes of each argument, and how often a call ran it on these. A list of tensors
-    has a list of sizes for each tensor, and a value that is no tensor has an empty list.
+    has a list of sizes for each tensor, and no tensor an empty list.
     """
 
     name: ReportText
@@ -350,12 +350,13 @@ class Inspect(Request[Inspection], frozen=True):
 class CallTarget(Request[TargetCalled], frozen=True):
     """A request to call the target. If ``again`` is true, the call uses the tensors of the last call, into which this
     process has written new values. Otherwise it gets new tensors from ``args``. ``keep`` is the number of earlier calls
-    whose results are kept.
+    whose results are kept. If ``elsewhere`` is true, the call is made in another thread, as a server may make it.
     """
 
     args: Packed
     again: bool = False
     keep: int = 1 << 30  # earlier calls whose results stay in use
+    elsewhere: bool = False
 
 
 class ListOperators(Request[OperatorList], frozen=True):
