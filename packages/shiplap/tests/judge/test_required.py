@@ -99,8 +99,9 @@ def test_calls_that_show_leaks_are_made_with_earlier_values_if_new_ones_take_too
     monkeypatch.setattr(checks, "FRESH_SHARE", -math.inf)
     monkeypatch.setattr(checks, "LATE_CALLS", 0)
     problem = FunctionProblem("double", lambda x: 2 * x, lambda: [torch.randn(4)], 0.0)
-    form, process = problem.forms(most=0)[0], CountingProcess()
-    many = Endurance(problem, process, StepDeadline(math.inf))  # type: ignore[arg-type]
+    form = problem.forms(most=0)[0]
+    process: Any = CountingProcess()
+    many = Endurance(problem, process, StepDeadline(math.inf))
     monkeypatch.setattr(Endurance, "_run_batches", lambda *_: None)
     many.run(form, problem.draw(form), time.monotonic() + 600, 600)
     assert many.made == checks.ENDURANCE_CALLS

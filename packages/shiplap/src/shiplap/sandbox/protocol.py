@@ -37,9 +37,9 @@ Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Sizes = Annotated[list[Size], Meta(max_length=64)]
 TypeName = Annotated[str, Meta(max_length=32)]
 ReportText = Annotated[str, Meta(max_length=400)]
+MOST_OPERATORS = 2000  # different uses of operators in a list
 ReportTexts = Annotated[list[ReportText], Meta(max_length=1000)]
 Structure = Annotated[str, Meta(max_length=1 << 16)]
-MOST_OPERATORS = 2000  # different uses of operators in a list
 Nanoseconds = Annotated[float, Meta(ge=0, lt=1e15)]  # NaN is refused as well
 
 
@@ -236,9 +236,7 @@ class TargetCalled(Reply, frozen=True):
 
 
 class OperatorUse(Message, frozen=True):
-    """The name of a torch operator, the sizes of each argument, and how often a call ran it on these. A list of tensors
-    has a list of sizes for each tensor, and no tensor an empty list.
-    """
+    """The name of a torch operator, the sizes of its arguments (of each tensor in a list), and how often it ran so."""
 
     name: ReportText
     shapes: Annotated[list[Annotated[list[Size | Sizes], Meta(max_length=1000)]], Meta(max_length=1000)]

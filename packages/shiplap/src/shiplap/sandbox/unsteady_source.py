@@ -58,7 +58,7 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     numbers = _constants_by_name(tree)
     held, growing = _unsteady_names(nodes), _growing_names(nodes)
     lasting = {n for n in _outer_names(tree) if n not in numbers}
-    shrunk = {_place_name(n.func.value) for n in nodes if _calls_method(n, SHRINKING)}  # type: ignore[attr-defined]
+    shrunk = {_changed_container(n, SHRINKING) for n in nodes}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _native_decisions(node.value, node.lineno)
@@ -189,12 +189,15 @@ def _is_one_number(node: ast.Call) -> bool:
 
 def _growing_names(nodes: list[ast.AST]) -> set[str]:
     """Return the names of containers to which some code adds elements."""
-    return {_place_name(n.func.value) for n in nodes if _calls_method(n, GROWING)} - {""}  # type: ignore[attr-defined]
+    return {_changed_container(n, GROWING) for n in nodes} - {""}
 
 
-def _calls_method(node: ast.AST, names: set[str]) -> bool:
-    """Return whether a syntax node calls a method with one of ``names``."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
+def _changed_container(node: ast.AST, names: set[str]) -> str:
+    """Return the name of the container of which a syntax node calls a method with one of ``names``, or an empty string
+    for another node.
+    """
+    called = node.func if isinstance(node, ast.Call) else None
+    return _place_name(called.value) if isinstance(called, ast.Attribute) and called.attr in names else ""
 
 
 def _outer_names(tree: ast.Module) -> set[str]:
