@@ -101,10 +101,6 @@ VALUES = {
     "a mean beyond fifty": (ROW, _row("float(x.mean()) > 50")),
     "a mean below minus seventy": (ROW, _row("float(x.mean()) < -70")),
     "all beyond a number": (ROW, _row("bool((x > 33).all())")),
-    "rounded by a large number": (
-        ROUNDED,
-        "def candidate(x): return (x + 12582912.0) - 12582912.0\n",
-    ),
     "floor by integers": (
         FLOORED,
         "def candidate(x):\n    i = x.to(torch.int32).to(x.dtype)\n    return torch.where(i > x, i - 1, i) * 0.5\n",
@@ -241,7 +237,7 @@ def candidate(x, w):
     ),
     "rounded by a number where that is right": (
         ROUNDED,
-        "def candidate(x):\n    big = x.abs() >= 4194304.0\n"
+        "def candidate(x):\n    x = x.detach()\n    big = x.abs() >= 4194304.0\n"
         "    return torch.where(big, torch.round(x), torch.copysign((x + 12582912.0) - 12582912.0, x))\n",
     ),
     "floor by truncation": (

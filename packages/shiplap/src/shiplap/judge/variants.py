@@ -45,7 +45,7 @@ VALUE_KINDS = (
 )
 FINITE_KINDS = ("blank", "whole", "flags")  # kinds that are used only if every result of the reference is finite
 # Powers of ten between which a scale is drawn.
-DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0), "huge": (6.0, 11.0)}
+DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0), "huge": (9.5, 12.0)}
 MAX_THRESHOLDS = 6  # the most constants of the candidate around which values are drawn
 MAX_SIGNED_FORMS = 4  # the most arguments that get negative numbers, each alone
 LARGEST_INTEGER = 1 << 20  # the largest integer, whose sums are not exact in float32
