@@ -34,5 +34,6 @@ def test_such_a_kernel_is_not_verified() -> None:
     with WorkerProcess() as isolation, torch.no_grad():
         bench = isolation.bench()(task)
         problems = {getattr(c, "kernel", ""): bench.verify(i).problem for i, c in enumerate(task.candidates) if i}
-    assert {name for name, problem in problems.items() if not problem} == {"honest", "honest with a bounded cache"}
+    sound = {name for name, problem in problems.items() if not problem}
+    assert sound - {"reference"} == {"honest", "honest with a bounded cache"}
     assert all("later calls" in problem for problem in problems.values() if problem)
