@@ -4,6 +4,8 @@ An entry of a table has the arguments of the reference, the source of its inputs
 source of the candidate. The kernels of ``LIGER`` need the package liger-kernel, which is imported by the candidate.
 """
 
+from _judged_cuda import NORM_IN_CUDA, SQUARED_IN_CUDA, SQUARED_INLINE, TURNED_IN_CUDA
+
 ADD = """
 @triton.jit
 def add(x, y, out, n, BLOCK: tl.constexpr):
@@ -196,27 +198,6 @@ COMPILED_GELU = """
 def candidate(x):
     return 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 """
-IN_CUDA = """
-from torch.utils.cpp_extension import load_inline
-KERNEL = '''
-#include <torch/extension.h>
-__global__ void squared_relu(const float* x, float* out, long long n) {
-  long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-  if (at < n) { float v = x[at] > 0.f ? x[at] : 0.f; out[at] = v * v; }
-}
-torch::Tensor forward(torch::Tensor x) {
-  x = x.contiguous();
-  auto out = torch::empty_like(x);
-  long long n = x.numel();
-  if (n) squared_relu<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), out.data_ptr<float>(), n);
-  return out;
-}
-'''
-HEAD = "torch::Tensor forward(torch::Tensor x);"
-built = load_inline(name="squared", cpp_sources=HEAD, cuda_sources=KERNEL, functions=["forward"])
-def candidate(x):
-    return built.forward(x)
-"""
 LARGE = "torch.randn(4096, 4096), torch.rand(4096) + 0.5"
 WIDE = "torch.randn(4096, 11008), torch.randn(4096, 11008)"
 RMS = "x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * w"
@@ -234,7 +215,12 @@ REAL = {  # kernels at sizes of language models
     ),
     "real compiled rms norm": ("x, w", LARGE, RMS, COMPILED_NORM),
     "real compiled gelu": ("x", "torch.randn(4096, 4096)", TANH, COMPILED_GELU),
-    "real squared relu in CUDA C++": ("x", "torch.randn(4096, 8192)", "torch.relu(x) ** 2", IN_CUDA),
+    "real squared relu in CUDA C++": (
+        "x",
+        "torch.randn(4096, 8192)",
+        "torch.relu(x) ** 2",
+        SQUARED_IN_CUDA,
+    ),
 }
 
 LIGER_OP = """
@@ -510,91 +496,17 @@ COMPILED = {
         _compiled("x, c, s", TURNED),
     ),
 }
-IN_CUDA_WITH_ROWS = """
-from torch.utils.cpp_extension import load_inline
-KERNEL = r'''
-#include <cuda_runtime.h>
-%s
-'''
-HEAD = r'''
-#include <c10/cuda/CUDAStream.h>
-%s
-'''
-built = load_inline(
-    name="rows", cpp_sources=HEAD, cuda_sources=KERNEL, functions=["forward"], no_implicit_headers=True,
-    extra_cflags=["-O1"], with_cuda=True,
-)
-"""
-RMS_IN_CUDA = (
-    """
-__global__ void norm(const float* x, const float* w, float* out, int cols) {
-  __shared__ float sums[32];
-  const float* row = x + (size_t)blockIdx.x * cols;
-  float sum = 0.f;
-  for (int i = threadIdx.x; i < cols; i += blockDim.x) sum += row[i] * row[i];
-  for (int step = 16; step; step /= 2) sum += __shfl_down_sync(~0u, sum, step);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  float total = 0.f;
-  for (int i = 0; i < blockDim.x / 32; ++i) total += sums[i];
-  float scale = rsqrtf(total / cols + 1e-6f);
-  for (int i = threadIdx.x; i < cols; i += blockDim.x) out[(size_t)blockIdx.x * cols + i] = row[i] * scale * w[i];
-}
-void launch(const float* x, const float* w, float* out, int rows, int cols, cudaStream_t stream) {
-  if (rows && cols) norm<<<rows, 512, 0, stream>>>(x, w, out, cols);
-}
-""",
-    """
-#include <torch/extension.h>
-void launch(const float* x, const float* w, float* out, int rows, int cols, cudaStream_t stream);
-torch::Tensor forward(torch::Tensor x, torch::Tensor w) {
-  auto out = torch::empty_like(x);
-  launch(x.data_ptr<float>(), w.data_ptr<float>(), out.data_ptr<float>(), x.size(0), x.size(1),
-         c10::cuda::getCurrentCUDAStream());
-  return out;
-}
-""",
-)
-TURN_IN_CUDA = (
-    """
-__global__ void turn(const float* x, float* out, int rows, int cols) {
-  __shared__ float tile[32][33];
-  int col = blockIdx.x * 32 + threadIdx.x, first = blockIdx.y * 32;
-  for (int i = threadIdx.y; i < 32; i += 8)
-    if (col < cols && first + i < rows) tile[i][threadIdx.x] = x[(size_t)(first + i) * cols + col];
-  __syncthreads();
-  int row = first + threadIdx.x;
-  for (int i = threadIdx.y; i < 32; i += 8)
-    if (row < rows && blockIdx.x * 32 + i < cols)
-      out[(size_t)(blockIdx.x * 32 + i) * rows + row] = 2.f * tile[threadIdx.x][i] + 1.f;
-}
-void launch(const float* x, float* out, int rows, int cols, cudaStream_t stream) {
-  if (rows && cols) turn<<<dim3((cols + 31) / 32, (rows + 31) / 32), dim3(32, 8), 0, stream>>>(x, out, rows, cols);
-}
-""",
-    """
-#include <torch/extension.h>
-void launch(const float* x, float* out, int rows, int cols, cudaStream_t stream);
-torch::Tensor forward(torch::Tensor x) {
-  auto out = torch::empty({x.size(1), x.size(0)}, x.options());
-  launch(x.data_ptr<float>(), out.data_ptr<float>(), x.size(0), x.size(1), c10::cuda::getCurrentCUDAStream());
-  return out;
-}
-""",
-)
 CUDA = {
-    "rms norm in CUDA C++": (
-        "x, w",
-        ROWS,
-        RMS,
-        IN_CUDA_WITH_ROWS % RMS_IN_CUDA
-        + "def candidate(x, w):\n    return built.forward(x.contiguous(), w.contiguous())\n",
-    ),
+    "rms norm in CUDA C++": ("x, w", ROWS, RMS, NORM_IN_CUDA),
     "turned rows in CUDA C++": (
         "x",
         "torch.randn(8192, 4096)",
         "(2 * x + 1).t().contiguous()",
-        IN_CUDA_WITH_ROWS % TURN_IN_CUDA + "def candidate(x):\n    return built.forward(x.contiguous())\n",
+        TURNED_IN_CUDA,
     ),
 }
 KERNELS = HONEST | REAL | LIGER | LIBRARY | COMPILED | CUDA
+SLOW_TO_COMPILE = {
+    "squared relu with headers of torch": ("x", "torch.randn(4096, 8192)", "torch.relu(x) ** 2", SQUARED_INLINE),
+}
+"""Headers of torch take a compiler half a minute, as long as the whole judgement of another kernel may take."""

@@ -6,7 +6,8 @@ import torch
 from shiplap.judge import variants
 from shiplap.judge.checks import _choose_wanted
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.variants import LARGE, InputFacts, InputForm, _varied_shapes, make_input_forms, vary_arguments
+from shiplap.judge.shapes import varied_shapes
+from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.perturb import MANY, perturb_arguments
 
 
@@ -112,7 +113,7 @@ def test_only_a_reference_that_may_run_products_has_its_operations_counted(call,
 def test_a_dim_of_one_is_not_broadcast_over_others_of_its_size():
     """A layer's input of one channel beside a weight of three, which a reference of plain operators would accept."""
     own = ((4, 3), (3,))
-    drawn = [shapes for _ in range(60) for shapes in _varied_shapes(own)]
+    drawn = [shapes for _ in range(60) for shapes in varied_shapes(own)]
     apart = [(x, w) for x, w in drawn if x[1] != w[0]]
     assert apart
     assert all(1 not in (x[1], w[0]) for x, w in apart)

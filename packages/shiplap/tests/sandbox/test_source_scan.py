@@ -11,13 +11,13 @@ import pytest
 from shiplap.sandbox import source_scan
 from shiplap.sandbox.source_scan import (
     constants_in_sources,
-    find_call_counters,
     find_suspicious_names,
     gather_sources,
     parameters_in_source,
     read_source,
     texts_in_source,
 )
+from shiplap.sandbox.unsteady_source import find_call_counters
 
 KERNEL = "from helper import f\ndef candidate(x): return f(x)\n"
 

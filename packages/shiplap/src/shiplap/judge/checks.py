@@ -18,8 +18,9 @@ from shiplap.judge.gradient_jumps import gradient_jumps, settle_jumps
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import Args, JudgeProblem
 from shiplap.judge.result import Reason, StageClock, Timed
+from shiplap.judge.shapes import SECRET_RANDOM
 from shiplap.judge.target import JudgeSubject, JudgeTarget
-from shiplap.judge.variants import SECRET_RANDOM, InputForm
+from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Reduction
 from shiplap.sampling.ledger import Key, Ledger
@@ -41,6 +42,7 @@ LEAKS_PER_CALL, LEAKED_BYTES = 0.5, 32 << 20  # a leak: files or threads for eac
 LATE_S = 100e-6  # seconds for which other streams may work after a call
 NEAR_ZERO = 1e-2  # the size of a parameter behind which the rest of a model would hide
 GRADIENT_FORMS = 4  # other forms on which gradients are compared
+GRADIENT_OTHER_LAYOUTS, COMPILING_S = 3, 2.0  # forms of other layouts, and seconds of a comparison that compiles
 MAX_JUMPS = 0.5  # the share of elements at which a reference's gradient may jump in a comparison that counts
 GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
 
@@ -344,6 +346,31 @@ def _compare_evaluation(case: JudgeSession, witness: TargetProcess, form: InputF
     witness.set_evaluation(False)
 
 
+def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
+    """Compare one call of the candidate on inputs of ``form`` in another thread, in inference mode, with deterministic
+    algorithms and another number of threads, as a server may call it. A fault is recorded in ``case``.
+
+    A candidate may raise an error there, since no caller gets a wrong result then. If much of the time of the
+    judgement is over, nothing is compared, since code that ``torch.compile`` has compiled is compiled once more.
+    """
+    what = "another thread, inference mode, deterministic algorithms and another number of threads"
+    if time.monotonic() > case.budget.ends_of_extra:
+        case.unchecked.append(f"{what}: there was no time")
+        return
+    with case.record_faults(f"{form.label} in {what}"):
+        args = case.problem.draw(form)
+        try:
+            with StepDeadline(case.budget.last).step(witness.prisoner):
+                witness.call(args, case.problem.expect_effects(form, args), elsewhere=True)
+            case.calls += 1
+        except MachineLack:
+            raise
+        except CandidateError as e:
+            if e.check != "raised":
+                raise
+            case.unchecked.append(f"{what}: the candidate raises there: {e.evidence}"[:200])
+
+
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
     """Compare the gradients of the candidate, in the process ``witness``, with those of the reference.
 
@@ -365,8 +392,15 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     alike = [f for f in plain if not f.timed and f.reduced == first.reduced]
     others = [f for f in alike if (f.shapes, f.recipe) != (first.shapes, first.recipe)]
     others = SECRET_RANDOM.sample(others, min(GRADIENT_FORMS, len(others)))
-    compared = 0
-    for number, form in enumerate((first, *timed, *others, first)):
+    # A gradient may read memory of its own accord, whatever the call itself accepts.
+    laid = [f for f in forms if f.layout and ("layout", "value") not in case.waived]
+    laid = SECRET_RANDOM.sample(laid, min(GRADIENT_OTHER_LAYOUTS, len(laid)))
+    compared, slowest = 0, 0.0
+    for number, form in enumerate((first, *timed, *others, *laid, first)):
+        began = time.monotonic()
+        if form.layout and slowest > COMPILING_S:  # it is compiled for each layout
+            case.unchecked.append(f"gradients of arguments in the {form.layout} layout: they take too long")
+            continue
         if compared and time.monotonic() > ends:
             if not required:
                 case.unchecked.append(f"gradients of more than {compared} calls: there was no time for them")
@@ -386,6 +420,7 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
                 case.unchecked.append(f"gradients: the candidate has none: {e}"[:200])
                 case.waived["value", "gradient"] = f"the candidate has none: {e}"[:200]
                 return
+        slowest = max(slowest, time.monotonic() - began)
         if case.reasons:
             return
     if compared:
@@ -409,8 +444,8 @@ def _compare_form_gradients(
 
     ``way`` names the memory layout of each result's gradient (see ``_draw_output_gradient``). Raise ``CandidateError``
     for wrong gradients. Where the gradient of a reference that is no declared op jumps, a candidate may have any value
-    within the jump. If the candidate has no gradients, raise ``CandidateError`` if ``required`` is true, and
-    ``_NoGradient`` otherwise.
+    within the jump. If the candidate has no gradients, raise ``CandidateError`` if ``required`` is true and the
+    arguments have no special layout, and ``_NoGradient`` otherwise.
     """
     args, parameters = case.problem.draw(form), case.problem.parameters
     floating = sum(isinstance(a, Tensor) and a.is_floating_point() for a in args)
@@ -436,7 +471,7 @@ def _compare_form_gradients(
     try:
         got = witness.gradients(args, seeds, [own[i] for i in asked], parameters, wanted, expected)
     except CandidateError as e:
-        if required or e.check != "gradients":
+        if (required and not form.layout) or e.check != "gradients":
             raise
         raise _NoGradient(e.evidence) from None
     count = len(asked) - len(parameters)

@@ -20,6 +20,7 @@ from shiplap.judge.checks import (
     Endurance,
     JudgeSession,
     ProgressReport,
+    call_elsewhere,
     check_new_parameters,
     compare_gradients,
     describe_resubmission,
@@ -40,11 +41,11 @@ from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.source_scan import (
     constants_in_sources,
-    find_call_counters,
     find_suspicious_names,
     parameters_in_source,
 )
 from shiplap.sandbox.supervisor import SandboxLauncher, Timeout
+from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 
 __all__ = ["JudgeOptions", "judge"]
 
@@ -202,9 +203,9 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     # Cheap, and before any code of the candidate runs.
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
-    if counters := find_call_counters(case.candidate.file):
+    if decisions := find_unsteady_decisions(case.candidate.file):
         case.missing["later calls"] = (
-            f"it decides by a count of its calls, {counters[0]}: no number of calls shows that later ones are right"
+            f"it decides by what other calls have otherwise, {decisions[0]}: none shows that later ones are right"
         )
     with case.record_faults("all calls"), _note_lack(case):
         with case.clock.stage("start"):
@@ -340,10 +341,10 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
     """Return a context manager for the checks of one ``form`` (shapes, layout and kind of values). It records two kinds
     of ``CandidateError`` in ``case`` without counting them against the candidate.
 
-    An exception that the candidate raises for a special memory layout, or for an argument that ``get_inputs`` leaves
-    out, is recorded as unchecked, since no caller gets a wrong result from it. If the form has a tensor where the
-    reference's own inputs have None, an exception or a wrong result is recorded as a missing check. The reference may
-    not be meant for such a tensor.
+    An exception that the candidate raises for a special memory layout, for a size that is much larger than those of the
+    reference's own inputs, or for an argument that ``get_inputs`` leaves out, is recorded as unchecked, since no caller
+    gets a wrong result from it. If the form has a tensor where the reference's own inputs have None, an exception or a
+    wrong result is recorded as a missing check. The reference may not be meant for such a tensor.
     """
     try:
         yield
@@ -352,6 +353,8 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
             axis = "alignment" if form.layout == "offset" else "layout"
             case.waived[axis, "value"] = f"the candidate refuses it: {e.evidence}"[:200]
             case.unchecked.append(f"{axis}: the candidate raises for it: {e.evidence}"[:200])
+        elif form.far_size and e.check == "raised":
+            case.unchecked.append(f"{form.label}: the candidate raises for it: {e.evidence}"[:200])
         elif form.added and e.check == "raised":
             case.unchecked.append(
                 f"an argument that get_inputs leaves out: the candidate raises for it: {e.evidence}"[:200]
@@ -495,6 +498,7 @@ def _measure_all_forms(
     timed = [f for f in forms if f.timed]
     if not case.options.timed:
         case.unchecked.append("time")
+        call_elsewhere(case, witness, forms[0])
         return
     twin = processes.reference()
     judged = {"candidate": witness, "reference": twin, "nothing": twin}
@@ -522,6 +526,10 @@ def _measure_all_forms(
         took = time.monotonic() - began
         if case.reasons:
             return
+    # Last of all, since what it keeps of this call may serve no other.
+    call_elsewhere(case, witness, timed[0] if timed else forms[0])
+    if case.reasons:
+        return
     witness.check_interpreter()
     witness.end()  # work that it left on a device ends with the process
     del judged["candidate"]

@@ -8,7 +8,8 @@ from typing import Any
 
 from shiplap.dispatch import Op
 from shiplap.judge.problem import Args, JudgeProblem
-from shiplap.judge.variants import SECRET_RANDOM, InputForm
+from shiplap.judge.shapes import SECRET_RANDOM
+from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import Reduction, derive_reduction
 from shiplap.sampling.recipe import SampleRecipe

@@ -12,6 +12,7 @@ from shiplap.sandbox.supervisor import Bounds, SandboxedProcess, Timeout
 
 ONE_CALL_SHARE = 2 / 3  # share of the whole time that one call, which may compile, can take
 ENDING_S, ENDING = 0.5, 0.04  # seconds, and share of the time, for ending all processes
+EXTRA_UNTIL = 0.3  # share of the time after which nothing begins that is not required and may compile
 PLANNED_SHARE = 0.9  # share of the time for planned work, since the last step may take longer than those before
 
 
@@ -97,6 +98,11 @@ class JudgeBudget:
     def last(self) -> float:
         """The time (by ``time.monotonic``) at which the last process of the judgement must end."""
         return self.began + self.seconds - min(ENDING_S + ENDING * self.seconds, 0.5 * self.seconds)
+
+    @property
+    def ends_of_extra(self) -> float:
+        """The time (by ``time.monotonic``) after which no unrequired comparison begins that may compile."""
+        return self.began + EXTRA_UNTIL * self.seconds
 
     @property
     def one_call(self) -> float:

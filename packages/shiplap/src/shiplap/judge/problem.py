@@ -22,7 +22,8 @@ from shiplap.cached_property import cached_property
 from shiplap.errors import error, error_line
 from shiplap.judge.index_bounds import IndexTrials
 from shiplap.judge.result_distances import OwnErrors, clearly_differ
-from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
+from shiplap.judge.shapes import SECRET_RANDOM
+from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.case import tensors_among, tree_map, widen_tensor
 from shiplap.sampling.compare import (
     Difference,

@@ -5,38 +5,59 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from random import SystemRandom
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shiplap.judge.index_bounds import is_index_data
+from shiplap.judge.shapes import (
+    LARGEST_WINDOW,
+    SECRET_RANDOM,
+    Shapes,
+    count_elements,
+    replace_size,
+    shapes_from_constants,
+    shapes_near_constants,
+    varied_shapes,
+    varied_sizes,
+)
 from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
 
 VALUE_KINDS = (
-    *("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small", "sunk"),
+    *(
+        "drawn",
+        "normal",
+        "wide",
+        "tiny",
+        "skewed",
+        "ties",
+        "shifted",
+        "constant",
+        "scaled",
+        "large",
+        "small",
+        "sunk",
+        "huge",
+    ),
 )
 FINITE_KINDS = ("blank", "whole", "flags")  # kinds that are used only if every result of the reference is finite
 # Powers of ten between which a scale is drawn.
-DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}
+DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0), "huge": (9.5, 12.0)}
 MAX_THRESHOLDS = 6  # the most constants of the candidate around which values are drawn
 MAX_SIGNED_FORMS = 4  # the most arguments that get negative numbers, each alone
 LARGEST_INTEGER = 1 << 20  # the largest integer, whose sums are not exact in float32
 MAX_SCALAR_FORMS = 6  # the most scalars that get another value
 LARGER, ROOM = 4, 1 << 14  # other shapes may grow by this factor, or to this number of elements
 LARGE, REDUCED = 1 << 20, 1 << 16  # elements above which most kinds of values are tried on fewer, and their number
+COMPARED_NUMBERS, FAR_ELEMENTS = 8, 1 << 21  # constants near which sizes are tried, and the most elements for that
 KINDS_AT_SIZE = 3  # kinds of values, chosen secretly, that a large shape gets as well
 # Rows of slices, strided elements, transposed matrices and broadcast rows are frequent, so that no draw may miss them.
 LAYOUT_FORMS = ("offset", "padded", "strided", "transposed", "expanded", "expanded_last", "mixed")
 MIXED_LAYOUTS = tuple(name for name in LAYOUTS if name != "offset" and not name.startswith("expanded"))
-LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 LARGEST_THRESHOLD = 1e7  # larger constants are no thresholds of values
-SECRET_RANDOM = SystemRandom()
-
-Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,7 @@ class InputForm:
     shapes: Shapes = ()
     kind: str = "drawn"
     scale: float = 0.0  # the approximate size of the values of kind "about"
+    shift: float = 0.0  # what is added to the values of kind "about"
     signed: tuple[int, ...] = ()  # tensors that get negative numbers although none of their own is negative
     plain: tuple[int, ...] = ()  # the arguments, numbers or flags, that get other values
     far: bool = False  # whether numbers among them become much larger or change their sign
@@ -63,6 +85,7 @@ class InputForm:
     mark: int | None = None  # an integer of the reference's own code, at some places of integer tensors
     given: tuple[int, tuple[int, ...]] | None = None  # an argument that is None in each draw, and the shape of a tensor
     reduced: bool = False  # whether the shapes stand for large ones
+    far_size: bool = False  # whether a size is much larger than those of the reference's own inputs
 
     @property
     def usual(self) -> bool:
@@ -139,12 +162,13 @@ def make_input_forms(
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)
     # Large inputs would use up the time for other kinds of values.
-    small = _reduce_form(plain, runs) if most and _count_elements(own) > LARGE else plain
+    small = _reduce_form(plain, runs) if most and count_elements(own) > LARGE else plain
     kinds = [replace(small, kind=kind, label=_form_label(small.shapes, kind)) for kind in VALUE_KINDS]
     forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
     forms += [f for f in _unusual_value_forms(first, small, bool(most), facts) if runs(f)]
-    for scale in _threshold_scales(facts.numbers, min(MAX_THRESHOLDS, most or MAX_THRESHOLDS)):
-        form = replace(small, kind="about", scale=scale, label=_form_label(small.shapes, f"values about {scale:.3g}"))
+    for scale, shift in _threshold_scales(facts.numbers, min(MAX_THRESHOLDS, most or MAX_THRESHOLDS)):
+        what = f"values about {shift or scale:.3g}"
+        form = replace(small, kind="about", scale=scale, shift=shift, label=_form_label(small.shapes, what))
         forms += [form] if runs(form) else []
     if layouts:
         named = (replace(small, layout=at, label=_form_label(small.shapes, f"{at} layout")) for at in LAYOUT_FORMS)
@@ -155,10 +179,10 @@ def make_input_forms(
         return _with_large_forms(plain, small, forms, wanted, most, facts, runs)
     timed = [f.kind in wanted and not f.whole and not f.layout for f in forms]
     forms = [replace(f, timed=is_timed) for f, is_timed in zip(forms, timed, strict=True)]
-    others = _other_shape_forms(own, most, facts.numbers, runs, LARGER * _count_elements(own)) if most else []
-    usual = [f for f in others if _count_elements(f.shapes) <= 2 * _count_elements(own)]
+    others = _other_shape_forms(own, most, facts.numbers, runs, LARGER * count_elements(own)) if most else []
+    usual = [f for f in others if count_elements(f.shapes) <= 2 * count_elements(own)]
     if usual:  # the largest shape of usual size is timed as well
-        largest = max(usual, key=lambda f: _count_elements(f.shapes))
+        largest = max(usual, key=lambda f: count_elements(f.shapes))
         others = [replace(f, timed=f is largest) for f in others]
     return [*forms, *others]
 
@@ -183,10 +207,10 @@ def _with_large_forms(
     secret = SECRET_RANDOM.sample(kinds, min(1 if facts.slow else KINDS_AT_SIZE, len(kinds)))
     large = [replace(first, timed=True)]
     large += [replace(plain, kind=kind, label=_form_label(plain.shapes, kind)) for kind in secret]
-    limit = _count_elements(plain.shapes)
+    limit = count_elements(plain.shapes)
     shaped = [] if facts.slow else _other_shape_forms(plain.shapes, 1, (), runs, limit)
     large += [replace(f, timed=True) for f in shaped]
-    limit = LARGER * _count_elements(small.shapes)
+    limit = LARGER * count_elements(small.shapes)
     others = _other_shape_forms(small.shapes, most, facts.numbers, runs, limit, reduced=True)
     return [*large, *forms, *others]
 
@@ -200,8 +224,8 @@ def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputFo
     shrinks: list[Callable[[int], int]] = [lambda n: n // 3 + SECRET_RANDOM.randrange(n // 6 + 1), lambda n: n // 2]
     for shrink in shrinks:
         shapes = plain.shapes
-        while _count_elements(shapes) > REDUCED and (sizes := _varied_sizes(shapes)) and sizes[0] > LARGEST_WINDOW:
-            shapes = _replace_size(shapes, sizes[0], shrink(sizes[0]))
+        while count_elements(shapes) > REDUCED and (sizes := varied_sizes(shapes)) and sizes[0] > LARGEST_WINDOW:
+            shapes = replace_size(shapes, sizes[0], shrink(sizes[0]))
         form = replace(plain, shapes=shapes, label=_form_label(shapes, "drawn"), reduced=True)
         if shapes != plain.shapes and runs(form):
             return form
@@ -302,12 +326,13 @@ def _is_integer_data(t: Tensor) -> bool:
     return t.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
-def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
-    """Yield two numbers for each of at most ``most`` of ``numbers``, which are constants in the candidate's code at
-    which it may branch.
+def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[tuple[float, float]]:
+    """Yield four pairs of a scale and a shift for each of at most ``most`` of ``numbers``, which are constants in the
+    candidate's code at which it may branch.
 
-    Normally distributed values are multiplied by such a number. With the first, nearly all of them lie below the
-    constant. With the second, many lie above it. The constants are chosen at random and in secret, fractions before
+    Normally distributed values are multiplied by the scale, and the shift is added. With the first pair, nearly all of
+    them lie below the constant. With the second, many lie above it. With the others, all of them and so their mean lie
+    beyond the constant, or beyond its negative. The constants are chosen at random and in secret, fractions before
     whole numbers.
     """
     sizes = {abs(v) for v in numbers if v and abs(v) < LARGEST_THRESHOLD}
@@ -315,8 +340,10 @@ def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
         fitting = sorted(v for v in sizes if (v == int(v)) == whole)
         for number in SECRET_RANDOM.sample(fitting, min(most, len(fitting))):
             most -= 1
-            yield number * 10.0 ** SECRET_RANDOM.uniform(-1.5, -1.0)
-            yield number * 10.0 ** SECRET_RANDOM.uniform(0.3, 1.0)
+            yield number * 10.0 ** SECRET_RANDOM.uniform(-1.5, -1.0), 0.0
+            yield number * 10.0 ** SECRET_RANDOM.uniform(0.3, 1.0), 0.0
+            for sign in (1.0, -1.0):
+                yield 0.2 * number, sign * number * SECRET_RANDOM.uniform(2.0, 4.0)
 
 
 def _other_shape_forms(
@@ -330,21 +357,28 @@ def _other_shape_forms(
 ) -> list[InputForm]:
     """Return forms of inputs whose shapes differ from ``own``, and which the reference accepts.
 
-    ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, and at most as many have
-    sizes from ``constants`` of the candidate's code. Shapes of more than ``limit`` elements together are left out,
-    since the reference would take too long. ``reduced`` is copied into the forms, and says that their shapes stand for
-    large ones.
+    ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, and at most twice as many
+    have sizes from ``constants`` of the candidate's code. Shapes of more than ``limit`` elements together are left out,
+    since the reference would take too long, but for sizes near the first constants. ``reduced`` is copied into the
+    forms, and says that their shapes stand for large ones.
     """
     forms: dict[Shapes, InputForm] = {}
     limit, numbers = max(limit, ROOM), [int(v) for v in constants if v == int(v)]
-    for listed in (_varied_shapes(own), _shapes_from_constants(own, numbers)):
+    # What the code compares comes first.
+    compared = shapes_near_constants(own, numbers[:COMPARED_NUMBERS], limit)
+    for listed, largest in (
+        (varied_shapes(own), limit),
+        (compared, FAR_ELEMENTS if constants else 0),
+        (shapes_from_constants(own, numbers[COMPARED_NUMBERS:]), limit),
+    ):
         fitting, tried = 0, 0
         for shapes in listed:
-            if shapes in forms or shapes == own or _count_elements(shapes) > limit:
+            if shapes in forms or shapes == own or (count := count_elements(shapes)) > largest:
                 continue
             # Normal values show more, drawn ones are surely valid.
-            kind = SECRET_RANDOM.choice(("drawn", "normal"))
-            form = InputForm(_form_label(shapes, kind), shapes=shapes, kind=kind, reduced=reduced)
+            kind, far = SECRET_RANDOM.choice(("drawn", "normal")), count > limit
+            label = _form_label(shapes, kind)
+            form = InputForm(label, shapes=shapes, kind=kind, reduced=reduced, far_size=far)
             tried += 1
             if runs(form):
                 forms[shapes] = form
@@ -360,59 +394,6 @@ def _form_label(shapes: Shapes, kind: str) -> str:
     normal``.
     """
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
-
-
-def _count_elements(shapes: Shapes) -> int:
-    """Return how many elements tensors of these shapes have together."""
-    return sum(prod(s) for s in shapes)
-
-
-def _varied_sizes(own: Shapes) -> list[int]:
-    """Return the sizes above 1 in the shapes ``own`` that may be varied, in descending order and without repetitions.
-
-    Sizes of at most 7 that occur in neither of the first two dims of a shape, such as windows of a convolution, are
-    left out.
-    """
-    outer = {n for s in own for n in s[:2]}
-    return sorted({n for s in own for n in s if n > 1 and (n > LARGEST_WINDOW or n in outer)}, reverse=True)
-
-
-def _replace_size(own: Shapes, size: int, new: int) -> Shapes:
-    """Return the shapes ``own`` with each occurrence of ``size`` replaced by ``new``."""
-    return tuple(tuple(new if n == size else n for n in s) for s in own)
-
-
-def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
-    """Yield random variations of the shapes ``own``. In the first ones, one size is changed wherever it occurs. In the
-    next one, all sizes are changed at once. In the last ones, one size or a single dim is changed, in random order.
-    """
-    for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
-        for size in _varied_sizes(own):
-            yield _replace_size(own, size, new(size))
-    drawn = {size: 1 + SECRET_RANDOM.randrange(2 * size) for size in _varied_sizes(own)}
-    yield tuple(tuple(drawn.get(n, n) for n in s) for s in own)
-    sizes = _varied_sizes(own)
-    alone: list[Shapes] = [_replace_size(own, size, new) for size in sizes for new in (size - 1, size + 1, 1)]
-    for at, shape in enumerate(own):
-        for dim, size in enumerate(shape):
-            if size > 1 and size not in sizes:
-                continue
-            # One of several dims of this size is not 1: the reference would broadcast it, which callers never ask for.
-            least = 2 if sum(n == size for other in own for n in other) > 1 else 1
-            changed = (*shape[:dim], least + SECRET_RANDOM.randrange(2 * size + 2), *shape[dim + 1 :])
-            alone.append((*own[:at], changed, *own[at + 1 :]))
-    SECRET_RANDOM.shuffle(alone)
-    yield from alone
-
-
-def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
-    """Yield the shapes ``own`` with one size, wherever it occurs, replaced by one of the positive ``numbers``. These
-    are constants in the candidate's code. The order is random and secret.
-    """
-    pairs = [(size, new) for new in dict.fromkeys(numbers) for size in _varied_sizes(own) if new > 0]
-    SECRET_RANDOM.shuffle(pairs)
-    for size, new in pairs:
-        yield _replace_size(own, size, new)
 
 
 def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[Any, ...]:
@@ -572,7 +553,7 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
         low, high = DECADES[kind]
         return torch.mul(noise, 10.0 ** (low + (high - low) * float(uniform())))
     if kind == "about":
-        return noise * form.scale
+        return noise * form.scale + form.shift
     scale = {"normal": 1.0, "wide": 30.0, "tiny": 1e-3, "shifted": 1.0, "signed": 1.0}[kind]
     return noise * scale + (20.0 if kind == "shifted" else 0.0)
 

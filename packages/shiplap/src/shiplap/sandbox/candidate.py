@@ -263,12 +263,18 @@ class TargetProcess:
             raise CandidateError("threads", "threads that it started run beside its calls")
 
     def call(
-        self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False
+        self,
+        args: Sequence[Any],
+        expected: ExpectedEffects | None = None,
+        *,
+        in_place: bool = False,
+        elsewhere: bool = False,
     ) -> CallOutcome:
         """Call the target on ``args``. Return the times and the largest error in units of the tolerance. If
         ``expected`` is given, compare the effects with it, and raise ``CandidateError`` if they differ. Otherwise the
         error is 0. If ``in_place`` is true and the layout of the tensors is that of the last call, the values are
-        written into the tensors of that call. Otherwise the call gets new tensors.
+        written into the tensors of that call. Otherwise the call gets new tensors. If ``elsewhere`` is true, it is made
+        in another thread and in inference mode.
         """
         last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
@@ -283,7 +289,7 @@ class TargetProcess:
         given = last or MappedArguments.of(handle, packed)
         self._given = given
         try:
-            message = protocol.CallTarget(packed, last is not None, self._in_use())
+            message = protocol.CallTarget(packed, last is not None, self._in_use(), elsewhere)
             reply, took = self.request(message, "raised", *arena.files(handle))
         finally:
             self.use_block(arena.block)

@@ -13,6 +13,7 @@ import gc
 import mmap
 import os
 import socket
+import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
@@ -270,7 +271,8 @@ class Child:
         with the arguments. If ``message.again`` is true, the call uses the tensors of the last call instead, into which
         the other process has written new values.
 
-        The arguments and results of ``message.keep`` earlier calls stay in memory.
+        The arguments and results of ``message.keep`` earlier calls stay in memory. If ``message.elsewhere`` is true,
+        the call is made by ``_call_elsewhere``.
         """
         while len(self._kept) > message.keep:
             self._kept.popleft()
@@ -280,16 +282,17 @@ class Child:
             memory = _map(file)
             args = list(self._unpack(message.args, memory))
         before = argument_facts(args)
+        target = partial(_call_elsewhere, self.target) if message.elsewhere else self.target
         with torch.no_grad():
             if not _on_devices(args):
                 started = perf_counter_ns()
-                returned = self.target(*args)
+                returned = target(*args)
                 result = flatten_results(returned)
                 spent = perf_counter_ns() - started
                 altered = changed_facts(before, argument_facts(args))
                 places = self._keep(args, result, memory, structure_of(returned))
                 return protocol.TargetCalled(places, spent, traces=protocol.CallTraces(altered=altered))
-            call = call_in_queue(self.target, args)
+            call = call_in_queue(target, args)
             altered = changed_facts(before, argument_facts(args))
             places = self._keep(args, call.result, memory, call.structure)
         # Reading the state takes longer than most calls, so that of many calls some are looked at.
@@ -535,6 +538,37 @@ def _ops(
         for event in seen.function_events or ():
             uses += [(printable_text(f"kernel {k.name}")[:400], []) for k in event.kernels]
     return _count_uses(uses), result, left, threads
+
+
+def _call_elsewhere(target: Callable[..., Any], *args: Any) -> Any:
+    """Return what ``target`` returns for ``args`` in another thread, in inference mode, with deterministic algorithms
+    and another number of threads of torch. Raise the exception that it raises.
+    """
+    outcome: list[Any] = []
+    failed: list[BaseException] = []
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+
+    def run() -> None:
+        """Call ``target``, and add its result to ``outcome`` or its exception to ``failed``."""
+        torch.set_num_threads(1 if threads > 1 else 2)
+        try:
+            with torch.inference_mode():
+                outcome.append(target(*args))
+        except BaseException as e:
+            failed.append(e)
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        torch.set_num_threads(threads)
+    if failed:
+        raise failed[0]
+    return outcome[0]
 
 
 def _count_uses(uses: list[tuple[str, list[Any]]]) -> list[protocol.OperatorUse]:

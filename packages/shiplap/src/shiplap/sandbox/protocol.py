@@ -37,9 +37,9 @@ Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Sizes = Annotated[list[Size], Meta(max_length=64)]
 TypeName = Annotated[str, Meta(max_length=32)]
 ReportText = Annotated[str, Meta(max_length=400)]
+MOST_OPERATORS = 2000  # different uses of operators in a list
 ReportTexts = Annotated[list[ReportText], Meta(max_length=1000)]
 Structure = Annotated[str, Meta(max_length=1 << 16)]
-MOST_OPERATORS = 2000  # different uses of operators in a list
 Nanoseconds = Annotated[float, Meta(ge=0, lt=1e15)]  # NaN is refused as well
 
 
@@ -236,9 +236,7 @@ class TargetCalled(Reply, frozen=True):
 
 
 class OperatorUse(Message, frozen=True):
-    """The name of a torch operator, the sizes of each argument, and how often a call ran it on these. A list of tensors
-    has a list of sizes for each tensor, and a value that is no tensor has an empty list.
-    """
+    """The name of a torch operator, the sizes of its arguments (of each tensor in a list), and how often it ran so."""
 
     name: ReportText
     shapes: Annotated[list[Annotated[list[Size | Sizes], Meta(max_length=1000)]], Meta(max_length=1000)]
@@ -350,12 +348,13 @@ class Inspect(Request[Inspection], frozen=True):
 class CallTarget(Request[TargetCalled], frozen=True):
     """A request to call the target. If ``again`` is true, the call uses the tensors of the last call, into which this
     process has written new values. Otherwise it gets new tensors from ``args``. ``keep`` is the number of earlier calls
-    whose results are kept.
+    whose results are kept. If ``elsewhere`` is true, the call is made in another thread, as a server may make it.
     """
 
     args: Packed
     again: bool = False
     keep: int = 1 << 30  # earlier calls whose results stay in use
+    elsewhere: bool = False
 
 
 class ListOperators(Request[OperatorList], frozen=True):

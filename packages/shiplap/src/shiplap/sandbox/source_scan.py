@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import math
+import operator
 import os
 import re
 import stat
@@ -147,7 +149,7 @@ def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tu
     """
     imports = [a for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for a in node.names]
     real = {a.asname: a.name for a in imports if a.asname and a.name in CALENDAR}
-    for node in _live_nodes(tree, called):
+    for node in live_nodes(tree, called):
         name, home = "", ""
         if isinstance(node, ast.Attribute):
             holder = node.value
@@ -164,87 +166,13 @@ def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tu
             yield getattr(node, "lineno", 0), f"{home}.{name} reads the date, on which no result may depend"
 
 
-def find_call_counters(file: str) -> list[str]:
-    """Return a string ``line N: NAME`` for each decision in a Python file and the modules beside it that depends on a
-    count which code of the file increases, such as the number of calls so far.
-
-    Global names, names of an enclosing function and attributes count. No number of calls shows that a candidate with
-    such a decision is right in all later ones. The list is empty for files that cannot be parsed.
-    """
-    found: list[str] = []
-    for source in (s for s in gather_sources(file) if s.suffix == ".py"):
-        try:
-            tree = ast.parse(read_source(source))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        counted = {name for node in ast.walk(tree) for name in _counts_of(node)}
-        tests = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.BinOp)) and _decides(node)]
-        used = {(test.lineno, name) for test in tests for name in map(_place_name, ast.walk(test)) if name in counted}
-        found += [f"line {line}: {name}" for line, name in sorted(used)]
-    return found
-
-
-def _counts_of(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a syntax node increases by a constant and that outlive a call: attributes, elements of
-    lists and dicts, and in a function those that it declares as global or nonlocal.
-    """
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return
-    inner = list(ast.walk(node))
-    outer = {name for each in inner if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names}
-    stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    given = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-    own = (stored | {each.arg for each in given}) - outer
-    for each in inner:
-        target = _increased_place(each)
-        if target is None:
-            continue
-        name = _place_name(target)
-        # A list outlives the call if the function neither makes it nor gets it.
-        lasts = isinstance(target, ast.Subscript) and name not in own
-        if lasts or name in outer or isinstance(target, ast.Attribute):
-            yield name
-
-
-def _increased_place(node: ast.AST) -> ast.expr | None:
-    """Return the variable, attribute or element that a statement increases by a constant, as ``n += 1`` and
-    ``n = n + 1`` do. Return None for another syntax node.
-    """
-    if isinstance(node, ast.AugAssign):
-        return node.target if isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant) else None
-    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add)):
-        return None
-    sides = (node.value.left, node.value.right)
-    terms = [ast.unparse(side) for side in sides if not isinstance(side, ast.Constant)]
-    return next((t for t in node.targets if [ast.unparse(t)] == terms), None)
-
-
-def _decides(node: ast.Compare | ast.BinOp) -> bool:
-    """Return whether an expression is a comparison or the remainder of a division, by which code decides. A string
-    that is formatted with ``%`` is none.
-    """
-    if isinstance(node, ast.Compare):
-        return True
-    is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, (str, bytes))
-    return isinstance(node.op, ast.Mod) and not is_text
-
-
-def _place_name(node: ast.AST) -> str:
-    """Return the name of a variable, or an attribute with a dot before it. For an element such as ``n[0]``, return the
-    name of the container. Return an empty string for another node.
-    """
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
 def _is_present_date(node: ast.Call) -> bool:
     """Return whether a call makes the present date as one of numpy, as ``np.datetime64("now")`` does."""
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     return name == "datetime64" and any(isinstance(a, ast.Constant) and a.value in PRESENT for a in node.args)
 
 
-def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
+def live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
     """Yield the syntax nodes of a module that can run when other code uses it.
 
     They are the nodes of its statements and of its functions. A function that is named like a benchmark or a test is
@@ -321,8 +249,8 @@ def constants_in_sources(file: str) -> list[float]:
 
 
 def _constants_in_source(file: str) -> list[float]:
-    """Return the distinct numbers in one Python file, including integers in its strings. The list is empty if the file
-    is too large or cannot be parsed.
+    """Return the distinct numbers in one Python file, including integers in its strings. Those that the code compares
+    come first. The list is empty if the file is too large or cannot be parsed.
     """
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
         return []
@@ -331,42 +259,66 @@ def _constants_in_source(file: str) -> list[float]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     values: dict[float, None] = {}
-    for node in ast.walk(tree):
-        value = node.value if isinstance(node, ast.Constant) else None
-        if type(value) is float or (type(value) is int and abs(value) < MAX_SOURCE_BYTES):
-            values[value] = None
-        elif isinstance(value, str):
-            values |= dict.fromkeys(integers_in_text(value))
-        elif isinstance(node, ast.Call):
-            values |= dict.fromkeys(_number_of_call(node))
-    # Sums and products of constants are constants of the compiled code, which does not run here.
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        values |= dict.fromkeys(_numbers_in_code(compile(tree, file, "exec")))
+    nodes = list(ast.walk(tree))
+    sides = [side for node in nodes if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)]
+    for node in (*sides, *nodes):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            values |= dict.fromkeys(integers_in_text(node.value))
+        elif isinstance(node, (ast.Constant, ast.BinOp, ast.Call)):
+            number = _number_of(node)
+            values |= {number: None} if isinstance(number, (int, float)) and abs(number) < MAX_SOURCE_BYTES else {}
     return list(values)
 
 
-def _numbers_in_code(code: CodeType) -> Iterator[float]:
-    """Yield the numbers among the constants of a code object and of the functions nested in it."""
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _numbers_in_code(value)
-        elif type(value) is float or (type(value) is int and abs(value) < MAX_SOURCE_BYTES):
-            yield value
+LARGEST_BASE, LARGEST_POWER = 1 << 24, 64
+NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f.__name__: f for f in (abs, float, int, len, max, min, ord, pow, round, sum)},
+    **{f.__name__: f for f in (math.ceil, math.comb, math.floor, math.gcd, math.isqrt, math.lcm, math.prod, math.sqrt)},
+}
+"""Functions by which code may put a number together. Each takes little time for small numbers and short texts."""
+NUMBER_OPERATORS: dict[type, Callable[..., Any]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod, ast.Pow: pow},
+    **{ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv, ast.LShift: operator.lshift},
+    **{ast.RShift: operator.rshift, ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.USub: operator.neg},
+}
 
 
-def _number_of_call(node: ast.Call) -> list[float]:
-    """Return a list with the number that a call of ``ord``, ``len``, ``int`` or ``float`` on constants returns. The
-    list is empty for any other call.
+def _number_of(node: ast.AST, depth: int = 0) -> Any:
+    """Return the value of an expression of numbers, short texts and lists of them, computed by ``NUMBER_OPERATORS`` and
+    ``NUMBER_FUNCTIONS``. Return None for any other expression, and for one with a large intermediate value.
     """
-    known: dict[str, Callable[..., float]] = {"ord": ord, "len": len, "int": int, "float": float}
-    called = known.get(node.func.id) if isinstance(node.func, ast.Name) else None
-    if called is None or node.keywords:
-        return []
-    try:
-        number = called(*map(ast.literal_eval, node.args))
-    except (ValueError, TypeError, SyntaxError, OverflowError):
-        return []
-    return [number] if abs(number) < MAX_SOURCE_BYTES else []
+    value: Any = None
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float, str):
+        value = node.value
+    elif isinstance(node, (ast.List, ast.Tuple)):
+        value = [_number_of(each, depth + 1) for each in node.elts[:64]]
+        value = None if any(each is None for each in value) else value
+    elif depth < 16 and isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call)):
+        inner: list[ast.expr] = []
+        if isinstance(node, ast.BinOp):
+            made, inner = NUMBER_OPERATORS.get(type(node.op)), [node.left, node.right]
+        elif isinstance(node, ast.UnaryOp):
+            made, inner = NUMBER_OPERATORS.get(type(node.op)), [node.operand]
+        else:
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            made, inner = NUMBER_FUNCTIONS.get(name) if not node.keywords else None, node.args[:8]
+        given = [_number_of(each, depth + 1) for each in inner]
+        if made is None or any(g is None for g in given) or not _is_quick(made, given):
+            return None
+        with suppress(Exception):
+            value = made(*given)
+    plain = type(value) is float or (type(value) is int and abs(value) < 1 << 40)
+    return value if plain or (isinstance(value, (str, list)) and len(value) < 4096) else None
+
+
+def _is_quick(made: Callable[..., Any], given: Sequence[Any]) -> bool:
+    """Return whether ``made``, one of ``NUMBER_FUNCTIONS`` or ``NUMBER_OPERATORS``, takes little time and memory for
+    the arguments ``given``, which a candidate chooses.
+    """
+    if made in (pow, operator.lshift, operator.rshift, math.comb):
+        small = all(isinstance(g, (int, float)) and abs(g) < LARGEST_BASE for g in given)
+        return small and all(abs(g) <= LARGEST_POWER for g in given[1:])
+    return made not in NUMBER_OPERATORS.values() or all(isinstance(g, (int, float)) for g in given)
 
 
 def parameters_in_source(file: str, names: Sequence[str]) -> list[str]:
@@ -404,17 +356,23 @@ def suspicious_names_of_function(fn: Any) -> list[str]:
     which it calls are included. Each reason is a string, and the list is empty for harmless code.
     """
     reasons: dict[str, None] = {}
+    for at in functions_used_by(fn):
+        # Whoever tunes a function of Python uses this package; a candidate in a file of its own does not.
+        names = sorted(_names_in_code(at.__code__) - {"shiplap"})
+        reasons |= dict.fromkeys(what for name in names if (what := _describe_suspicion(name)))
+    return list(reasons)
+
+
+def functions_used_by(fn: Any) -> Iterator[FunctionType]:
+    """Yield the function ``fn`` and the functions of its module that it uses, directly or through others."""
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
     while left:
         at = left.pop()
         if not isinstance(at, FunctionType) or id(at) in seen or at.__module__ != getattr(fn, "__module__", None):
             continue
         seen.add(id(at))
-        names = _names_in_code(at.__code__)
-        # Whoever tunes a function of Python uses this package; a candidate in a file of its own does not.
-        reasons |= dict.fromkeys(what for name in sorted(names - {"shiplap"}) if (what := _describe_suspicion(name)))
-        left += [at.__globals__[name] for name in names if name in at.__globals__]
-    return list(reasons)
+        yield at
+        left += [at.__globals__[name] for name in _names_in_code(at.__code__) if name in at.__globals__]
 
 
 def _names_in_code(code: CodeType) -> set[str]:

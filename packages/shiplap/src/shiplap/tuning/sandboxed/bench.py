@@ -27,6 +27,7 @@ from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.source_scan import suspicious_names_of_function
 from shiplap.sandbox.supervisor import UnsupportedArguments
+from shiplap.sandbox.unsteady_source import unsteady_decisions_of_function
 from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate, KernelCandidate
 from shiplap.tuning.inputs import Inputs
@@ -236,11 +237,17 @@ class JudgedBench:
         return VerifyOutcome()
 
     def _suspicions(self, index: int) -> list[str]:
-        """Return the reasons why names in the source code of the candidate at ``index`` are suspicious, such as names
-        that read frames of other code. The list is empty for candidates that are not kernels of the op.
+        """Return the reasons why the source code of the candidate at ``index`` is suspicious, such as names that read
+        frames of other code, or decisions by a count of calls. The list is empty for candidates that are not kernels of
+        the op.
         """
         candidate = self.candidates[index]
-        return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
+        if not isinstance(candidate, KernelCandidate):
+            return []
+        function = candidate.bound.function
+        what = "it decides by what later calls have otherwise"
+        decisions = [f"{what}, {at}" for at in unsteady_decisions_of_function(function)]
+        return suspicious_names_of_function(function) + decisions
 
     def _look(self, index: int, number: int, case: SampleCase) -> str:
         """Run the candidate at ``index`` on verification case ``number`` in its process. Return a message with its

@@ -1,0 +1,340 @@
+"""Search of a candidate's source, without running it, for decisions by what differs in later calls and processes.
+
+A candidate is called some thousand times in about a minute, in one process. If it decides by a count of its calls, by a
+clock, by chance or by the number of its process, no number of these calls shows that later ones are right.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, read_source
+
+CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
+CLOCKS |= {f"{name}_ns" for name in CLOCKS}
+"""Functions that say how long a machine, a process or a thread runs. Honest candidates measure their time by them."""
+CHANCES = {"random", "randint", "randrange", "getrandbits", "uniform", "urandom", "token_bytes", "randbelow", "uuid4"}
+DRAWS = {"rand", "randn"}  # of torch and numpy, which honest candidates compare elementwise
+PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "id"}
+COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount"}
+GROWING = {"append", "add", "extend", "insert", "appendleft", "update", "setdefault"}
+SHRINKING = {"clear", "pop", "popitem", "popleft", "remove", "discard"}
+STEPS = (ast.Add, ast.Sub, ast.Mult)  # operators with which code counts
+JUDGED_CALLS = 1000  # a judgement makes more calls than this
+NATIVE_COUNT = re.compile(r"\bstatic\s+[\w:<>\s]*?\b(\w+)\s*(?:=[^;]*|\{[^;]*)?;")
+NATIVE_UNSTEADY = re.compile(
+    r"\b(steady_clock|high_resolution_clock|getpid|random_device|mt19937\w*|__?rdtsc|clock64|globaltimer)\b"
+    r"|\b(s?rand|clock)\s*\(\s*\)"
+)
+
+
+def find_unsteady_decisions(file: str) -> list[str]:
+    """Return a string ``line N: reason`` for each decision in a Python file and the modules beside it by something that
+    may differ in later calls or in another process.
+
+    That is a count of calls (see ``find_call_counters``), a clock that is compared with a number, chance, the number of
+    a process or of an object, the length of a list that grows, and the next element of an iterator that lasts.
+    """
+    found = find_call_counters(file)
+    for source in gather_sources(file):
+        content = read_source(source)
+        if source.suffix != ".py":
+            found += [f"line {line}: {what}" for line, what in _native_decisions(content.decode(errors="replace"), 1)]
+            continue
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            found += [f"line {line}: {what}" for line, what in sorted({*_unsteady_decisions(ast.parse(content))})]
+    return list(dict.fromkeys(found))
+
+
+def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, reason) for each decision in a module by something that may differ in later calls or processes,
+    other than a count that the module changes by constants.
+    """
+    nodes = list(live_nodes(tree, ()))
+    numbers = _constants_by_name(tree)
+    held, growing = _unsteady_names(nodes), _growing_names(nodes)
+    lasting = {n for n in _outer_names(tree) if n not in numbers}
+    shrunk = {_changed_container(n, SHRINKING) for n in nodes}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from _native_decisions(node.value, node.lineno)
+        if not isinstance(node, (ast.Compare, ast.BinOp)) or not _decides(node):
+            continue
+        sides = [node.left, *(node.comparators if isinstance(node, ast.Compare) else [node.right])]
+        amounts = [_amount(side, numbers) for side in sides]
+        for side in sides:
+            others = [a for a, other in zip(amounts, sides, strict=True) if other is not side]
+            known = isinstance(node, ast.BinOp) or any(a is not None for a in others)
+            if (what := _unsteady_source(side, held)) and _matters(what, known, others):
+                yield node.lineno, what
+            name = _measured_length(side)
+            far = any(a is not None and abs(a) >= JUDGED_CALLS for a in others) or isinstance(node, ast.BinOp)
+            if name in growing and name not in shrunk and far:
+                yield node.lineno, f"the length of {name}, which grows"
+            if (name := _next_of(side)) and name in lasting:
+                yield node.lineno, f"the next element of {name}"
+    for test in _truth_tests(tree):
+        if (name := _next_of(test)) and name in lasting:
+            yield test.lineno, f"the next element of {name}"
+        if (what := _unsteady_source(test, held)) and what not in CLOCKS | DRAWS:
+            yield test.lineno, what
+
+
+def _matters(what: str, known: bool, others: list[float | None]) -> bool:
+    """Return whether a comparison of a value from the function ``what`` decides by more than its presence. ``known``
+    says whether it is compared with a number, or is divided, and ``others`` are the numbers.
+    """
+    if what in CLOCKS:  # a time is above zero everywhere
+        return any(a is not None and a != 0 for a in others)
+    if what in PROCESSES and others:  # as in ``threads > 1``
+        return any(a is not None and a > 1 for a in others) or (known and not any(a is not None for a in others))
+    return known or what in CHANCES
+
+
+def _native_decisions(text: str, line: int) -> Iterator[tuple[int, str]]:
+    """Yield (line, reason) for native code in ``text``, which begins at ``line``, that reads a clock, a chance or the
+    number of its process, or that counts its calls in a static variable which it compares.
+    """
+    if "{" not in text or ";" not in text:  # no code
+        return
+    if found := NATIVE_UNSTEADY.search(text):
+        yield line, f"{found.group(0)} in native code"
+    for name in {m.group(1) for m in NATIVE_COUNT.finditer(text)}:
+        word = rf"\b{re.escape(name)}\b"
+        counts = re.search(rf"(\+\+|--)\s*{word}|{word}\s*(\+\+|--|[+-]=|\.fetch_add)", text)
+        if counts and re.search(rf"{word}[^;{{}}]*?([<>%]|[!=]=)|[<>%]\s*{word}", text):
+            yield line, f"the static variable {name} in native code"
+
+
+def _constants_by_name(tree: ast.Module) -> dict[str, float]:
+    """Return the numbers that the statements of a module bind to names, by name, if a name is bound once only."""
+    bound: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.setdefault(node.id, []).append(node)
+    found: dict[str, float] = {}
+    for statement in tree.body:
+        for target in statement.targets if isinstance(statement, ast.Assign) else ():
+            if isinstance(target, ast.Name) and len(bound[target.id]) == 1:
+                amount = _amount(statement.value, {}) if isinstance(statement, ast.Assign) else None
+                found |= {target.id: amount} if amount is not None else {}
+    return found
+
+
+def _amount(node: ast.expr, numbers: dict[str, float]) -> float | None:
+    """Return the largest number in an expression of constants, or that of a name in ``numbers``, and None for another
+    expression. Text and bytes, whose order decides as well, count as 1.
+    """
+    if isinstance(node, ast.Name):
+        return numbers.get(node.id)
+    if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
+        return 1.0
+    if any(
+        not isinstance(n, (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)) for n in ast.walk(node)
+    ):
+        return None
+    code = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+    values = [abs(float(v)) for v in code if isinstance(v, (int, float))]
+    return max(values) if values and len(values) == len(code) else None
+
+
+def _unsteady_names(nodes: list[ast.AST]) -> dict[str, str]:
+    """Return the names that are bound to a value of an unsteady function, directly or through other names, with the
+    name of that function. Draws of tensors are left out, since honest candidates hold some.
+    """
+    held: dict[str, str] = {}
+    for _ in range(3):
+        for node in nodes:
+            if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign)) or node.value is None:
+                continue
+            what = _unsteady_source(node.value, held)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if what and what not in DRAWS:
+                held |= {name: what for name in map(_place_name, targets) if name}
+    return held
+
+
+def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
+    """Return the name of the unsteady function whose value an expression is or is computed from, or an empty string.
+    ``held`` are the names that hold such values. Elements of displays and arguments of other calls do not count.
+    """
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        drawn = name in DRAWS or (name in CHANCES and _place_name(getattr(node.func, "value", node)) == "torch")
+        if _is_one_number(node) if drawn else name in CLOCKS | CHANCES | PROCESSES | COUNTS:
+            return str(name)
+        inner = [*node.args] if name in ("int", "float", "abs", "round", "str", "bool", "len") else []
+        inner += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        return next((what for each in inner if (what := _unsteady_source(each, held))), "")
+    if isinstance(node, (ast.Name, ast.Attribute)) and (what := held.get(_place_name(node), "")):
+        return what
+    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)):
+        parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        return next((what for each in parts if (what := _unsteady_source(each, held))), "")
+    return ""
+
+
+def _is_one_number(node: ast.Call) -> bool:
+    """Return whether a call that draws a tensor draws one number, which is no data: its shape is empty, or has ones."""
+    shapes = [a for a in node.args if isinstance(a, (ast.Tuple, ast.List))]
+    sizes = [size for shape in shapes for size in shape.elts]
+    if not shapes and getattr(node.func, "attr", "") in DRAWS:
+        sizes = node.args
+    return bool(shapes or sizes) and all(isinstance(s, ast.Constant) and s.value == 1 for s in sizes)
+
+
+def _growing_names(nodes: list[ast.AST]) -> set[str]:
+    """Return the names of containers to which some code adds elements."""
+    return {_changed_container(n, GROWING) for n in nodes} - {""}
+
+
+def _changed_container(node: ast.AST, names: set[str]) -> str:
+    """Return the name of the container of which a syntax node calls a method with one of ``names``, or an empty string
+    for another node.
+    """
+    called = node.func if isinstance(node, ast.Call) else None
+    return _place_name(called.value) if isinstance(called, ast.Attribute) and called.attr in names else ""
+
+
+def _outer_names(tree: ast.Module) -> set[str]:
+    """Return the names that outlive a call: those that statements of a module bind, and attributes."""
+    stored = [n for n in ast.walk(tree) if isinstance(getattr(n, "ctx", None), ast.Store)]
+    outside = {n for statement in tree.body if not _is_definition(statement) for n in ast.walk(statement)}
+    shared = {n for each in ast.walk(tree) if isinstance(each, (ast.Global, ast.Nonlocal)) for n in each.names}
+    held = {n.id for n in stored if isinstance(n, ast.Name) and (n in outside or n.id in shared)}
+    return held | {f".{n.attr}" for n in stored if isinstance(n, ast.Attribute)}
+
+
+def _is_definition(node: ast.AST) -> bool:
+    """Return whether a statement defines a function or a class."""
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+
+
+def _measured_length(node: ast.AST) -> str:
+    """Return the name of the container whose length an expression is, or an empty string."""
+    is_length = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args
+    return _place_name(node.args[0]) if is_length and isinstance(node, ast.Call) else ""
+
+
+def _next_of(node: ast.AST) -> str:
+    """Return the name of the iterator whose next element an expression is, or an empty string."""
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
+        return _place_name(node.args[0])
+    return _place_name(node.func.value) if isinstance(node.func, ast.Attribute) and node.func.attr == "__next__" else ""
+
+
+def _truth_tests(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions by whose truth a module branches, without the comparisons and ``not`` around them."""
+    for node in ast.walk(tree):
+        left: list[ast.expr] = [node.test] if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)) else []
+        while left:
+            at = left.pop()
+            if isinstance(at, ast.BoolOp):
+                left += at.values
+            elif isinstance(at, ast.UnaryOp):
+                left.append(at.operand)
+            elif not isinstance(at, ast.Compare):
+                yield at
+
+
+def find_call_counters(file: str) -> list[str]:
+    """Return a string ``line N: NAME`` for each decision in a Python file and the modules beside it that depends on a
+    count which code of the file changes, such as the number of calls so far.
+
+    Global names, names of an enclosing function and attributes count. No number of calls shows that a candidate with
+    such a decision is right in all later ones. The list is empty for files that cannot be parsed.
+    """
+    found: list[str] = []
+    for source in (s for s in gather_sources(file) if s.suffix == ".py"):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            found += [f"line {line}: {name}" for line, name in _call_counters(ast.parse(read_source(source)))]
+    return found
+
+
+def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return (line, name) for each decision in a module by a count that its code changes, in the order of lines."""
+    counted = {name for node in ast.walk(tree) for name in _counts_of(node)} - {""}
+    tests = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.BinOp)) and _decides(node)]
+    used = {(test.lineno, name) for test in tests for name in map(_place_name, ast.walk(test)) if name in counted}
+    used |= {(test.lineno, _place_name(test)) for test in _truth_tests(tree) if _place_name(test) in counted}
+    return sorted(used)
+
+
+def unsteady_decisions_of_function(fn: Any) -> list[str]:
+    """Return a string ``line N: reason`` for each decision, as of ``find_unsteady_decisions``, in the function ``fn``
+    and in the functions of its module that it uses. The list is empty if their source cannot be read.
+    """
+    used = list(functions_used_by(fn))
+    if not used:
+        return []
+    first = {at.__code__.co_firstlineno for at in used}
+    try:
+        tree = ast.parse(read_source(used[0].__code__.co_filename))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    definitions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    own = [d for d in definitions if first.intersection([d.lineno, *(each.lineno for each in d.decorator_list)])]
+    # What names of the module hold decides as well, and other code of the module does not.
+    part = ast.Module([*(each for each in tree.body if not _is_definition(each)), *own], [])
+    found = [*_call_counters(part), *sorted({*_unsteady_decisions(part)})]
+    return [f"line {n}: {what}" for n, what in found if any(d.lineno <= n <= (d.end_lineno or n) for d in own)]
+
+
+def _counts_of(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a syntax node changes by a constant and that outlive a call: attributes, elements of
+    lists and dicts, and in a function those that it declares as global or nonlocal.
+    """
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return
+    inner = list(ast.walk(node))
+    outer = {name for each in inner if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names}
+    stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    given = node.args.args[: len(node.args.args) - len(node.args.defaults)]
+    own = (stored | {each.arg for each in given}) - outer
+    for each in inner:
+        target = _increased_place(each)
+        if target is None:
+            continue
+        name = _place_name(target)
+        # A list outlives the call if the function neither makes it nor gets it.
+        lasts = isinstance(target, ast.Subscript) and name not in own
+        if lasts or name in outer or isinstance(target, ast.Attribute):
+            yield name
+
+
+def _increased_place(node: ast.AST) -> ast.expr | None:
+    """Return the variable, attribute or element that a statement changes by a constant, as ``n += 1``, ``n = n + 1``
+    and ``n -= 1`` do. Return None for another syntax node.
+    """
+    if isinstance(node, ast.AugAssign):
+        return node.target if isinstance(node.op, STEPS) and isinstance(node.value, ast.Constant) else None
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, STEPS)):
+        return None
+    sides = (node.value.left, node.value.right)
+    terms = [ast.unparse(side) for side in sides if not isinstance(side, ast.Constant)]
+    return next((t for t in node.targets if [ast.unparse(t)] == terms), None)
+
+
+def _decides(node: ast.Compare | ast.BinOp) -> bool:
+    """Return whether an expression is a comparison or the remainder of a division, by which code decides. A string
+    that is formatted with ``%`` is none.
+    """
+    if isinstance(node, ast.Compare):
+        return True
+    is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, (str, bytes))
+    return isinstance(node.op, ast.Mod) and not is_text
+
+
+def _place_name(node: ast.AST) -> str:
+    """Return the name of a variable, or an attribute with a dot before it. For an element such as ``n[0]``, return the
+    name of the container. Return an empty string for another node.
+    """
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
