@@ -33,6 +33,15 @@ def test_checks_after_a_lost_device_are_incomplete(ns: str, monkeypatch: pytest.
     assert after.evidence == "was not run: the device cannot be used since a call in the check edges"
 
 
+def test_a_check_that_does_not_apply_is_no_matter_of_time(ns: str) -> None:
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    report = sl.audit(f, checks=("numerics", "bound", "cuda_graph", "cudagraph_trees"), budget=0, isolate=False)
+    assert [finding.verdict for finding in report] == ["incomplete", "skip", "skip", "skip"]
+
+
 def test_the_cpu_is_never_lost() -> None:
     assert session.device_fault("cpu") == ""
 
