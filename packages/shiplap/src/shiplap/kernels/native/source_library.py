@@ -96,7 +96,19 @@ def gencode_flag(architecture: str) -> str:
 
 
 @dataclass(frozen=True)
-class SourceLibrary:
+class CompileRequest:
+    """The options of ``sl.source`` for the compiler, which are flags, folders of headers, libraries to link, and CUDA
+    architectures.
+    """
+
+    flags: tuple[str, ...]
+    include_dirs: tuple[Path, ...]
+    libraries: tuple[str, ...]
+    architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SourceLibrary(CompileRequest):
     """A kernel library that is compiled from the author's sources and the header of one declaration.
 
     Attributes:
@@ -104,20 +116,12 @@ class SourceLibrary:
         symbol: the name of the C function.
         header: the function's prototype and signature, in C.
         texts: the sources and the headers that they include.
-        flags: options for the compiler, as for ``sl.source``.
-        include_dirs: folders of headers, as for ``sl.source``.
-        libraries: libraries to link, as for ``sl.source``.
-        architectures: CUDA architectures, as for ``sl.source``.
     """
 
     op: str
     symbol: str
     header: str
     texts: tuple[SourceText, ...]
-    flags: tuple[str, ...]
-    include_dirs: tuple[Path, ...]
-    libraries: tuple[str, ...]
-    architectures: tuple[str, ...]
 
     @property
     def path(self) -> Path:
