@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit import session
+from shiplap.audit import engine, session
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -30,5 +33,37 @@ def test_checks_after_a_lost_device_are_incomplete(ns: str, monkeypatch: pytest.
     assert after.evidence == "was not run: the device cannot be used since a call in the check edges"
 
 
+def test_a_check_that_does_not_apply_is_no_matter_of_time(ns: str) -> None:
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    report = sl.audit(f, checks=("numerics", "bound", "cuda_graph", "cudagraph_trees"), budget=0, isolate=False)
+    assert [finding.verdict for finding in report] == ["incomplete", "skip", "skip", "skip"]
+
+
 def test_the_cpu_is_never_lost() -> None:
     assert session.device_fault("cpu") == ""
+
+
+def test_audits_in_one_process_run_one_after_the_other(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that trace or capture at the same time disturb each other."""
+
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    running, most = [], []
+
+    def run_session(op: sl.Op, plan: object, send: object) -> None:
+        running.append(op)
+        most.append(len(running))
+        time.sleep(0.01)  # another thread would begin meanwhile
+        running.pop()
+
+    monkeypatch.setattr(engine, "run_session", run_session)
+    with ThreadPoolExecutor(4) as pool:
+        audits = [pool.submit(sl.audit, f, checks="schema", isolate=False) for _ in range(4)]
+        for each in audits:
+            each.result(timeout=60)
+    assert most == [1] * 4

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -95,6 +97,26 @@ def test_an_op_without_samples_fails_and_the_others_are_audited(run: Any, monkey
     assert (first["check"], first["verdict"]) == ("samples", "fail")
     assert first["evidence"] == "SL502: no samples can be generated: no size fits"
     assert (second["subject"], second["verdict"]) == ("cli_targets::shift", "ok")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_shows_the_checks_until_then(run: Any, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Limits of time, as of CI, end a command by a signal, after minutes of work."""
+    audit = AUDIT.audit
+
+    def ended(op: Any, **keywords: Any) -> Any:
+        report = audit(op, **keywords)
+        if op.spec.name == "cli_targets::shift":
+            os.kill(os.getpid(), number)
+        return report
+
+    monkeypatch.setattr(AUDIT, "audit", ended)
+    before = signal.getsignal(signal.SIGTERM)
+    result = run("audit", OPS, *QUICK)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert result.exit_code in (0, 3), result.output
+    assert "ended by a signal: the report shows the checks until then" in result.stderr
+    assert "cli_targets::shift" in result.stdout
 
 
 def test_unknown_check_lists_the_known(run: Any) -> None:

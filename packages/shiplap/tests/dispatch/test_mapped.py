@@ -70,6 +70,8 @@ def test_samples_write_to_memory_of_their_own(ns):
         vmap(lambda x: called(acc[0], x))(x)
     with fails("SL138", "an op that returns nothing"):
         vmap(add_)(acc, x)
+    assert vmap(add_, out_dims=None)(acc, x) is None
+    assert torch.equal(acc, 2 * x)
 
 
 def test_results_that_are_no_one_tensor_are_refused(ns):

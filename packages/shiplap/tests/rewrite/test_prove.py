@@ -212,7 +212,10 @@ def test_a_proof_runs_once():
         (lambda: rewrites([]), r"SL802(.|\n)*got +\[\]"),
         (lambda: rewrite("relu", replacement), r"SL802(.|\n)*sl.rewrite\(pattern=...\)"),
         (lambda: rewrite(replacement, replacement, pays=3), r"SL802(.|\n)*sl.rewrite\(pays=...\)"),
-        (lambda: rewrite(replacement, replacement, where=[replacement]), "SL803(.|\n)*expected text"),
+        (
+            lambda: rewrite(replacement, replacement, where=[replacement]),
+            "SL140(.|\n)*expected a text or a list of texts\n",
+        ),
         (
             lambda: rewrites(rewrite(lambda x: x, lambda x: x * 1, name="same", samples=lambda: [(torch.ones(3),)])),
             "SL804(.|\n)*it computes nothing",

@@ -95,6 +95,10 @@ class AuditSubject:
         return self.op.spec.name
 
 
+# Why a check of captures does not apply where samples are on another device.
+NO_CAPTURE = "graphs are captured on a CUDA device: audit with device='cuda'"
+
+
 def _never_skip(op: Op) -> str:
     """Return an empty string, which means that a check is not skipped. Checks that apply to every op use this
     function.

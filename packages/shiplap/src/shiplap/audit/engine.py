@@ -7,8 +7,10 @@ was running, and another child continues with the next one, so no earlier findin
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -46,6 +48,10 @@ MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
 RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
 # Each try may end another process, so the time is limited.
 SHRINK_SECONDS = 8.0
+
+# Held by an audit whose samples run in this process, as on a GPU. Dynamo, the profiler and the captures of CUDA graphs
+# serve one audit at a time.
+_in_this_process = threading.RLock()
 
 # Called with the name of a check and the description of a sample.
 ExaminedCallback = Callable[[str, dict[str, Any]], None]
@@ -99,12 +105,15 @@ def audit(
     require_device(device, f"audit(device={device!r})")
     seed = secrets.randbelow(2**31) if seed is None else seed
     seconds = parse_budget(budget)
-    plan = AuditPlan(names, seed, device, time.monotonic() + seconds, seconds, samples)
-    run = _AuditRun(op, plan, progress, examined, limits or ChildLimits())
-    if can_isolate(device) if isolate is None else isolate:
-        run.run_in_children()
-    else:
-        run_session(op, plan, run.handle_event)
+    isolates = can_isolate(device) if isolate is None else isolate
+    with nullcontext() if isolates else _in_this_process:
+        # The time begins when it is the turn of this audit.
+        plan = AuditPlan(names, seed, device, time.monotonic() + seconds, seconds, samples)
+        run = _AuditRun(op, plan, progress, examined, limits or ChildLimits())
+        if isolates:
+            run.run_in_children()
+        else:
+            run_session(op, plan, run.handle_event)
     run.note_absent_kernels()
     required, absent = tuple(name.partition(":")[0] for name in names), device_without_kernel(op, device)
     return make_report(op.spec.name, run.findings, required, run.ledger, absent)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.audit.check import AuditSubject, Check, Observation
+from shiplap.audit.check import NO_CAPTURE, AuditSubject, Check, Observation
 from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
 from shiplap.audit.device_turns import device_turn
@@ -199,9 +199,15 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
 
 def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
     """Run one check and return its finding. The finding is a failure if the check itself raises an exception. It is
-    incomplete if the time is over or if the reference is not written yet.
+    incomplete if the time is over or if the reference is not written yet. A check that does not apply to the op is
+    skipped, also if the time is over.
     """
     if time.monotonic() > subject.deadline:
+        reason = check.skips(subject.op)
+        if check.obligations == ("capture",) and torch.device(plan.device).type != "cuda":
+            reason = NO_CAPTURE
+        if reason:
+            return Finding(check.name, "skip", subject.name, reason)
         return Finding(check.name, "incomplete", subject.name, f"out of budget={plan.budget:g}")
     try:
         return check.run(subject)

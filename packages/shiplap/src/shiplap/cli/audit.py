@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -302,6 +306,8 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads. They are findings, records
     of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown. Where
     samples run in this process, as on a GPU, the ops are audited one after the other.
+
+    If SIGINT or SIGTERM ends the work of a single thread, the findings until then are returned.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check
@@ -314,6 +320,7 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     # Each check reports one finding, so the number of steps is known before the audit.
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
     results = _AuditResults()
+    until_now: list[Finding] = []
     # Threads suffice: each op is checked in processes of its own, for which a thread only waits. Where it is not,
     # threads would trace and capture at the same time, which Dynamo and a CUDA graph do not allow.
     jobs = jobs if jobs == 1 or can_isolate(asked.device) else 1
@@ -324,15 +331,45 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
             """Report to the progress bar that the check with the result ``finding`` is finished. ``report``, ``done``
             and ``total`` are those of the enclosing function.
             """
+            until_now.append(finding)
             report(f"{finding.subject} {finding.check}", next(done), total)
 
-        for part in (
-            pool.map(lambda op: _audit_op(op, asked, advance), ops)
-            if jobs > 1
-            else (_audit_op(op, asked, advance) for op in ops)
-        ):
-            results.add(part)
+        if jobs > 1:
+            for part in pool.map(lambda op: _audit_op(op, asked, advance), ops):
+                results.add(part)
+            return results
+        try:
+            with _interrupt_on_termination():
+                for op in ops:
+                    results.add(_audit_op(op, asked, advance))
+        except KeyboardInterrupt:
+            results.findings = until_now
+            console.note("ended by a signal: the report shows the checks until then")
     return results
+
+
+@contextmanager
+def _interrupt_on_termination() -> Iterator[None]:
+    """Return a context manager in whose body SIGTERM raises ``KeyboardInterrupt`` in this process, as SIGINT does.
+    Processes that are forked in the body end by the signal. Outside of the main thread the context does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def handle(number: int, frame: object) -> None:
+        """Raise ``KeyboardInterrupt`` in the process that entered the context, and end any other by the signal."""
+        if os.getpid() == owner:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:

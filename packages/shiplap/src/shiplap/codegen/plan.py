@@ -108,6 +108,8 @@ def refuse_statement(rule: ArgumentRule) -> str:
     messages = ", ".join(quote_cpp(braced_text(text)) for text in texts)
     values = ", ".join(_require_cpp(part.shown[1]) for text in texts for part in text if isinstance(part, Expression))
     id, title, fix = map(quote_cpp, (rule.id, rule.error_title, rule.error_fix))
+    if rule.fix_of_one:
+        fix = f"{rule.cpp_is_one} ? {quote_cpp(rule.fix_of_one)} : {fix}"
     return f"refuse({id}, {title}, {messages}, {fix}, {{{values}}});"
 
 

@@ -63,6 +63,8 @@ def check_value(where: str, keyword: str, value: object, annotation: object) -> 
     if any(kind not in _FORMS and kind is not NoneType for kind in kinds) or any(_fits(value, k) for k in kinds):
         return
     forms = [_FORMS[kind] for kind in kinds if kind in _FORMS]
+    # A list of texts may be one text, too, which is said once.
+    forms = [form for form in forms if not any(form[0] in other[0] for other in forms if other is not form)]
     raise error(
         "SL140",
         what="a keyword has a value of another type",

@@ -37,7 +37,7 @@ register(
         (
             "SL303",
             "a gradient does not fit its argument",
-            "A gradient must have the shape of its argument.",
+            "A gradient must have the shape of its argument, be on its device, and be real if the argument is.",
             "return a tensor of the shape under 'expected'. If the gradient is zero, return None",
         ),
         (

@@ -26,6 +26,7 @@ class ArgumentRule:
         argument: the tensor argument that the rule is about, or an empty string.
         title, fix: the words of the error, or empty strings to use those of the catalogue.
         fix_of_one: the fix of a call whose size under ``got`` is 1, if it is another one.
+        cpp_is_one: with ``fix_of_one``, the C++ condition that this size is 1.
         constants: the values that the Python condition uses in addition to the variables of the call.
         cpp_by: in words, what ensures the rule for C++ if the C++ condition is ``true``.
         undecided: in words, the calls that only Python can check against the rule, or an empty string.
@@ -42,6 +43,7 @@ class ArgumentRule:
     title: str = ""
     fix: str = ""
     fix_of_one: str = ""
+    cpp_is_one: str = ""
     constants: Mapping[str, Constant] = field(default_factory=dict)
     cpp_by: str = ""
     undecided: str = ""

@@ -263,7 +263,10 @@ def same_size(
     where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
     expected = (*(("1, or ",) if or_one else ()), f"{name} = ", bound, ", ", *origin)
     fix, of_one = (BROADCASTS_ONE, "") if or_one else ("", EXPAND_FIX)
-    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, fix=fix, fix_of_one=of_one)
+    got, is_one = (f"{name} = ", size), f"{size.cpp} == 1"
+    return ArgumentRule(
+        "SL202", holds, where, got, expected, at.arg, fix=fix, fix_of_one=of_one, cpp_is_one=is_one if of_one else ""
+    )
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:

@@ -221,7 +221,10 @@ def why_no_backward(op: Op, case: SampleCase) -> str:
     """Return the reason why the op has no backward that can run on this case. Return an empty string if it has one."""
     names = floating_args(op, case)
     if not names or op.spec.mutated:
-        return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
+        if op.spec.mutated:
+            return "it mutates arguments"
+        excluded = [a.name for a in op.spec.tensors if a.name in op.spec.detached]
+        return f"nondifferentiable= names {', '.join(excluded)}" if excluded else "no floating-point tensor argument"
     args = require_gradients(op, case.fresh(), names)
     outs = [o for o in call_op(op, args) if o.requires_grad]
     if not outs:

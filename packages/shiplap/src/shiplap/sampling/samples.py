@@ -122,6 +122,8 @@ class Samples:
         try:
             self.build(recipe)
         except ShiplapError as e:
+            if e.id == "SL502":  # which says already what the sample builder has to do
+                raise
             raise error("SL502", where=self.spec.name, got=f"{e.id} {e.what}: {e.got}", expected=e.expected) from e
         return recipe
 

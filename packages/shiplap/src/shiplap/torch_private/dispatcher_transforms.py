@@ -244,11 +244,15 @@ def vmap_randomness() -> str:
 
 
 def is_called_by_vmap() -> bool:
-    """Return whether ``torch.vmap`` itself calls the op that runs now, in place of a function of the user."""
+    """Return whether ``torch.vmap`` itself calls the op that runs now, in place of a function of the user, and wants
+    tensors from it. With ``out_dims=None`` it takes None as well.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None:
         if frame.f_code is DirectCall.__call__.__code__:
-            return frame.f_back.f_globals.get("__name__") == torch._functorch.vmap.__name__
+            caller = frame.f_back
+            mapped = caller.f_globals.get("__name__") == torch._functorch.vmap.__name__
+            return mapped and caller.f_locals.get("out_dims") not in (None, (None,))
         frame = frame.f_back
     return False
 

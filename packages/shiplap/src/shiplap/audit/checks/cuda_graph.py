@@ -32,7 +32,7 @@ from shiplap.audit.capture import (
     on_stream,
     record_cuda_graph,
 )
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import NO_CAPTURE, Check, Observation
 from shiplap.dispatch import Op
 from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, tensors_among
@@ -142,7 +142,7 @@ def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
     observation has the first problem that is found.
     """
     if not case.device.startswith("cuda"):
-        return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
+        return Observation(skip=NO_CAPTURE)
     if observation := observe_uncapturable(op):
         return observation
     torch.cuda.empty_cache()  # what lies free from now on is of this trial

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shiplap import torch_private
 from shiplap.audit.capture import CaptureError, GraphRecording, on_stream, record_cuda_graph
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import NO_CAPTURE, Check, Observation
 from shiplap.audit.checks.cuda_graph import WARM, observe_uncapturable
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
@@ -70,7 +70,7 @@ def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
     graphs. The returned observation has a problem if inputs are copied, if values are wrong or if torch uses no graph.
     """
     if not case.device.startswith("cuda"):
-        return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
+        return Observation(skip=NO_CAPTURE)
     if observation := observe_uncapturable(op):
         return Observation(skip=observation.skip or "cannot be captured, see cuda_graph")
     if op.spec.mutated or _position_of_varying(op, case) < 0:
