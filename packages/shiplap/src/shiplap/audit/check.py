@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shiplap.audit.causes import EMPTY, environment_fault, fix_of, names_of_varied, varied_of
+from shiplap.audit.causes import EMPTY, environment_fault, fix_of, lack_in_reasons, names_of_varied, varied_of
 from shiplap.audit.device_turns import device_turn
 from shiplap.audit.separation import separate
 from shiplap.audit.target import write_reproducer
@@ -16,17 +16,25 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
-from shiplap.sampling.admitted_axes import unseen_dtypes
+from shiplap.sampling.admitted_axes import admits_beyond, admits_large, unseen_dtypes
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, LARGE_ELEMENTS, Ledger, is_large, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import needs_builder, reference_accepts, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import (
+    needs_builder,
+    reference_accepts,
+    reference_effects,
+    reference_error,
+    run_op,
+    why_reference_missing,
+)
 from shiplap.sampling.sample_times import count_elements
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
+NO_LARGE_SAMPLE = "the builder of samples makes none, though the declaration admits them"
 TILE = 64  # elements of a usual tile of a kernel: beyond them, it needs several
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
 
@@ -254,11 +262,7 @@ def _why_reference_refuses(op: Op, case: SampleCase) -> str:
     A generated row number may lie outside a tensor, which is no fault of the op. The reference runs on the CPU,
     since such a row number would end the process on another device.
     """
-    try:
-        reference_effects(op, tree_map(lambda t: t.cpu(), case.args))
-    except Exception as e:
-        return error_line(e)
-    return ""
+    return reference_error(op, tree_map(lambda t: t.cpu(), case.args))
 
 
 def _why_unimplemented(e: Exception) -> str:
@@ -299,7 +303,7 @@ def _shrink_failure(
             return False
         subject.begins(check, tried)  # the parent must know the sample if it ends the process
         seen = check.look(subject.op, tried)
-        if seen.problem and not seen.skip:
+        if seen.problem and not seen.skip and not environment_fault(seen.problem):
             case, observation = tried, seen
             return True
         return False
@@ -331,7 +335,8 @@ class _CheckTally:
         """Add the observation of ``case``, or of the whole series if ``case`` is None, to the results. A problem that
         the machine causes, such as a missing compiler, counts as ``missed``.
         """
-        if lacking := environment_fault(observation.problem):
+        unseen = (observation.skip, observation.note, *(why for _, why in observation.declined))
+        if lacking := environment_fault(observation.problem) or lack_in_reasons(unseen):
             observation = Observation(missed=lacking)
         if observation.missed:
             self.missed.append(observation.missed)
@@ -426,12 +431,15 @@ class _CheckTally:
             return []
         slow = {*times.stopped, *(dim for dims in times.left_out for dim in dims)}
         most = {dim: max(count_elements(dict(case.recipe.sizes).get(dim, 0)) for case in self.seen) for dim in slow}
-        unreached = [f"more than {TILE} of {dim}" for dim in sorted(slow) if most[dim] <= TILE]
+        small = [dim for dim in sorted(slow) if most[dim] <= TILE and admits_beyond(subject.samples, dim, TILE)]
+        unreached = [f"more than {TILE} of {dim}" for dim in small]
         if not any(is_large(tensors_among(case.args)) for case in self.seen):
             if times.left_out:
                 unreached.append(f"more than {LARGE_ELEMENTS:,} elements in a tensor")
             elif not (self.cut or self.missed or self.limited):
-                reason = "neither the declaration nor the builder of samples admits such a tensor"
+                if subject.op.sampler is not None and admits_large(subject.samples):
+                    return [*unreached, f"more than {LARGE_ELEMENTS:,} elements in a tensor: {NO_LARGE_SAMPLE}"]
+                reason = "the declaration admits no such tensor"
                 subject.ledger.decline(self.check.name, ("large size",), self.check.obligations, reason)
         return unreached
 

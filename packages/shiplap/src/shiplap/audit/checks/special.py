@@ -19,6 +19,8 @@ from shiplap.sampling.samples import Samples
 from shiplap.sampling.values import SOME_ZEROS
 from shiplap.sampling.work_estimate import why_too_large
 
+REFUSAL_FIX = "handle it in the kernel, or refuse it in the reference with the same error"
+
 
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``special`` calls the op.
@@ -52,7 +54,11 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
     try:
         got = run_op(op, case)
     except ArgumentError as e:
-        return Observation(skip=f"the declaration refuses it: {error_line(e)}")
+        if case.recipe.scalars == Samples(op, case.seed, case.device).base.scalars:
+            return Observation(
+                f"the kernel refuses this input with {error_line(e)}, the reference does not", fix=REFUSAL_FIX
+            )
+        return Observation(skip=f"the declaration refuses it: {error_line(e)}")  # a scalar beyond a C type
     difference = against_reference(op, case, got, own)
     return Observation(difference.problem or _why_defaults_differ(op, case), error=difference.error)
 
