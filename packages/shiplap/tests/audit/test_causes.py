@@ -172,9 +172,24 @@ def _(x):
     return made.clone()
 
 
-def test_a_script_of_a_fault_that_depends_on_earlier_calls_repeats_them(tmp_path: Path):
+CALLS: list[int] = []
+
+
+@sl.op("audit_causes::counted")
+def counted(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x + 1
+
+
+@counted.kernel("cpu")
+def _(x):
+    CALLS.append(len(x))
+    return x + len(CALLS)  # the first call is right, which an audit makes before its checks
+
+
+@pytest.mark.parametrize("op", [kept, counted], ids=lambda op: op.spec.name)
+def test_a_script_of_a_fault_that_depends_on_earlier_calls_repeats_them(tmp_path: Path, op: sl.Op):
     # isolate=True: a torch for CUDA may have no fork that can differentiate, by what ran in this process before.
-    (finding,) = audit(kept, checks=("numerics",), seed=SEED, isolate=True)
+    (finding,) = audit(op, checks=("numerics",), seed=SEED, isolate=True)
     assert finding.verdict == "fail"
     assert "the sample alone shows nothing" in finding.evidence
     assert finding.fix == STATE_FIX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -238,10 +239,13 @@ class Check:
         return _observe_guarded(self.observe, op, case)
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
-        """Return the observation of the sample ``label`` after observing the samples before it, as an audit with
-        ``seed`` on ``device`` does. It shows faults that depend on earlier calls.
+        """Return the observation of the sample ``label`` after a call on the base sample and observations of those
+        before it, as in an audit with ``seed`` on ``device``. It shows faults that depend on earlier calls.
         """
-        for case in self.cases(Samples(op, seed, device)):
+        samples = Samples(op, seed, device)
+        with suppress(Exception, LaunchTooLong):  # an audit makes the first call before its checks
+            run_op(op, samples.build(samples.base))
+        for case in self.cases(samples):
             observation = self.look(op, case)
             if case.label == label:
                 return observation
