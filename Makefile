@@ -152,11 +152,13 @@ records: $(STAMP) ## list recorded measurements, which are stale and what measur
 # So many processes take the accelerators in turn, each with its part of the memory of one; what measures or needs two
 # has them alone, afterwards.
 GPU_WORKERS ?= 12
+# One process collects few files sooner than all.
+WHOLE_DEVICE = $$(grep -rl whole_device packages/*/tests --include="test_*.py")
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	@one=0; two=0; \
 	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) $(SPREAD) -m "gpu and not whole_device and not long" $(ARGS) || one=$$?; \
-	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(ARGS) || two=$$?; \
+	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(WHOLE_DEVICE) $(ARGS) || two=$$?; \
 	$(WORSE)
 
 bench-gpu: $(STAMP) ## measure stale records of a GPU again (ARGS="--limit 300"), those that are left at the next run

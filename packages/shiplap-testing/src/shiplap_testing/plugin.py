@@ -63,6 +63,10 @@ LONG = (
     "slidesparse/gpu/test_graphs",
     "gpu/test_zoo_gpu",
     "sparse3d/gpu/test_package",
+    "gpu/test_cuda_sources",
+    "gpu/test_installed_cuda",
+    "sparse3d/gpu/test_flexgemm_graphs",
+    "sparse3d/gpu/test_steps",
     "slidesparse/gpu/test_models",
     "backend/runtime/test_load",  # builds the device: files that need it would wait if they came at the same time
     "audit/test_zoo",
@@ -219,6 +223,9 @@ ALONE = (
     "what_it_is_on_the_cpu",
     "reduce_overhead",
     "trains_on_cuda",
+    "one_file_on_cuda",  # these three beside tests of the CPU, in one file
+    "its_example_on_cuda",
+    "is_named_on_cuda",
     "test_compiled",
 )
 
@@ -228,7 +235,7 @@ def _is_alone(nodeid: str) -> bool:
     and before all others.
     """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
-    return folder.endswith("/gpu") and any(part in name for part in ALONE)
+    return (folder.endswith("/gpu") or name.endswith("_on_cuda")) and any(part in name for part in ALONE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -345,13 +352,15 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Seed the generators of random numbers before the fixtures of a test are set up. Limit the device memory of this
-    worker before a test on an accelerator, to an equal share of 80 % if several workers use the device. Skip a test
-    whose fixtures find no C or C++ compiler on a machine that has none.
+    """Seed the generators of random numbers before the fixtures of a test are set up, by the name of the test and by
+    the number of ``--hypothesis-seed``, if there is one. Limit the device memory of this worker before a test on an
+    accelerator, to an equal share of 80 % if several workers use the device. Skip a test whose fixtures find no C or
+    C++ compiler on a machine that has none.
 
     A worker that needs more memory then gets an error itself, so that the other workers do not.
     """
-    _seed_generators(zlib.crc32(item.nodeid.encode()))
+    drawn = item.config.getoption("--hypothesis-seed", None)
+    _seed_generators(zlib.crc32(item.nodeid.encode() if drawn is None else f"{item.nodeid} {drawn}".encode()))
     item.stash[_LOADED] = frozenset(sys.modules)
     together = item.config.stash.get(_TOGETHER, 1)
     if together > 1 and item.get_closest_marker("gpu"):
@@ -381,16 +390,18 @@ def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[
     the replaced names.
 
     A module that imports a patched name from another one keeps it when the patch is undone, so that a later test of the
-    same worker would see it. ``loaded`` are the names of the modules that were imported before the test.
+    same worker would see it. A function or class is replaced under each name that it has there, any other value only
+    under its own. ``loaded`` are the names of the modules that were imported before the test.
     """
     late = [(n, m) for n, m in list(sys.modules.items()) if n not in loaded and n.startswith("shiplap")]
     released = []
     for target, name, original in patch._setattr if late else ():
         patched = getattr(target, name, None)
-        for module_name, module in late:
-            if patched is not None and module is not target and vars(module).get(name) is patched:
-                setattr(module, name, original)
-                released.append(f"{module_name}.{name}")
+        for module_name, module in late if patched is not None else ():
+            for kept, value in list(vars(module).items()):
+                if module is not target and value is patched and (kept == name or callable(patched)):
+                    setattr(module, kept, original)
+                    released.append(f"{module_name}.{kept}")
     return released
 
 
@@ -472,8 +483,8 @@ def pytest_configure(config: pytest.Config) -> None:
             compilers.headers()
     else:
         shared()  # one folder for all workers
-    # A busy machine is no failure, and neither is an example that no change has to do with: other examples are drawn
-    # with --hypothesis-seed=random, or with a number.
+    # A busy machine is no failure, and neither is an example that no change has to do with. With a number as
+    # --hypothesis-seed, Hypothesis and the tests' own generators draw other examples, the same for the same number.
     fixed = config.getoption("--hypothesis-seed", None) is None
     hypothesis.settings.register_profile("shiplap", deadline=None, derandomize=fixed)
     hypothesis.settings.load_profile("shiplap")
