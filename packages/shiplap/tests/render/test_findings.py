@@ -26,6 +26,7 @@ def finding(**changes):
         "fix": "",
         "reproducer": "",
         "varied": "",
+        "example": "",
     }
     return SimpleNamespace(**{**fields, **changes})
 

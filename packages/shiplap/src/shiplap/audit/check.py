@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from shiplap.audit.causes import EMPTY, environment_fault, fix_of, lack_in_reasons, names_of_varied, varied_of
 from shiplap.audit.device_turns import device_turn
 from shiplap.audit.separation import separate
+from shiplap.audit.small_example import describe_example
 from shiplap.audit.target import write_reproducer
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
@@ -304,17 +306,24 @@ def _shrink_failure(
         """
         nonlocal case, observation
         tried = subject.samples.make(recipe)
-        if tried is None or tried.label in subject.lethal:
-            return False
-        subject.begins(check, tried)  # the parent must know the sample if it ends the process
-        seen = check.look(subject.op, tried)
-        if seen.problem and not seen.skip and not environment_fault(seen.problem):
+        seen = tried and _look_at_another(check, subject, tried)
+        if tried is not None and seen is not None:
             case, observation = tried, seen
-            return True
-        return False
+        return seen is not None
 
     case.recipe.shrunk(fails, lambda size: (size // 2, size - 1) if size > SMALL else (), SHRINK_S)
     return case, observation
+
+
+def _look_at_another(check: Check, subject: AuditSubject, tried: SampleCase) -> Observation | None:
+    """Return the observation of the sample ``tried`` if it fails the check, and the machine has no part in that. Return
+    None if it passes, or if it has ended a process before.
+    """
+    if tried.label in subject.lethal:
+        return None
+    subject.begins(check, tried)  # the parent must know the sample if it ends the process
+    seen = check.look(subject.op, tried)
+    return seen if seen.problem and not seen.skip and not environment_fault(seen.problem) else None
 
 
 @dataclass
@@ -465,7 +474,7 @@ class _CheckTally:
         case, observation = min(self.failed, key=lambda failed: self._rank_of_example(failed[0]))
         varied: tuple[str, ...] = ()
         named: dict[str, tuple[str, ...]] = {}
-        separation = None
+        separation, example = None, ""
         if case is not None:
             cases = [c for c, _ in self.failed if c is not None]
             varied = varied_of([(c, subject.axes_of(c)) for c in cases])
@@ -475,6 +484,8 @@ class _CheckTally:
             separation = None if EMPTY in varied else separate(cases, passed, subject.first, subject.axes_of)
             case, observation = _shrink_failure(check, subject, case, observation)
             subject.failing = case.label
+            again = partial(_look_at_another, check, subject)
+            example = describe_example(subject.op, check.name, case, lambda tried: again(tried) is not None)
         total = len(self.seen)
         others = [f"{axis} ({', '.join(named[axis])})" if named.get(axis) else axis for axis in varied]
         all_of = f", all of them with another {' and '.join(others)}" if varied and EMPTY not in varied else ""
@@ -495,6 +506,7 @@ class _CheckTally:
             input=where,
             fix=observation.fix or usual,
             varied=", ".join(varied),
+            example=example,
             reproducer=write_reproducer(
                 subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
             ),
