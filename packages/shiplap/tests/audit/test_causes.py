@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,32 @@ def test_a_builder_that_returns_too_little_is_named_and_no_kernel_is_blamed():
         look(paired, "numerics")
 
 
+def test_a_finding_has_a_small_example_with_round_numbers(ns):
+    @sl.op(f"{ns}::running")
+    def running(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
+        return x.cumsum(1)
+
+    running.kernel("cpu", lambda x: x.cumsum(1) - x)
+    (finding,) = audit(running, checks=["numerics"], seed=SEED, isolate=False)
+    found = re.fullmatch(r"for x=(\[.*\]): result (\[.*\]), expected (\[.*\])", finding.example)
+    assert found, finding.example
+    x, got, wanted = (torch.tensor(json.loads(text)) for text in found.groups())
+    assert x.shape == (2, 2)
+    assert torch.equal(wanted, x.cumsum(1))
+    assert torch.equal(got, x.cumsum(1) - x)
+    assert f"e.g.   {finding.example}" in Report("op", (finding,), ("numerics",)).rows[0].details
+
+
+def test_a_wrong_gradient_has_a_small_example(ns):
+    @sl.op(f"{ns}::halved")
+    def halved(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x / 2
+
+    halved.backward(lambda grad, saved, needs: {"x": grad.flip(0) / 2})
+    (finding,) = audit(halved, checks=["gradient"], seed=SEED, isolate=False)
+    assert "and the gradient [1, 2] of the result: d/dx [1, 0.5], expected [0.5, 1]" in finding.example
+
+
 KEPT: dict[tuple[int, ...], Tensor] = {}
 
 
@@ -172,9 +200,24 @@ def _(x):
     return made.clone()
 
 
-def test_a_script_of_a_fault_that_depends_on_earlier_calls_repeats_them(tmp_path: Path):
+CALLS: list[int] = []
+
+
+@sl.op("audit_causes::counted")
+def counted(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x + 1
+
+
+@counted.kernel("cpu")
+def _(x):
+    CALLS.append(len(x))
+    return x + len(CALLS)  # the first call is right, which an audit makes before its checks
+
+
+@pytest.mark.parametrize("op", [kept, counted], ids=lambda op: op.spec.name)
+def test_a_script_of_a_fault_that_depends_on_earlier_calls_repeats_them(tmp_path: Path, op: sl.Op):
     # isolate=True: a torch for CUDA may have no fork that can differentiate, by what ran in this process before.
-    (finding,) = audit(kept, checks=("numerics",), seed=SEED, isolate=True)
+    (finding,) = audit(op, checks=("numerics",), seed=SEED, isolate=True)
     assert finding.verdict == "fail"
     assert "the sample alone shows nothing" in finding.evidence
     assert finding.fix == STATE_FIX

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.audit import audit
 from shiplap.audit.check import Observation
 from shiplap.audit.checks import compile as compile_check
 from shiplap.audit.checks.opcheck import DATA_FIX
 from shiplap.sampling.samples import Samples
+from shiplap.torch_private import dynamo
 from tests.audit.common import SEED, look, register
 
 
@@ -168,3 +172,18 @@ def test_compile_is_silent():
     assert finding.verdict == "ok"
     assert "0 graph breaks over 5 sizes" in finding.evidence
     assert look(unique, "compile").verdict == "ok"
+
+
+def test_what_the_processor_can_is_found_out_once_for_all_children(ns, monkeypatch):
+    """Inductor starts a Python process for each kind of vectors, in each process that compiles."""
+
+    @sl.op(f"{ns}::doubled")
+    def doubled(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x * 2
+
+    asked = []
+    monkeypatch.setattr(dynamo, "processor_features", lambda: asked.append(os.getpid()))
+    audit(doubled, checks=["numerics"], seed=1, isolate=True)
+    assert not asked
+    audit(doubled, checks=["compile"], seed=1, isolate=True, budget=0)
+    assert asked == [os.getpid()]

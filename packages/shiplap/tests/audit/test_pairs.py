@@ -3,7 +3,7 @@ numbers, bytes of bools, and memory beside a tensor. Each op is flagged with its
 
 import pytest
 import torch
-from jaxtyping import Bool, Complex, Float, Float32, Int8, Int64
+from jaxtyping import Bool, Complex, Float, Float32, Int8, Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
@@ -161,6 +161,18 @@ def test_two_scalars_at_once(ns, wrong):
         out.copy_(x * (s + 10 * d + (1 if wrong and s > 1 and d > 1 else 0)))
 
     assert failed(steps, "numerics") == ["numerics"] * wrong
+
+
+@both
+def test_a_divisor_of_numbers_below_zero(ns, wrong):
+    """A divisor of 1, the first value of a scalar without a default, leaves nothing to round."""
+
+    @sl.op(f"{ns}::cell", requires="step >= 1")
+    def cell(x: Int32[Tensor, "n"], step: int) -> Int32[Tensor, "n"]:
+        return torch.div(x, step, rounding_mode="floor")
+
+    cell.kernel("cpu", lambda x, step: torch.div(x, step, rounding_mode="trunc" if wrong else "floor"))
+    assert failed(cell, "special") == ["special"] * wrong
 
 
 @pytest.mark.long

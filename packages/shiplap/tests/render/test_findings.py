@@ -27,6 +27,7 @@ def finding(**changes):
         "fix": "",
         "reproducer": "",
         "varied": "",
+        "example": "",
     }
     return SimpleNamespace(**{**fields, **changes})
 

@@ -140,6 +140,17 @@ def test_a_check_whose_samples_were_all_left_out_is_incomplete(double, monkeypat
     assert "sizes: left out, as they would take more than" in report.headline
 
 
+def test_a_dim_that_the_declaration_keeps_within_a_tile_may_be_slow(monkeypatch):
+    @sl.op("sample_times::few", requires="k <= 48")
+    def few(x: Float32[Tensor, "n k"]) -> Float32[Tensor, "n k"]:
+        return x * 2
+
+    monkeypatch.setattr(SampleTimes, "exceed", _leaves_out(lambda dims, elements: dims == ("k",) and elements > 60))
+    report = audit(few, checks=["sizes"], seed=1, isolate=False)
+    assert report.proven, report.headline
+    assert "left out" in report.findings[0].evidence
+
+
 def test_one_large_sample_of_a_cheap_dim_suffices(wide, monkeypatch):
     """As for a reference with a loop over the rows."""
     monkeypatch.setattr(SampleTimes, "exceed", _leaves_out(lambda dims, elements: "n" in dims and elements > 20_000))
@@ -169,7 +180,7 @@ def test_an_op_that_admits_no_large_tensor_needs_none():
     (cell,) = [c for c in report.ledger if str(c) == "large size x value"]
     assert (cell.state, cell.reason) == (
         "does not apply",
-        "neither the declaration nor the builder of samples admits such a tensor",
+        "the declaration admits no such tensor",
     )
 
 

@@ -1,6 +1,7 @@
 """A choice: the wrong never win, there is always a floor, what is stored is not measured again."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ import shiplap as sl
 from shiplap import torch_private
 from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.tuning import ChoiceStore, measure, recipe_of, select, thaw
+from shiplap.tuning import ChoiceStore, measure, recipe_of, select, selector, thaw
 from shiplap.tuning.candidate import Candidate, kernel_candidates
+from shiplap.tuning.inputs import draw_inputs
 from shiplap.tuning.verify import Verifier, verification_cases
 from tests.tuning import ops
 
@@ -162,6 +164,29 @@ def test_what_nothing_can_run_now_is_no_answer_for_later(ns):
     assert tuned_choices.choice_entries() == []
     full = False
     assert select(large, recipe).origin == "measured"
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_candidate_is_not_verified_by_the_same_values_twice(ns, alike):
+    """A result that is kept from the first call would be right in the second one."""
+
+    @sl.op(f"{ns}::plus")
+    def plus(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + 1
+
+    @plus.samples
+    def _(rng, sizes, dtype, device):
+        n = sizes["n"]
+        return (torch.arange(n, dtype=dtype) if alike else torch.randn(n, generator=rng).to(dtype),)
+
+    drawn = draw_inputs(plus, recipe_of(plus, (torch.ones(8),)), "cpu")
+    why = selector._unverified(SimpleNamespace(kernel="kept"), drawn, ("ok", ""))
+    assert why == (
+        "the builder of samples makes the same values for each seed: draw them from its generator "
+        "(value x value, order of calls x value is untouched)"
+        if alike
+        else ""
+    )
 
 
 def test_outputs_and_workspace_arrive_poisoned(ns):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shiplap.audit.separation import Separation
 from shiplap.dispatch import Op
@@ -11,6 +11,7 @@ from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import is_large
 from shiplap.sampling.run import all_finite, reference_effects
+from shiplap.sandbox.machine_lack import LACK_TEXTS
 
 # An axis in which all failing samples differ from the first one, and the repair of that. The most telling comes first.
 AXIS_FIXES = {
@@ -72,6 +73,7 @@ ENVIRONMENT_FAULTS = {
     ),
     r"Failed to find C compiler": "this machine has no C compiler, which Triton needs: install one, or name it in CC",
     r"No space left on device": "the disk is full: free some space, or set TMPDIR",
+    r"can't start new thread": "this machine starts no further thread: end other processes, or raise its limit",
 }
 # Obligations of failing checks, the most harmful first: a wrong value is served, the rest raises or is slow.
 # Memory that nobody wrote comes before the wrong values that follow from it.
@@ -93,6 +95,18 @@ def environment_fault(text: str) -> str:
     for pattern, advice in ENVIRONMENT_FAULTS.items():
         if match := re.search(pattern, text):
             return advice.format(*match.groups())
+    return ""
+
+
+def lack_in_reasons(reasons: Iterable[str]) -> str:
+    """Return the first of ``reasons``, texts that say why something was not observed, that names a lack of the machine,
+    such as one of memory. Advice is appended to it. Return an empty string if none of them does.
+    """
+    for reason in reasons:
+        if advice := environment_fault(reason):
+            return advice
+        if any(re.search(text, reason) for text in LACK_TEXTS.values()):
+            return f"{reason}: the machine lacks it, so free some and audit again"
     return ""
 
 

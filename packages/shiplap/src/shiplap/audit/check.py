@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from shiplap.audit.causes import EMPTY, environment_fault, fix_of, names_of_varied, varied_of
+from shiplap.audit.causes import EMPTY, environment_fault, fix_of, lack_in_reasons, names_of_varied, varied_of
 from shiplap.audit.device_turns import device_turn
 from shiplap.audit.separation import separate
+from shiplap.audit.small_example import describe_example
 from shiplap.audit.target import write_reproducer
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
-from shiplap.sampling.admitted_axes import unseen_dtypes
+from shiplap.sampling.admitted_axes import admits_beyond, admits_large, unseen_dtypes
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, LARGE_ELEMENTS, Ledger, is_large, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import needs_builder, reference_accepts, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import (
+    needs_builder,
+    reference_accepts,
+    reference_effects,
+    reference_error,
+    run_op,
+    why_reference_missing,
+)
 from shiplap.sampling.sample_times import count_elements
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
+NO_LARGE_SAMPLE = "the builder of samples makes none, though the declaration admits them"
 TILE = 64  # elements of a usual tile of a kernel: beyond them, it needs several
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
 
@@ -235,10 +246,13 @@ class Check:
         return _observe_guarded(self.observe, op, case)
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
-        """Return the observation of the sample ``label`` after observing the samples before it, as an audit with
-        ``seed`` on ``device`` does. It shows faults that depend on earlier calls.
+        """Return the observation of the sample ``label`` after a call on the base sample and observations of those
+        before it, as in an audit with ``seed`` on ``device``. It shows faults that depend on earlier calls.
         """
-        for case in self.cases(Samples(op, seed, device)):
+        samples = Samples(op, seed, device)
+        with suppress(Exception, LaunchTooLong):  # an audit makes the first call before its checks
+            run_op(op, samples.build(samples.base))
+        for case in self.cases(samples):
             observation = self.look(op, case)
             if case.label == label:
                 return observation
@@ -259,11 +273,7 @@ def _why_reference_refuses(op: Op, case: SampleCase) -> str:
     A generated row number may lie outside a tensor, which is no fault of the op. The reference runs on the CPU,
     since such a row number would end the process on another device.
     """
-    try:
-        reference_effects(op, tree_map(lambda t: t.cpu(), case.args))
-    except Exception as e:
-        return error_line(e)
-    return ""
+    return reference_error(op, tree_map(lambda t: t.cpu(), case.args))
 
 
 def _why_unimplemented(e: Exception) -> str:
@@ -300,17 +310,24 @@ def _shrink_failure(
         """
         nonlocal case, observation
         tried = subject.samples.make(recipe)
-        if tried is None or tried.label in subject.lethal:
-            return False
-        subject.begins(check, tried)  # the parent must know the sample if it ends the process
-        seen = check.look(subject.op, tried)
-        if seen.problem and not seen.skip:
+        seen = tried and _look_at_another(check, subject, tried)
+        if tried is not None and seen is not None:
             case, observation = tried, seen
-            return True
-        return False
+        return seen is not None
 
     case.recipe.shrunk(fails, lambda size: (size // 2, size - 1) if size > SMALL else (), SHRINK_S)
     return case, observation
+
+
+def _look_at_another(check: Check, subject: AuditSubject, tried: SampleCase) -> Observation | None:
+    """Return the observation of the sample ``tried`` if it fails the check, and the machine has no part in that. Return
+    None if it passes, or if it has ended a process before.
+    """
+    if tried.label in subject.lethal:
+        return None
+    subject.begins(check, tried)  # the parent must know the sample if it ends the process
+    seen = check.look(subject.op, tried)
+    return seen if seen.problem and not seen.skip and not environment_fault(seen.problem) else None
 
 
 @dataclass
@@ -336,7 +353,8 @@ class _CheckTally:
         """Add the observation of ``case``, or of the whole series if ``case`` is None, to the results. A problem that
         the machine causes, such as a missing compiler, counts as ``missed``.
         """
-        if lacking := environment_fault(observation.problem):
+        unseen = (observation.skip, observation.note, *(why for _, why in observation.declined))
+        if lacking := environment_fault(observation.problem) or lack_in_reasons(unseen):
             observation = Observation(missed=lacking)
         if observation.missed:
             self.missed.append(observation.missed)
@@ -431,12 +449,15 @@ class _CheckTally:
             return []
         slow = {*times.stopped, *(dim for dims in times.left_out for dim in dims)}
         most = {dim: max(count_elements(dict(case.recipe.sizes).get(dim, 0)) for case in self.seen) for dim in slow}
-        unreached = [f"more than {TILE} of {dim}" for dim in sorted(slow) if most[dim] <= TILE]
+        small = [dim for dim in sorted(slow) if most[dim] <= TILE and admits_beyond(subject.samples, dim, TILE)]
+        unreached = [f"more than {TILE} of {dim}" for dim in small]
         if not any(is_large(tensors_among(case.args)) for case in self.seen):
             if times.left_out:
                 unreached.append(f"more than {LARGE_ELEMENTS:,} elements in a tensor")
             elif not (self.cut or self.missed or self.limited):
-                reason = "neither the declaration nor the builder of samples admits such a tensor"
+                if subject.op.sampler is not None and admits_large(subject.samples):
+                    return [*unreached, f"more than {LARGE_ELEMENTS:,} elements in a tensor: {NO_LARGE_SAMPLE}"]
+                reason = "the declaration admits no such tensor"
                 subject.ledger.decline(self.check.name, ("large size",), self.check.obligations, reason)
         return unreached
 
@@ -457,7 +478,7 @@ class _CheckTally:
         case, observation = min(self.failed, key=lambda failed: self._rank_of_example(failed[0]))
         varied: tuple[str, ...] = ()
         named: dict[str, tuple[str, ...]] = {}
-        separation = None
+        separation, example = None, ""
         if case is not None:
             cases = [c for c, _ in self.failed if c is not None]
             varied = varied_of([(c, subject.axes_of(c)) for c in cases])
@@ -467,6 +488,8 @@ class _CheckTally:
             separation = None if EMPTY in varied else separate(cases, passed, subject.first, subject.axes_of)
             case, observation = _shrink_failure(check, subject, case, observation)
             subject.failing = case.label
+            again = partial(_look_at_another, check, subject)
+            example = describe_example(subject.op, check.name, case, lambda tried: again(tried) is not None)
         total = len(self.seen)
         others = [f"{axis} ({', '.join(named[axis])})" if named.get(axis) else axis for axis in varied]
         all_of = f", all of them with another {' and '.join(others)}" if varied and EMPTY not in varied else ""
@@ -487,6 +510,7 @@ class _CheckTally:
             input=where,
             fix=observation.fix or usual,
             varied=", ".join(varied),
+            example=example,
             reproducer=write_reproducer(
                 subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
             ),

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import reference_mark
 from shiplap.sampling.work_estimate import parse_budget
+from shiplap.torch_private import dynamo
 
 # The default keeps an audit short enough to be run before a commit.
 DEFAULT_BUDGET_SECONDS = 300.0
@@ -48,6 +49,7 @@ MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
 RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
 # Each try may end another process, so the time is limited.
 SHRINK_SECONDS = 8.0
+_features_lock = threading.Lock()  # so that several audits at once find out once
 
 # Held by an audit whose samples run in this process, as on a GPU. Dynamo, the profiler and the captures of CUDA graphs
 # serve one audit at a time.
@@ -147,6 +149,8 @@ class _AuditRun:
         """Run the checks in child processes until every check has a finding. If a child dies, another one continues."""
         self.isolates = True
         reference_mark.share()
+        if "compile" in self.plan.checks and self.plan.device.partition(":")[0] == "cpu":
+            _learn_processor_features()
         while self.plan.checks:
             death = None
             reference_mark.clear()
@@ -294,6 +298,14 @@ class _AuditRun:
         """Return whether a process that runs the sample ``label`` alone crashes or exceeds a limit."""
         end = run_isolated(lambda send: repeat_sample(self.op, self.plan, check, label).problem, RETRY_LIMITS)
         return isinstance(end, ChildDeath) and not end.how.startswith("raised")
+
+
+def _learn_processor_features() -> None:
+    """Let Inductor find out in this process for which vector features of the processor it compiles. It compiles and
+    loads a library for each of them, in a new Python process, and keeps the answer, which forked children inherit.
+    """
+    with _features_lock, suppress(Exception):  # the check `compile` says what is wrong with the compiler
+        dynamo.processor_features()
 
 
 def _has_interpreted_kernel(op: Op) -> bool:

@@ -133,11 +133,11 @@ def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
 
 
 def _details(finding: Finding) -> tuple[str, ...]:
-    """Return one line each for the input of a failed finding and for its fix. Return an empty tuple for other
-    verdicts.
+    """Return one line each for the input of a failed finding, for a small example and for its fix. Return an empty
+    tuple for other verdicts.
     """
-    shown = {"input": finding.input, "fix": finding.fix} if finding.verdict == "fail" else {}
-    return tuple(f"{name:<7}{text}" for name, text in shown.items() if text)
+    shown = {"input": finding.input, "e.g.": finding.example, "fix": finding.fix}
+    return tuple(f"{name:<7}{text}" for name, text in shown.items() if text and finding.verdict == "fail")
 
 
 def device_without_kernel(op: Op, device: str) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # The fields that the JSON report has of a cost card, and below those of a finding.
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
-FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer", "varied")
+FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer", "varied", "example")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"
 WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
 

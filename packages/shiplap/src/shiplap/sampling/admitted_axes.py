@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shiplap.declare import OpSpec
-from shiplap.dtypes import floating, integers, integers_alone
+from shiplap.dtypes import floating, integers
 from shiplap.sampling.builder import builder_takes_values
 from shiplap.sampling.case import SampleCase, tensors_among
-from shiplap.sampling.ledger import is_large
+from shiplap.sampling.ledger import LARGE_ELEMENTS, is_large
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes
+from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes, takes_any_text
 
+COMPLEX = ("complex64", "complex128")
+BEYOND = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)  # additions to a size, some of which give a multiple of another one
 SIZES, FEW = (*EDGE_SIZES, 2, 3, 4, 5, 8, 64), 2000  # sizes to try, and the most combinations with each
 
 
@@ -23,7 +25,11 @@ def absent_axes(samples: Samples) -> dict[str, str]:
     op, spec, base = samples.op, samples.spec, samples.base
     given = tensors_among(samples.build(base).args)
     free = free_dims(spec)
-    scalars = [a for a in spec.scalars if a.name not in dict(base.sizes) and len(scalar_candidates(a)) > 1]
+    scalars = [
+        a
+        for a in spec.scalars
+        if a.name not in dict(base.sizes) and (len(scalar_candidates(a)) > 1 or takes_any_text(a))
+    ]
     reasons = {
         "size": "" if _admits_sizes(spec, base, free) else "the declaration admits one size of each dim",
         "large size": "each sample is as large" if is_large(given) else "",
@@ -56,10 +62,25 @@ def unseen_dtypes(spec: OpSpec, cases: Iterable[SampleCase]) -> list[str]:
                 seen.setdefault(arg.tensor.dtype_class, set()).update(names)
     unseen = list[str]()
     for group, kind in spec.dtype_classes.items():
-        sampled = integers() if integers_alone(kind.dtypes) else floating()
-        wanted = [name for name in sampled if name in kind.dtypes]
+        wanted = [name for name in (*floating(), *integers(), *COMPLEX) if name in kind.dtypes]
         unseen += [name for name in wanted if seen.get(group) and name not in seen[group]]
     return list(dict.fromkeys(unseen))
+
+
+def admits_beyond(samples: Samples, dim: str, size: int) -> bool:
+    """Return whether the declaration admits a sample in which the dim named ``dim`` has more than ``size`` elements.
+    Only a few larger sizes are tried.
+    """
+    spec, base = samples.spec, samples.base
+    variadic = free_dims(spec).get(dim) == "variadic"
+    larger = ((size + more,) if variadic else size + more for more in BEYOND)
+    return any(search_sizes(spec, {dim: n}, dict(base.scalars), FEW) is not None for n in larger)
+
+
+def admits_large(samples: Samples) -> bool:
+    """Return whether the declaration admits a sample with a tensor of more than 65,536 elements, by one large dim."""
+    dims = [dim for dim, kind in free_dims(samples.spec).items() if kind != "variadic"]
+    return any(admits_beyond(samples, dim, LARGE_ELEMENTS) for dim in dims)
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:

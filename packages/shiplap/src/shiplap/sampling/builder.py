@@ -11,6 +11,8 @@ from shiplap.dispatch import Op
 from shiplap.dispatch.state import bind_sampler
 from shiplap.errors import error, error_line
 from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
+from shiplap.sampling.case import SampleCase, tensors_among
+from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import scalar_candidates
 
@@ -84,3 +86,15 @@ def builder_takes_values(op: Op) -> bool:
     """
     code = getattr(op.sampler, "__code__", None)
     return code is not None and "values" in code.co_consts
+
+
+def why_values_repeat(op: Op, one: SampleCase, other: SampleCase) -> str:
+    """Return why calls on ``one`` and ``other``, two samples of different seeds, cannot show a result that the op keeps
+    from the call before. Return an empty string if they can.
+
+    They cannot if the op's own builder (``@op.samples``) has made equal values for both.
+    """
+    first, second = tensors_among(one.args), tensors_among(other.args)
+    if op.sampler is None or not first or len(first) != len(second) or bitwise_difference(first, second):
+        return ""
+    return "the builder of samples makes the same values for each seed: draw them from its generator"

@@ -22,6 +22,7 @@ class Finding:
         fix: one action that repairs the fault.
         varied: the names of the properties, such as size or layout, in which every failing sample differs from the
             first sample. It is empty if the first sample fails, too.
+        example: small arguments that show the fault, the op's result and the expected one, if there are some.
         reproducer: a Python script that makes the sample again and shows the same failure.
     """
 
@@ -33,3 +34,4 @@ class Finding:
     fix: str = ""
     reproducer: str = ""
     varied: str = ""
+    example: str = ""

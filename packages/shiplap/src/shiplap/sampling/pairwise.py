@@ -11,15 +11,19 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, combinations, islice, product
 from typing import Any
 
+from shiplap.dtypes import integers_alone
+from shiplap.sampling.builder import builder_takes_values
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims, scalar_candidates
+from shiplap.sampling.values import DATA_KINDS
 
 DTYPE_LAYOUTS = ("transposed", "padded", "strided", "offset")
 ONES_LAYOUTS = ("strided", "column_major", "padded", "gaps")
 DIMS, PAIRS = 3, 6  # the most dims, and the most pairs of scalars
 COMBINATIONS = 24  # the most combinations of listed values of two scalars
+UNUSUAL_FLOATS = ("zeros", "large", "saturating")  # kinds of values that are tried with other scalars
 REMAINDERS = (1, 2, 3)  # growth of sizes that scalars divide
 PADDED = 64  # a multiple of the usual padding of rows
 POWERS = 256  # elements along one dim, enough for most powers of two of a dtype and their neighbours
@@ -70,6 +74,20 @@ def scalars_of_ties(samples: Samples) -> Iterator[SampleCase]:
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
+
+
+def scalars_of_values(samples: Samples) -> Iterator[SampleCase]:
+    """Yield samples that have unusual values in the tensors and one scalar at a value other than its default. A divisor
+    or a limit of 1 hides how a kernel treats numbers below zero. Yield nothing if the op's builder of samples ignores
+    kinds of values.
+    """
+    if samples.op.sampler is not None and not builder_takes_values(samples.op):
+        return
+    whole = any(integers_alone(a.tensor.dtypes) for a in samples.spec.tensors if a.tensor)
+    kinds = DATA_KINDS if whole else UNUSUAL_FLOATS
+    others = _other_scalar_values(samples)
+    recipes = (samples.base.but(scalars={n: v}, values=kind) for n, v in others.items() for kind in kinds)
+    yield from _make_cases(samples, recipes)
 
 
 def padded_multiples(samples: Samples) -> Iterator[SampleCase]:

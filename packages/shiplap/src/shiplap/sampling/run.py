@@ -129,11 +129,18 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
     """Return whether the op's reference runs on ``args`` without an exception. A declaration may admit arguments for
     which the reference is not defined.
     """
+    return not reference_error(op, args)
+
+
+def reference_error(op: Op, args: tuple[Any, ...]) -> str:
+    """Return the message of the error that the op's reference raises on ``args``. Return an empty string if it raises
+    none.
+    """
     try:
         reference_effects(op, args)
-    except Exception:
-        return False
-    return True
+    except Exception as e:
+        return error_line(e)
+    return ""
 
 
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from shiplap.declare import Arg, Output
 from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.opaque import make_sample_object as sample_object
 from shiplap.dispatch import Op
-from shiplap.dtypes import floating, integers, integers_alone, preferred
+from shiplap.dtypes import floating, integers, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.sampling.boundary_sizes import (
     CROWDED_SIZE,
@@ -55,6 +55,7 @@ from shiplap.sampling.sizes import (
     results_are_affordable,
     scalar_candidates,
     search_sizes,
+    takes_any_text,
 )
 from shiplap.sampling.values import (
     CROWDED_KINDS,
@@ -68,6 +69,7 @@ from shiplap.sampling.values import (
 
 MAX_SAMPLE_ELEMENTS = 1 << 21  # the most elements of all arguments of a sample
 MAX_KEPT_ELEMENTS = 1 << 14  # the most elements of a sample that is cached
+MOST_TEXTS = 3  # other values of a string without choices
 SEARCH_PATIENCE = 2  # failed searches in a row for one dim, after which the next searches are short
 FLOATS, INTEGERS, PREFERRED, COMPLEX = floating(), integers(), preferred(), {"complex64", "complex128"}
 
@@ -275,8 +277,8 @@ class Samples:
 
     def dtypes(self) -> Iterator[SampleCase]:
         """Yield the base sample in every floating-point dtype that the declaration admits, then in complex64 and
-        complex128 if it admits these. An argument that may have several integer dtypes, and no others, follows in each
-        of them that the reference accepts.
+        complex128 if it admits these alone. An argument that may have integer dtypes, or complex ones beside others,
+        follows in each of them that the reference accepts.
         """
         classes = self.spec.dtype_classes
         for dtype in FLOATS:
@@ -285,9 +287,9 @@ class Samples:
                 names |= {c: "complex128" for c, t in classes.items() if set(t.dtypes) == COMPLEX}
             if names:
                 yield from self._cases([self.base.but(dtypes=names)])
-        whole = {c: t.dtypes for c, t in classes.items() if integers_alone(t.dtypes)}
-        for dtype in INTEGERS:  # some of torch's operators take no narrow integers, such as those that index
-            if names := {c: dtype for c, taken in whole.items() if dtype in taken}:
+        others = {c: t.dtypes or INTEGERS for c, t in classes.items() if set(t.dtypes) != COMPLEX}
+        for dtype in (*INTEGERS, *sorted(COMPLEX)):  # some of torch's operators take no narrow integers, to index with
+            if names := {c: dtype for c, taken in others.items() if dtype in taken}:
                 cases = self._cases([self.base.but(dtypes=names)])
                 yield from (c for c in cases if reference_accepts(self.op, c.args))
 
@@ -298,6 +300,8 @@ class Samples:
         yield from self._scalars(
             {a.name: list(scalar_candidates(a)[: None if a.choices else 4]) for a in self.spec.scalars}
         )
+        texts = {a.name: list(self.code_constants.strings) if takes_any_text(a) else [] for a in self.spec.scalars}
+        yield from islice((c for c in self._scalars(texts) if reference_accepts(self.op, c.args)), MOST_TEXTS)
 
     def odd_scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar argument at an unusual value, which is negative, zero, large, or near a number

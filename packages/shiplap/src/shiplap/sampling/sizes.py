@@ -122,6 +122,11 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
     return [*first, *(v for v in same_length if v not in first)]
 
 
+def takes_any_text(arg: Arg) -> bool:
+    """Return whether the scalar argument ``arg`` is a string for which the declaration lists no choices."""
+    return str(arg.scalar) == "str" and not arg.choices
+
+
 def search_sizes(
     spec: OpSpec,
     fixed_sizes: Mapping[str, Any] | None = None,

@@ -10,6 +10,7 @@ import torch
 from shiplap.declare.config import Config
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.errors import error, notice
+from shiplap.sampling.builder import why_values_repeat
 from shiplap.sampling.ledger import TUNE, Ledger
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.settings import settings
@@ -200,22 +201,24 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
         )
 
 
-def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
+def _unverified(best: Candidate, drawn: Inputs, confirms: tuple[str, str]) -> str:
     """Return a message that names the checks that the candidate ``best`` still lacks for a verified choice, with the
     reason. Return an empty string if it lacks none or is the reference.
 
-    ``confirms`` is a pair of the bench's verdict on whether it can confirm times (``"ok"``, ``"skip"`` or
-    ``"incomplete"``) and the reason.
+    ``drawn`` are the arguments on which it was verified. ``confirms`` is a pair of the bench's verdict on whether it
+    can confirm times (``"ok"``, ``"skip"`` or ``"incomplete"``) and the reason.
     """
     if best.kernel == tuned_choices.REFERENCE:
         return ""
     ledger = Ledger()
-    ledger.look("tune.verify", ("value", "order of calls"), ("value",))
+    repeated = why_values_repeat(drawn.op, *drawn.real) if drawn.op.sampler is not None else ""
+    ledger.look("tune.verify", () if repeated else ("value", "order of calls"), ("value",))
     if confirms[0] == "ok":
         ledger.look("tune.confirm", ("order of calls",), ("determinism",))
     cells = ledger.cells(TUNE, {"tune.verify": ("ok", ""), "tune.confirm": confirms})
     untouched = [str(c) for c in cells if c.required and c.state == "untouched"]
-    return f"{confirms[1]} ({', '.join(untouched)} is untouched)" if untouched else ""
+    reasons = "; ".join(filter(None, [repeated, confirms[1] if confirms[0] == "incomplete" else ""]))
+    return f"{reasons} ({', '.join(untouched)} is untouched)" if untouched else ""
 
 
 def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
@@ -230,7 +233,7 @@ def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str
     # The declared default is always among the candidates, so its time shows the gain of the choice.
     default = _index_of_candidate(listed, declared_default(task.op, drawn.call, drawn.device))
     times = {i: t.median for i, t in ranking.timings.items()}
-    unverified = _unverified(best, confirms)
+    unverified = _unverified(best, drawn, confirms)
     return Choice(
         op=task.op.spec.name,
         device=task.key["device"],

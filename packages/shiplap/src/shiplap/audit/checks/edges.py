@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
+from shiplap.audit.reference_errors import observe_reference_error
 from shiplap.dispatch import Op
-from shiplap.errors import ArgumentError, error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import layouts_of_dtypes, layouts_of_ones
-from shiplap.sampling.run import needs_builder, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import reference_effects
 from shiplap.sampling.samples import Samples
 
 
@@ -32,32 +32,10 @@ def observe_edges(op: Op, case: SampleCase) -> Observation:
     """
     try:
         own = reference_effects(op, case.args)
-    except ArgumentError as e:  # a precondition on values, which the declaration cannot express
-        return _observe_refusal(op, case, e)
     except Exception as e:
-        if why_reference_missing(e):
-            raise
-        if needs_builder(op):  # for example a row number into no rows: our guess, not the op's fault
-            why = f"generated integers mean nothing here, declare @op.samples: {error_line(e)}"
-            return Observation(skip=why, limited=True)
-        return Observation(
-            f"the declaration admits this input, and the reference raised {error_line(e)}",
-            fix="handle it in the reference and kernels, or exclude it with requires=(...)",
-        )
+        return observe_reference_error(op, case, e)
     difference = against_reference(op, case, own=own)
     return Observation(difference.problem, error=difference.error)
-
-
-def _observe_refusal(op: Op, case: SampleCase, e: ArgumentError) -> Observation:
-    """Return the observation of a sample that the reference refuses with ``e``. It is a ``skip`` if the op refuses the
-    sample with the same error id, and otherwise it has a problem.
-    """
-    try:
-        run_op(op, case)
-    except ArgumentError as mine:
-        if mine.id == e.id:
-            return Observation(skip=f"refused: {error_line(e)}")
-    return Observation(f"the reference refuses this input with {error_line(e)}, the kernel does not")
 
 
 CHECK = Check(

@@ -37,8 +37,8 @@ from shiplap.sampling.run import (
     gradients_or_zeros,
     needs_builder,
     random_gradient,
-    reference_accepts,
     reference_effects,
+    reference_error,
     require_gradients,
     surrogate_results,
     why_no_backward,
@@ -163,8 +163,8 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     """Compare the gradients of several subsets of inputs with those of the reference and with finite differences. The
     returned observation has the first problem that is found.
     """
-    if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
-        return Observation(skip="the reference refuses it", limited=needs_builder(op))
+    if refused := reference_error(op, case.args):  # odd values come from the generator, not from the declaration
+        return Observation(skip=f"the reference refuses it: {refused}", limited=needs_builder(op))
     if of_list := _why_list_gradients_differ(op, case):
         return Observation(of_list)
     if reason := why_no_backward(op, case):

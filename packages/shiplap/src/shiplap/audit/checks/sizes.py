@@ -13,12 +13,12 @@ from itertools import chain
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
+from shiplap.audit.reference_errors import observe_reference_error
 from shiplap.dispatch import Op
-from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import needs_builder, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import reference_effects, run_op
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import exceeds_work_limit, on_one_thread
 
@@ -41,10 +41,8 @@ def observe_sizes(op: Op, case: SampleCase) -> Observation:
     try:
         with on_one_thread():
             own = reference_effects(op, case.args)
-    except Exception as e:  # sizes that the declaration admits and a builder or the reference does not
-        if why_reference_missing(e):
-            raise
-        return Observation(skip=f"the reference refuses it: {error_line(e)}", limited=needs_builder(op))
+    except Exception as e:
+        return observe_reference_error(op, case, e)
     # The op runs with all threads, the reference on one: its order of sums must not vary.
     got = run_op(op, case)
     with on_one_thread():

@@ -13,11 +13,13 @@ from shiplap.dispatch.outputs import flatten_op_results, fresh_results
 from shiplap.errors import ArgumentError, error_line
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.pairwise import powers_of_two
+from shiplap.sampling.pairwise import powers_of_two, scalars_of_values
 from shiplap.sampling.run import all_finite, needs_builder, op_effects, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.values import SOME_ZEROS
 from shiplap.sampling.work_estimate import why_too_large
+
+REFUSAL_FIX = "handle it in the kernel, or refuse it in the reference with the same error"
 
 
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
@@ -29,6 +31,7 @@ def special_cases(samples: Samples) -> Iterable[SampleCase]:
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)
     )
+    yield from scalars_of_values(samples)
 
 
 def observe_special(op: Op, case: SampleCase) -> Observation:
@@ -52,7 +55,11 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
     try:
         got = run_op(op, case)
     except ArgumentError as e:
-        return Observation(skip=f"the declaration refuses it: {error_line(e)}")
+        if case.recipe.scalars == Samples(op, case.seed, case.device).base.scalars:
+            return Observation(
+                f"the kernel refuses this input with {error_line(e)}, the reference does not", fix=REFUSAL_FIX
+            )
+        return Observation(skip=f"the declaration refuses it: {error_line(e)}")  # a scalar beyond a C type
     difference = against_reference(op, case, got, own)
     return Observation(difference.problem or _why_defaults_differ(op, case), error=difference.error)
 
