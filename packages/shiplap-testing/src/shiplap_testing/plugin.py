@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from glob import glob
@@ -35,7 +35,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
-from shiplap_testing import launchers, private, workers
+from shiplap_testing import launchers, private, schedule, workers
 from shiplap_testing.forked import place, python, settle, shared, use_huge_pages
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
@@ -45,6 +45,7 @@ pytest_plugins = ["shiplap_testing.nearest", "shiplap_testing.cost"]
 vars(typer.testing)["_get_command"] = cache(get_command)
 _FAILED = pytest.StashKey[bool]()
 _LOADED = pytest.StashKey[frozenset[str]]()  # the modules that were imported before a test
+_loaded = [frozenset[str]()]  # those of the last test
 _WORKERS = pytest.StashKey[workers.Workers]()
 _TOGETHER = pytest.StashKey[int]()  # in a worker: how many workers use its device
 
@@ -213,31 +214,6 @@ def quick_launchers(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-# Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
-ALONE = (
-    "_audit",
-    "every_config_of",
-    "is_packaged",
-    "is_captured_or",
-    "for_eight_voxel_counts",
-    "what_it_is_on_the_cpu",
-    "reduce_overhead",
-    "trains_on_cuda",
-    "one_file_on_cuda",  # these three beside tests of the CPU, in one file
-    "its_example_on_cuda",
-    "is_named_on_cuda",
-    "test_compiled",
-)
-
-
-def _is_alone(nodeid: str) -> bool:
-    """Return whether the test ``nodeid`` takes about a minute on an accelerator. Such a test is scheduled on its own
-    and before all others.
-    """
-    folder, _, name = nodeid.partition("[")[0].rpartition("/")
-    return (folder.endswith("/gpu") or name.endswith("_on_cuda")) and any(part in name for part in ALONE)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests ``items`` in place. The longest on accelerators come first, then files in the order of ``LONG``, a
     list of the files that take longest, then all others.
@@ -253,7 +229,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         It is -1 for the longest tests on accelerators. Otherwise it is the position of the test's file in ``LONG``, a
         list of the files that take longest.
         """
-        if _is_alone(item.nodeid):
+        if schedule.is_alone(item.nodeid):
             return -1
         return _place_of(item.nodeid.partition("::")[0].removesuffix(".py"))
 
@@ -268,63 +244,22 @@ def _place_of(file: str) -> int:
     return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
-def _unit(nodeid: str) -> str:
-    """Return the name of the unit that holds the test ``nodeid``. A unit is a group of tests that one worker runs.
-
-    The unit of a test is its file, or the folder ``tests/judge``, whose files share a process that is slow to start. In
-    a folder ``gpu`` of tests for accelerators it is a test function, or a single test if that takes about a minute.
-    """
-    if _is_alone(nodeid):
-        return nodeid
-    function, file = nodeid.partition("[")[0], nodeid.partition("::")[0]
-    folder = file.rpartition("/")[0]
-    if folder.endswith("/tests/judge"):
-        return folder
-    return function if folder.endswith("/gpu") and not folder.endswith("/tests/gpu") else file
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return the scheduler of a run with ``--dist loadfile``, which gives each unit of tests (see :func:`_unit`) to one
-    worker. Return None for other runs.
-
-    A test that ends its worker is not run again, whereas pytest-xdist would give it to one worker after another.
+    """Return the scheduler of a run with ``--dist loadfile``, which gives each unit of tests to one worker. Return None
+    for other runs.
     """
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Files(LoadFileScheduling):
-        numbers: Mapping[str, int] = {}
-
-        def _split_scope(self, nodeid: str) -> str:
-            """Return the unit of the test ``nodeid``, which pytest-xdist hands out as a whole. If ``--changed`` selects
-            the tests, that is the tests of a file that follow each other.
-            """
-            if not nearest.is_used(config):
-                return _unit(nodeid)
-            self.numbers = self.numbers or nearest.split(self.collection)
-            return f"{_unit(nodeid)} {self.numbers[nodeid]}"
-
-        def remove_node(self, node: Any) -> str | None:
-            """Mark the test during which the worker ``node`` ended as completed, so that no other worker runs it.
-            Return the id of that test, or None if the worker had no test left.
-            """
-            units = self.assigned_work[node].values()
-            left = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed]
-            if left:
-                unit, crashed = left[0]
-                # Another worker would crash in the same test.
-                unit[crashed] = True
-            super().remove_node(node)
-            return left[0][1] if left else None
-
-    return Files(config, log)
+    return schedule.make_scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection_finish() -> None:
-    """Exempt all objects that exist after the import of the tests from garbage collection."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt all objects that exist after the import of the tests from garbage collection. In the first worker, name
+    the tests that load a device for the process that distributes the tests.
+    """
     settle()
+    if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
+        schedule.keep_tests_on_device(item.nodeid for item in session.items if item.get_closest_marker("device"))
 
 
 # What is raised where a program of a test, or Inductor, finds no compiler. Shiplap's own calls raise SL405 or SL423.
@@ -361,7 +296,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     """
     drawn = item.config.getoption("--hypothesis-seed", None)
     _seed_generators(zlib.crc32(item.nodeid.encode() if drawn is None else f"{item.nodeid} {drawn}".encode()))
-    item.stash[_LOADED] = frozenset(sys.modules)
+    item.stash[_LOADED] = _loaded_modules()
     together = item.config.stash.get(_TOGETHER, 1)
     if together > 1 and item.get_closest_marker("gpu"):
         import torch
@@ -370,6 +305,22 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
             torch.cuda.set_per_process_memory_fraction(0.8 / together)
     with _skipped_without_compiler():
         yield
+
+
+def _loaded_modules() -> frozenset[str]:
+    """Return the names of the modules that are imported now. The set is a new one only after an import, so that the
+    tests of a worker, each of which keeps its set, have few of them: a set has a quarter of a megabyte.
+    """
+    if not _are_loaded(_loaded[0]):
+        _loaded[0] = frozenset(sys.modules)
+    return _loaded[0]
+
+
+def _are_loaded(names: Collection[str]) -> bool:
+    """Return whether ``names``, a set of names of modules, are those that are imported now. Their number and the last
+    one are compared, since Python keeps the order of imports.
+    """
+    return len(names) == len(sys.modules) and next(reversed(sys.modules)) in names
 
 
 def _seed_generators(seed: int) -> None:
@@ -393,6 +344,8 @@ def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[
     same worker would see it. A function or class is replaced under each name that it has there, any other value only
     under its own. ``loaded`` are the names of the modules that were imported before the test.
     """
+    if _are_loaded(loaded):  # most tests import nothing
+        return []
     late = [(n, m) for n, m in list(sys.modules.items()) if n not in loaded and n.startswith("shiplap")]
     released = []
     for target, name, original in patch._setattr if late else ():

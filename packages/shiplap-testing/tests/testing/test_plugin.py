@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shiplap_testing import plugin
+from shiplap_testing import plugin, schedule
 from shiplap_testing.forked import python
 
 TESTS = """
@@ -46,10 +46,10 @@ def test_a_file_stays_together_and_with_those_that_share_a_process():
         "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_of_every_config_of[a]",
         "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_of_every_config_of[b]",
     ]
-    assert len({plugin._unit(nodeid) for nodeid in disjoint}) == len(disjoint)
-    assert plugin._unit(disjoint[0]) == plugin._unit(f"{tests}/judge/test_fresh.py::test_it")
-    assert plugin._unit(disjoint[1]) == plugin._unit(f"{tests}/dispatch/test_fake.py::test_more")
-    assert plugin._unit(disjoint[3]) == plugin._unit(disjoint[3].replace("[a]", "[b]"))
+    assert len({schedule.unit_of(nodeid) for nodeid in disjoint}) == len(disjoint)
+    assert schedule.unit_of(disjoint[0]) == schedule.unit_of(f"{tests}/judge/test_fresh.py::test_it")
+    assert schedule.unit_of(disjoint[1]) == schedule.unit_of(f"{tests}/dispatch/test_fake.py::test_more")
+    assert schedule.unit_of(disjoint[3]) == schedule.unit_of(disjoint[3].replace("[a]", "[b]"))
 
 
 @pytest.mark.long
