@@ -101,19 +101,15 @@ test: export SHIPLAP_TEST_UNOPTIMIZED := 1
 # It ends with the tests that took the most processor time: what grows is seen.
 test: COST = --dearest 10
 
-# Tests that load a device into their process come in a process of their own, beside the others; their output comes last.
-# With --changed in ARGS, the nearest tests to a change run before all others.
+# One worker more runs the tests that load a device into their process, and no others (shiplap_testing.schedule). With
+# --changed in ARGS, the nearest tests to a change run before all others, and those of a device in a run beside them.
 PLAIN_TESTS  = -n $(WORKERS) $(SPREAD) $(COST) -m "not device and not long and not docs"
 DEVICE_TESTS = -n 1 $(COST) -m "device and not long and not docs" packages/shiplap-backend
 test: $(STAMP) ## run the tests
 ifneq (,$(findstring --changed,$(ARGS)))
 	@$(BIN)/python -m shiplap_testing.nearest $(ARGS) -- $(PLAIN_TESTS) -- $(DEVICE_TESTS)
 else
-	@one=0; two=0; output=$$(mktemp); trap 'rm -f $$output' EXIT; \
-	$(BIN)/python -m pytest -q $(DEVICE_TESTS) $(ARGS) > $$output 2>&1 & device=$$!; \
-	$(BIN)/python -m pytest -q $(PLAIN_TESTS) $(ARGS) || one=$$?; \
-	wait $$device || two=$$?; cat $$output; \
-	$(WORSE)
+	@$(BIN)/python -m pytest -q -n $$(( $(WORKERS) + 1 )) $(SPREAD) $(COST) -m "not long and not docs" $(ARGS)
 endif
 
 lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, headers, links
@@ -158,11 +154,13 @@ records: $(STAMP) ## list recorded measurements, which are stale and what measur
 # So many processes take the accelerators in turn, each with its part of the memory of one; what measures or needs two
 # has them alone, afterwards.
 GPU_WORKERS ?= 12
+# One process collects few files sooner than all.
+WHOLE_DEVICE = $$(grep -rl whole_device packages/*/tests --include="test_*.py")
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	@one=0; two=0; \
 	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) $(SPREAD) -m "gpu and not whole_device and not long" $(ARGS) || one=$$?; \
-	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(ARGS) || two=$$?; \
+	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(WHOLE_DEVICE) $(ARGS) || two=$$?; \
 	$(WORSE)
 
 bench-gpu: $(STAMP) ## measure stale records of a GPU again (ARGS="--limit 300"), those that are left at the next run

@@ -22,7 +22,7 @@
 ``nox -s distributions``
     builds of the families too, without torch, and what is in them.
 ``nox -s long``
-    every case of the tests of which ``make test`` runs a sample.
+    every case of the tests of which ``make test`` runs a sample, with values that differ from run to run.
 ``nox -s vllm``
     the plugin against vLLM's own wheel.
 
@@ -38,6 +38,7 @@ import platform
 import runpy
 import shutil
 from pathlib import Path
+from random import randrange
 
 import nox
 
@@ -282,9 +283,12 @@ def sanitize_threads(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def long(session: nox.Session) -> None:
-    """Run the cases of which ``make test`` runs a sample: those that are marked ``long``."""
+    """Run the cases of which ``make test`` runs a sample: those that are marked ``long``. Each run draws other values,
+    by a number that its command shows.
+    """
+    seed = [] if any("--hypothesis-seed" in a for a in session.posargs) else [f"--hypothesis-seed={randrange(2**32)}"]
     for marks in ("long and not device", "long and device"):
-        session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, success_codes=[0, 5])
+        session.run("python", "-m", "pytest", "-q", "-m", marks, *seed, *session.posargs, success_codes=[0, 5])
 
 
 @nox.session(venv_backend="none")

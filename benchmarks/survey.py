@@ -14,7 +14,9 @@ workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys
 predict one after the other. Before them a survey in one process predicts all tiles, so that no survey that counts
 compiles kernels. The first one would do it for all, also in the middle of its tiles, where smaller ones need others.
 The rate is that of the tiles from four tenths of them on, without the last twentieth: then all kernels are loaded. The
-record has the seconds of each tenth, too. Exit status 1 if a class is another than that of the one process.
+record has the seconds of each tenth, too, those of the stages of a tile, and those of the processor for a tile. Exit
+status 1 if a class is another than that of the one process. ``--kinds`` names the surveys: ``dask 2 6 0.001`` has six
+threads for each of its two workers, which look at Python's lock each millisecond, and ``here 1`` has no cluster.
 
 ``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
 
@@ -24,6 +26,7 @@ record has the seconds of each tenth, too. Exit status 1 if a class is another t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -44,6 +47,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import _survey_models
+import _survey_stages
 import numpy as np
 import psutil
 import torch
@@ -52,7 +56,7 @@ from _record import ROOT, record, write
 APART = 1_200.0  # feet from one copy to the next: the scan is 1,180 wide
 WIDE, DENSITY = 2_000, 2.0  # metres of a made scan along y, points for each square metre
 SURVEY = "packages/shiplap-sparse3d/src/shiplap_sparse3d/survey/*"
-SOURCES = ["benchmarks/survey.py", "benchmarks/_survey_models.py", SURVEY]
+SOURCES = ["benchmarks/survey.py", "benchmarks/_survey_models.py", "benchmarks/_survey_stages.py", SURVEY]
 BEFORE_DASK = "5b466588^"  # the last commit with the pool of workers
 PACKAGES = ["laspy", "lazrs", "distributed"]
 
@@ -117,10 +121,13 @@ def run_here(options: argparse.Namespace) -> None:
     library, seconds, start = importlib.import_module(options.library), dict[str, float](), time.perf_counter()
     more: dict[str, Any] = {}
     model = _survey_models.MODELS[options.model](library)
+    _survey_stages.watch(options.library)
     if options.library == "oldsurvey":
         model.net.to(options.device.replace("cuda", f"cuda:{os.environ['LOCAL_RANK']}"))
     else:
         more = {"workers": options.count or None, "device": options.device}
+        for name in ("cluster", "run") if options.threads else ():
+            importlib.import_module(f"{options.library}.{name}").THREADS = options.threads
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
         if stage == "predict" and options.gate:
@@ -148,6 +155,7 @@ class Run:
         command = [sys.executable, __file__, "one", source, target, "--model", model, "--library", self.library]
         command += ["--device", more.get("device", "cpu"), *(["--tile", tile] if tile else [])]
         command += ["--gate", more["gate"]] if more.get("gate") else []
+        command += ["--threads", more["workers_threads"]] if more.get("workers_threads") else []
         command = ["taskset", "-c", ",".join(map(str, more["cores"])), *command] if "cores" in more else command
         ranks = count if self.library == "oldsurvey" else 1
         self.waiting = [self.gate.with_name(f"{self.gate.name} waiting {rank}") for rank in range(ranks)]
@@ -156,6 +164,7 @@ class Run:
         for rank in range(ranks):
             place = {"PYTHONPATH": os.pathsep.join([str(pool), os.environ.get("PYTHONPATH", "")])} if pool else {}
             place |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)} if pool else threads
+            place |= more.get("environment", {})
             arguments = [str(part) for part in (*command, "--count", count)]
             process = subprocess.Popen(
                 arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -177,9 +186,17 @@ class Run:
         return bool(running)
 
     def times(self) -> list[float]:
-        """Return the seconds at which each tile was written, in ascending order, from the first one on."""
-        made = sorted(path.stat().st_mtime_ns for path in self.classes.glob("*.bin"))
-        return [(each - made[0]) / 1e9 for each in made]
+        """Return the times at which each tile was written, in ascending order."""
+        return sorted(path.stat().st_mtime_ns / 1e9 for path in self.classes.glob("*.bin"))
+
+    def processor(self) -> dict[int, float]:
+        """Return the seconds of processor time so far of each process, by its number."""
+        seconds = dict[int, float]()
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                for each in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+                    seconds[each.pid] = sum(each.cpu_times()[:2])
+        return seconds
 
     def end(self) -> dict[str, Any]:
         """Wait for the end, and return what the first process printed, with the memory."""
@@ -305,17 +322,23 @@ def _start_round(options: argparse.Namespace, folder: Path, names: list[str], tu
     """
     runs, until = dict[str, Run](), time.monotonic() + options.patience
     for name in (*names, *(["warm 0"] if turn == 0 else [])):
-        (kind, count), target = name.split(), folder / f"{name}.las"
+        kind, count, *settings = name.split()
+        target = folder / f"{name}.las"
         place = target.with_name(f"{target.name}.survey")
         for part in ("classes", "done", "taken"):
             shutil.rmtree(place / part, ignore_errors=True)
         if kind != "pool" and not place.exists():
             shutil.copytree(folder / "sorted", place, copy_function=os.link)
+        (notes := folder / f"{name} {turn} stages").mkdir()
         more = {"device": options.device, "pool": options.pool if kind == "pool" else None}
         more |= {"library": "oldsurvey"} if kind == "pool" else {}
+        more |= {"workers_threads": settings[0]} if settings else {}
+        preload = {"DASK_DISTRIBUTED__WORKER__PRELOAD": _survey_stages.__file__, _survey_stages.STAGES: str(notes)}
+        more["environment"] = preload | ({_survey_stages.SWITCH: settings[1]} if settings[1:] else {})
         gate = folder / f"{name} {turn}"
         if kind == "warm":
             gate.touch()
+        count = count if kind in ("dask", "pool") else "0"
         runs[name] = Run(folder / "in.las", target, options.model, int(count), options.tile, gate=gate, **more)
     waiting = set(runs)
     while waiting and time.monotonic() < until:
@@ -331,19 +354,35 @@ def _start_round(options: argparse.Namespace, folder: Path, names: list[str], tu
     return runs
 
 
-def _predict_tiles(name: str, run: Run, tiles: int, most: float) -> list[float]:
-    """Let the survey ``run`` predict for ``most`` seconds at most, and return the seconds at which tiles were done."""
-    until = time.monotonic() + most
+def _predict_tiles(name: str, run: Run, tiles: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Let the survey ``run`` predict for ``options.patience`` seconds at most. Return its rate, the seconds of each
+    tenth of its tiles, and for each process the milliseconds of its processor and of the stages for a tile.
+    """
+    until, used = time.monotonic() + options.patience, list[tuple[float, dict[int, float]]]()
+    first, last = round(0.4 * tiles), round(0.95 * tiles) - 1
     run.gate.touch()
-    while run.processes[0].poll() is None and len([*run.classes.glob("*.bin")]) < 0.97 * tiles:
+    while run.processes[0].poll() is None and (made := len([*run.classes.glob("*.bin")])) < 0.97 * tiles:
+        if made >= first:
+            used.append((time.time(), run.processor()))
         time.sleep(0.05)
         if time.monotonic() > until:
             break
     said, times = run.stop(), run.times()
-    if len(times) < 0.95 * tiles:
+    if len(times) < 0.95 * tiles or last <= first:
         print(name, f"has {len(times)} of {tiles} tiles", said[-2000:], flush=True)
-        return []
-    return times
+        return {}
+    seconds = times[last] - times[first]
+    result = {"rate": (last - first) / seconds}
+    result["tenths"] = [round(times[part * (tiles - 1) // 10] - times[0], 3) for part in range(10)]
+    if len(used) > 1:  # the processes that worked, from the one that did most
+        (began, before), (ended, after) = used[0], used[-1]
+        share = [(after[pid] - before.get(pid, 0.0)) / (ended - began) for pid in after]
+        result["cores"] = [round(each, 2) for each in sorted(share, reverse=True) if each > 0.01]
+    notes = run.gate.with_name(f"{run.gate.name} stages")
+    result["stages"] = [each for each in _survey_stages.summary(notes, times[first], times[last]).values() if each]
+    print(name, f"{result['rate']:.2f} tiles a second; tenths after {result['tenths']}", flush=True)
+    print("  cores", result.get("cores"), *result["stages"], sep="\n  ", flush=True)
+    return result
 
 
 def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -352,8 +391,8 @@ def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     made_scan(folder / "in.las", round(options.millions[0] * 1e6))
     _sort_here(options, folder)
     print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
-    names = [f"{kind} {count}" for count in (2, 1) for kind in (("dask", "pool") if options.pool else ("dask",))]
-    rates, tenths, until = dict[str, list[float]](), dict[str, list[list[float]]](), begun + options.limit
+    names = options.kinds
+    runs_of, until = dict[str, list[dict[str, Any]]](), begun + options.limit
     result, same = dict[str, Any](), True
     for turn in range(options.rounds):
         begun = time.monotonic()
@@ -361,29 +400,33 @@ def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         tiles = max(int(run.waiting[0].read_text()) for run in runs.values())
         right = {path.name: path.read_bytes() for path in (folder / "warm 0.las.survey" / "classes").glob("*.bin")}
         for name, run in runs.items():
-            if not (times := _predict_tiles(name, run, tiles, options.patience)):
-                continue
-            if name.startswith("dask"):
-                same &= all(path.read_bytes() == right.get(path.name) for path in run.classes.glob("*.bin"))
-            first, last = round(0.4 * tiles), round(0.95 * tiles) - 1
-            rates.setdefault(name, []).append((last - first) / (times[last] - times[first]))
-            tenths.setdefault(name, []).append([round(times[round(part * tiles / 10)], 3) for part in range(10)])
-            print(name, f"{rates[name][-1]:.2f} tiles a second; tenths after {tenths[name][-1]}", flush=True)
-        middle = {name: statistics.median(of) for name, of in rates.items()}
-        result = {"tiles": tiles, "points": round(options.millions[0] * 1e6), "model": options.model}
-        result |= {"rates": rates, "tenths": tenths, "medians": middle}
-        for label, of, to in (
-            ("two over one", "dask 2", "dask 1"),
-            *((f"dask over pool, {count}", f"dask {count}", f"pool {count}") for count in (1, 2)),
-        ):
-            if of in middle and to in middle:
-                result[label] = round(middle[of] / middle[to], 3)
-        result["right"] = same and len(right) == tiles  # the classes of Dask's tiles are those of one process
-        print({key: value for key, value in result.items() if key not in ("rates", "tenths")}, flush=True)
-        keep_record(options, result)
+            if measured := _predict_tiles(name, run, tiles, options):
+                if not name.startswith("pool"):
+                    same &= all(path.read_bytes() == right.get(path.name) for path in run.classes.glob("*.bin"))
+                runs_of.setdefault(name, []).append(measured)
+                result = _compare(options, tiles, runs_of, same and len(right) == tiles)
+                keep_record(options, result)
+        print({key: value for key, value in result.items() if key != "runs"}, flush=True)
         if time.monotonic() + 1.1 * (time.monotonic() - begun) > until:
             break
-    return result
+    return result or {"right": False}
+
+
+def _compare(
+    options: argparse.Namespace, tiles: int, runs: dict[str, list[dict[str, Any]]], same: bool
+) -> dict[str, Any]:
+    """Return the result of :func:`gpus` so far: all runs, and the medians of their rates with the ratios of these."""
+    middle = {name: round(statistics.median(run["rate"] for run in of), 2) for name, of in runs.items()}
+    result: dict[str, Any] = {"tiles": tiles, "points": round(options.millions[0] * 1e6), "model": options.model}
+    result |= {"runs": runs, "medians": middle}
+    for label, of, to in (
+        ("two over one", "dask 2", "dask 1"),
+        ("dask over pool, 1", "dask 1", "pool 1"),
+        ("dask over pool, 2", "dask 2", "pool 2"),
+    ):
+        if of in middle and to in middle:
+            result[label] = round(middle[of] / middle[to], 3)
+    return result | {"right": same}  # the classes of Dask's tiles are those of one process
 
 
 def main() -> int:
@@ -403,11 +446,13 @@ def main() -> int:
     parser.add_argument("--model", choices=_survey_models.MODELS, default="wide", help="memory has its own")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--pool", type=Path)
+    parser.add_argument("--kinds", nargs="*", default=["dask 2", "pool 2", "dask 1", "pool 1"], help="for gpus")
     parser.add_argument("--folder", type=Path, help="for scans and outputs, where there is room")
     parser.add_argument("--json", type=Path)
     for name, default in (("--library", "shiplap_sparse3d.survey"), ("--count", "1")):
         parser.add_argument(name, default=default, help=argparse.SUPPRESS)
     parser.add_argument("--gate", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.what == "one":
         options.count = int(options.count)

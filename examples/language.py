@@ -84,7 +84,7 @@ def _(
     )
     shape = sizes["heads"], sizes["d"]
     cache, rows = (
-        torch.randn(*k, *shape, generator=rng, dtype=dtype, device=device)
+        torch.randn(*k, *shape, generator=rng, dtype=dtype).to(device)
         for k in ((blocks, size), (n,))
     )
     return cache, rows, torch.randperm(blocks * size, generator=rng)[:n].to(device)

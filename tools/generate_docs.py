@@ -40,7 +40,7 @@ SL202: sizes disagree
   where    first::rms_norm, argument 'weight', dim 'c' (axis 0)
   got      c = 4
   expected c = 3, in 'x'
-  fix      pass tensors with the sizes under 'expected'. A size of 1 does not broadcast: call .expand() first
+  fix      pass tensors with the sizes under 'expected'
 ```
 
 Every error is a `shiplap.ShiplapError`. Its attributes are `.id`, `.what`, `.where`, `.got`, `.expected` and `.fix`.

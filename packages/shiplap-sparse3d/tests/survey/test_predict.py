@@ -53,6 +53,39 @@ def test_all_at_once_is_as_part_by_part(
         assert bool((point_numbers(parts[0].own).diff() > 0).all())
 
 
+def test_each_part_is_announced_between_its_reading_and_the_work_of_the_device(
+    corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepare(corner, tmp_path / "tiles", build(), tile=20).job
+    steps, read, cut = list[str](), tasks.read_points, tasks.cells_within
+
+    def reading(*arguments: Any, **options: Any) -> torch.Tensor:
+        steps.append("read")
+        return read(*arguments, **options)
+
+    def cutting(*arguments: Any) -> torch.Tensor:
+        steps.append("cut")
+        return cut(*arguments)
+
+    monkeypatch.setattr(tasks, "read_points", reading)
+    monkeypatch.setattr(tasks, "cells_within", cutting)
+    monkeypatch.setattr(tasks, "_PART", {"cpu": 6})
+    question_of(job, job.tiles[1], torch.device("cpu"), lambda: steps.append("announced"))
+    assert len(steps) > 7
+    assert steps[-1] == "cut"  # the points of the tile alone
+    assert steps[:-1] == ["read", "announced", "cut"] * (len(steps) // 3)
+
+
+def test_slices_that_follow_each_other_are_read_as_those_apart(corner: Path, tmp_path: Path) -> None:
+    job = prepare(corner, tmp_path / "tiles", build(), tile=20).job
+    order = np.random.default_rng(0).permutation(len(job.slices))
+    one_by_one = [read_points(job.folder, job.slices[n : n + 1]) for n in order]
+    assert torch.equal(read_points(job.folder, job.slices[order]), torch.cat(one_by_one))
+    inverse = np.argsort(order)
+    together = read_points(job.folder, job.slices)
+    assert torch.equal(together, torch.cat([one_by_one[n] for n in inverse]))
+
+
 def test_a_point_is_read_as_it_was_written(corner: Path, tmp_path: Path) -> None:
     import laspy
 

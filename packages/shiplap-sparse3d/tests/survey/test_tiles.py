@@ -44,7 +44,7 @@ def test_a_field_that_is_not_the_same_on_all_axes() -> None:
 def test_grids_are_aligned_and_end_with_the_survey() -> None:
     tiles = tiling(FIELD, 64)
     extent = CellBox(np.array((-13, 5, -1)), np.array((201, 71, 10)))
-    whole = tiles.whole(extent)
+    whole = tiling(FIELD, 64, 400).grid((1, 0), extent)  # its halo covers the survey
     assert (triple(whole.low), whole.shape) == ((-16, 4, -4), (220, 68, 16))
     for tile in ((-1, 0), (0, 0), (3, 1)):
         box = tiles.grid(tile, extent)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from glob import glob
@@ -35,7 +35,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
-from shiplap_testing import launchers, private, workers
+from shiplap_testing import launchers, private, schedule, workers
 from shiplap_testing.forked import place, python, settle, shared, use_huge_pages
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
@@ -45,6 +45,7 @@ pytest_plugins = ["shiplap_testing.nearest", "shiplap_testing.cost"]
 vars(typer.testing)["_get_command"] = cache(get_command)
 _FAILED = pytest.StashKey[bool]()
 _LOADED = pytest.StashKey[frozenset[str]]()  # the modules that were imported before a test
+_loaded = [frozenset[str]()]  # those of the last test
 _WORKERS = pytest.StashKey[workers.Workers]()
 _TOGETHER = pytest.StashKey[int]()  # in a worker: how many workers use its device
 
@@ -63,6 +64,10 @@ LONG = (
     "slidesparse/gpu/test_graphs",
     "gpu/test_zoo_gpu",
     "sparse3d/gpu/test_package",
+    "gpu/test_cuda_sources",
+    "gpu/test_installed_cuda",
+    "sparse3d/gpu/test_flexgemm_graphs",
+    "sparse3d/gpu/test_steps",
     "slidesparse/gpu/test_models",
     "backend/runtime/test_load",  # builds the device: files that need it would wait if they came at the same time
     "audit/test_zoo",
@@ -209,28 +214,6 @@ def quick_launchers(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-# Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
-ALONE = (
-    "_audit",
-    "every_config_of",
-    "is_packaged",
-    "is_captured_or",
-    "for_eight_voxel_counts",
-    "what_it_is_on_the_cpu",
-    "reduce_overhead",
-    "trains_on_cuda",
-    "test_compiled",
-)
-
-
-def _is_alone(nodeid: str) -> bool:
-    """Return whether the test ``nodeid`` takes about a minute on an accelerator. Such a test is scheduled on its own
-    and before all others.
-    """
-    folder, _, name = nodeid.partition("[")[0].rpartition("/")
-    return folder.endswith("/gpu") and any(part in name for part in ALONE)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests ``items`` in place. The longest on accelerators come first, then files in the order of ``LONG``, a
     list of the files that take longest, then all others.
@@ -246,7 +229,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         It is -1 for the longest tests on accelerators. Otherwise it is the position of the test's file in ``LONG``, a
         list of the files that take longest.
         """
-        if _is_alone(item.nodeid):
+        if schedule.is_alone(item.nodeid):
             return -1
         return _place_of(item.nodeid.partition("::")[0].removesuffix(".py"))
 
@@ -261,63 +244,22 @@ def _place_of(file: str) -> int:
     return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
-def _unit(nodeid: str) -> str:
-    """Return the name of the unit that holds the test ``nodeid``. A unit is a group of tests that one worker runs.
-
-    The unit of a test is its file, or the folder ``tests/judge``, whose files share a process that is slow to start. In
-    a folder ``gpu`` of tests for accelerators it is a test function, or a single test if that takes about a minute.
-    """
-    if _is_alone(nodeid):
-        return nodeid
-    function, file = nodeid.partition("[")[0], nodeid.partition("::")[0]
-    folder = file.rpartition("/")[0]
-    if folder.endswith("/tests/judge"):
-        return folder
-    return function if folder.endswith("/gpu") and not folder.endswith("/tests/gpu") else file
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return the scheduler of a run with ``--dist loadfile``, which gives each unit of tests (see :func:`_unit`) to one
-    worker. Return None for other runs.
-
-    A test that ends its worker is not run again, whereas pytest-xdist would give it to one worker after another.
+    """Return the scheduler of a run with ``--dist loadfile``, which gives each unit of tests to one worker. Return None
+    for other runs.
     """
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Files(LoadFileScheduling):
-        numbers: Mapping[str, int] = {}
-
-        def _split_scope(self, nodeid: str) -> str:
-            """Return the unit of the test ``nodeid``, which pytest-xdist hands out as a whole. If ``--changed`` selects
-            the tests, that is the tests of a file that follow each other.
-            """
-            if not nearest.is_used(config):
-                return _unit(nodeid)
-            self.numbers = self.numbers or nearest.split(self.collection)
-            return f"{_unit(nodeid)} {self.numbers[nodeid]}"
-
-        def remove_node(self, node: Any) -> str | None:
-            """Mark the test during which the worker ``node`` ended as completed, so that no other worker runs it.
-            Return the id of that test, or None if the worker had no test left.
-            """
-            units = self.assigned_work[node].values()
-            left = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed]
-            if left:
-                unit, crashed = left[0]
-                # Another worker would crash in the same test.
-                unit[crashed] = True
-            super().remove_node(node)
-            return left[0][1] if left else None
-
-    return Files(config, log)
+    return schedule.make_scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection_finish() -> None:
-    """Exempt all objects that exist after the import of the tests from garbage collection."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt all objects that exist after the import of the tests from garbage collection. In the first worker, name
+    the tests that load a device for the process that distributes the tests.
+    """
     settle()
+    if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
+        schedule.keep_tests_on_device(item.nodeid for item in session.items if item.get_closest_marker("device"))
 
 
 # What is raised where a program of a test, or Inductor, finds no compiler. Shiplap's own calls raise SL405 or SL423.
@@ -345,14 +287,16 @@ def pytest_runtest_call() -> Generator[None, None, None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Seed the generators of random numbers before the fixtures of a test are set up. Limit the device memory of this
-    worker before a test on an accelerator, to an equal share of 80 % if several workers use the device. Skip a test
-    whose fixtures find no C or C++ compiler on a machine that has none.
+    """Seed the generators of random numbers before the fixtures of a test are set up, by the name of the test and by
+    the number of ``--hypothesis-seed``, if there is one. Limit the device memory of this worker before a test on an
+    accelerator, to an equal share of 80 % if several workers use the device. Skip a test whose fixtures find no C or
+    C++ compiler on a machine that has none.
 
     A worker that needs more memory then gets an error itself, so that the other workers do not.
     """
-    _seed_generators(zlib.crc32(item.nodeid.encode()))
-    item.stash[_LOADED] = frozenset(sys.modules)
+    drawn = item.config.getoption("--hypothesis-seed", None)
+    _seed_generators(zlib.crc32(item.nodeid.encode() if drawn is None else f"{item.nodeid} {drawn}".encode()))
+    item.stash[_LOADED] = _loaded_modules()
     together = item.config.stash.get(_TOGETHER, 1)
     if together > 1 and item.get_closest_marker("gpu"):
         import torch
@@ -361,6 +305,22 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
             torch.cuda.set_per_process_memory_fraction(0.8 / together)
     with _skipped_without_compiler():
         yield
+
+
+def _loaded_modules() -> frozenset[str]:
+    """Return the names of the modules that are imported now. The set is a new one only after an import, so that the
+    tests of a worker, each of which keeps its set, have few of them: a set has a quarter of a megabyte.
+    """
+    if not _are_loaded(_loaded[0]):
+        _loaded[0] = frozenset(sys.modules)
+    return _loaded[0]
+
+
+def _are_loaded(names: Collection[str]) -> bool:
+    """Return whether ``names``, a set of names of modules, are those that are imported now. Their number and the last
+    one are compared, since Python keeps the order of imports.
+    """
+    return len(names) == len(sys.modules) and next(reversed(sys.modules)) in names
 
 
 def _seed_generators(seed: int) -> None:
@@ -381,16 +341,20 @@ def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[
     the replaced names.
 
     A module that imports a patched name from another one keeps it when the patch is undone, so that a later test of the
-    same worker would see it. ``loaded`` are the names of the modules that were imported before the test.
+    same worker would see it. A function or class is replaced under each name that it has there, any other value only
+    under its own. ``loaded`` are the names of the modules that were imported before the test.
     """
+    if _are_loaded(loaded):  # most tests import nothing
+        return []
     late = [(n, m) for n, m in list(sys.modules.items()) if n not in loaded and n.startswith("shiplap")]
     released = []
     for target, name, original in patch._setattr if late else ():
         patched = getattr(target, name, None)
-        for module_name, module in late:
-            if patched is not None and module is not target and vars(module).get(name) is patched:
-                setattr(module, name, original)
-                released.append(f"{module_name}.{name}")
+        for module_name, module in late if patched is not None else ():
+            for kept, value in list(vars(module).items()):
+                if module is not target and value is patched and (kept == name or callable(patched)):
+                    setattr(module, kept, original)
+                    released.append(f"{module_name}.{kept}")
     return released
 
 
@@ -472,8 +436,8 @@ def pytest_configure(config: pytest.Config) -> None:
             compilers.headers()
     else:
         shared()  # one folder for all workers
-    # A busy machine is no failure, and neither is an example that no change has to do with: other examples are drawn
-    # with --hypothesis-seed=random, or with a number.
+    # A busy machine is no failure, and neither is an example that no change has to do with. With a number as
+    # --hypothesis-seed, Hypothesis and the tests' own generators draw other examples, the same for the same number.
     fixed = config.getoption("--hypothesis-seed", None) is None
     hypothesis.settings.register_profile("shiplap", deadline=None, derandomize=fixed)
     hypothesis.settings.load_profile("shiplap")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shiplap_testing import plugin
+from shiplap_testing import plugin, schedule
 from shiplap_testing.forked import python
 
 TESTS = """
@@ -46,10 +46,10 @@ def test_a_file_stays_together_and_with_those_that_share_a_process():
         "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_of_every_config_of[a]",
         "packages/shiplap-dense/tests/dense/gpu/test_cuda.py::test_of_every_config_of[b]",
     ]
-    assert len({plugin._unit(nodeid) for nodeid in disjoint}) == len(disjoint)
-    assert plugin._unit(disjoint[0]) == plugin._unit(f"{tests}/judge/test_fresh.py::test_it")
-    assert plugin._unit(disjoint[1]) == plugin._unit(f"{tests}/dispatch/test_fake.py::test_more")
-    assert plugin._unit(disjoint[3]) == plugin._unit(disjoint[3].replace("[a]", "[b]"))
+    assert len({schedule.unit_of(nodeid) for nodeid in disjoint}) == len(disjoint)
+    assert schedule.unit_of(disjoint[0]) == schedule.unit_of(f"{tests}/judge/test_fresh.py::test_it")
+    assert schedule.unit_of(disjoint[1]) == schedule.unit_of(f"{tests}/dispatch/test_fake.py::test_more")
+    assert schedule.unit_of(disjoint[3]) == schedule.unit_of(disjoint[3].replace("[a]", "[b]"))
 
 
 @pytest.mark.long
@@ -90,7 +90,9 @@ def test_workers_take_devices_in_turn(monkeypatch, visible, worker, device, toge
 def test_a_module_that_is_imported_while_a_name_is_patched_does_not_keep_the_patch(tmp_path, monkeypatch):
     """Otherwise later tests of the worker see it, if no earlier one has imported the module."""
     (tmp_path / "shiplap_first.py").write_text("def name():\n    return 'original'\n")
-    (tmp_path / "shiplap_second.py").write_text("from shiplap_first import name\n")
+    (tmp_path / "shiplap_second.py").write_text(
+        "from shiplap_first import name\nfrom shiplap_first import name as other\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     first = import_module("shiplap_first")
     loaded = frozenset(sys.modules)
@@ -98,9 +100,9 @@ def test_a_module_that_is_imported_while_a_name_is_patched_does_not_keep_the_pat
         patch.setattr(first, "name", lambda: "patched")
         second = import_module("shiplap_second")
         assert second.name() == "patched"
-        assert plugin.release_patches(patch, loaded) == ["shiplap_second.name"]
+        assert plugin.release_patches(patch, loaded) == ["shiplap_second.name", "shiplap_second.other"]
         assert first.name() == "patched", "while the test runs"
-    assert first.name() == second.name() == "original"
+    assert first.name() == second.name() == second.other() == "original"
     for name in ("shiplap_first", "shiplap_second"):
         del sys.modules[name]
 
@@ -131,3 +133,6 @@ def test_a_test_draws_the_same_values_alone_and_after_others(tmp_path):
     every = drew()
     assert len(every) == 3
     assert drew("-k", "2") == every[2:]
+    others = drew("--hypothesis-seed=7")
+    assert len({*every, *others}) == 6, "a number draws other values"
+    assert drew("--hypothesis-seed=7", "-k", "2") == others[2:]

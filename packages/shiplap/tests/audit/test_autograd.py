@@ -285,3 +285,20 @@ def test_requires_grad_is_silent():
     assert look(weighted, "requires_grad").verdict == "ok"
     assert "eager only" in look(no_gradient, "requires_grad").evidence
     assert "inference mode only" in look(count_positive, "requires_grad").evidence
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(2**-22, "ok"), (2**-10, "fail")])
+def test_backward_leaves_rounding_to_the_order_of_atomic_additions(ns, change, verdict):
+    """A gradient that atomic additions sum up differs from run to run in its last bits."""
+    runs = []
+
+    @sl.op(f"{ns}::doubled")
+    def doubled(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x * 2
+
+    @doubled.backward
+    def _(grad, saved, needs):
+        runs.append(len(runs))
+        return {"x": grad * (2 + change * (len(runs) % 2))}
+
+    assert look(doubled, "backward").verdict == verdict

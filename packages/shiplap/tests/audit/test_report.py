@@ -41,6 +41,11 @@ def test_the_verdict_of_a_report(made: Report, verdict: str, headline: str) -> N
     assert (list(made), len(made)) == (list(made.findings), len(made.findings))
 
 
+def test_a_report_says_that_no_kernel_ran() -> None:
+    made = dataclasses.replace(report(OK), no_kernel_on="cpu")
+    assert made.headline.endswith("for fake alone; only the reference ran, since the op has no kernel for cpu")
+
+
 def test_many_required_checks_are_counted_and_one_reason_is_given_once() -> None:
     names = tuple(f"check{n}" for n in range(20))
     findings = tuple(Finding(name, "ok", "lib::op", "seen") for name in names)

@@ -11,6 +11,7 @@ from shiplap import torch_private
 from shiplap_testing.support import fails
 
 M = Float[Tensor, "n c"]
+REAL = 'real numbers, as Float[Tensor, "n c"] has'
 V = Float[Tensor, "n"]
 
 
@@ -242,6 +243,13 @@ def test_integer_outputs_carry_no_gradient(ns):
         ({"z": 1}, "SL110", "gradient of 'z'", "a tensor argument: x"),
         ({"x": torch.ones(2, 1)}, "SL303", "gradient (2, 1)", "(2, 3)"),
         ({"x": torch.ones(())}, "SL303", "gradient ()", "(2, 3)"),
+        ({"x": torch.ones(2, 3, device="meta")}, "SL303", "gradient on meta", "a tensor on cpu"),
+        (
+            {"x": torch.ones(2, 3) + 0j},
+            "SL303",
+            "gradient of torch.complex64",
+            'real numbers, as Float[Tensor, "n c"] has',
+        ),
     ],
 )
 def test_a_backward_that_breaks_its_contract(ns, result, id, got, expected):

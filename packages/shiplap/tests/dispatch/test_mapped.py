@@ -68,6 +68,8 @@ def test_samples_write_to_memory_of_their_own(ns):
     assert torch.equal(acc, x)
     with fails("SL138", "'acc', which all samples would write to"):
         vmap(lambda x: called(acc[0], x))(x)
+    with fails("SL138", "an op that returns nothing"):
+        vmap(add_)(acc, x)
 
 
 def test_results_that_are_no_one_tensor_are_refused(ns):

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.packaging.model import package_model
 from shiplap_testing.support import fails
 
 
@@ -54,6 +55,135 @@ DIMS = {
     "max(n, 2)": "write each dim without blanks, such as 'max(n,2)' for one dim",
     "n/2": "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number",
 }
+
+
+FUNCTIONS = {
+    "async": ("async def f(x): return x", "write def in place of async def"),
+    "generator": ("def f(x): yield x", "write return in place of yield"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_return_something_else_first(ns, name):
+    source, fix = FUNCTIONS[name]
+    scope = {}
+    exec(source, scope)
+    with fails("SL103", fix, where=f"{ns}::f"):
+        sl.op(f"{ns}::f")(scope["f"])
+
+
+REQUIRES = {
+    "len(x) > 0": "write the names of the dims of x, since an expression sees sizes and no tensors",
+    "x.min() > 0": "an expression sees sizes and int arguments, and no values of tensors",
+    "x.numel > 0": "an expression sees sizes and int arguments, and no values of tensors",
+}
+
+
+@pytest.mark.parametrize("condition", REQUIRES)
+def test_preconditions_on_tensors(ns, condition):
+    with fails("SL105", REQUIRES[condition]):
+
+        @sl.op(f"{ns}::f", requires=condition)
+        def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+            return x * 2
+
+
+def test_public_functions_refuse_arguments_that_do_not_fit(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + y
+
+    with fails("SL140", "pass replacement as well", where="sl.rewrite(...)"):
+        sl.rewrite(3)
+    with fails("SL140", "write checks="):
+        sl.audit(f, check="numerics")
+    with fails("SL140", "seed='seven'", "a whole number"):
+        sl.audit(f, seed="seven")
+    with fails("SL140", "pass samples as well"):
+        sl.tune(f)
+    with fails("SL605", where="audit(device='nowhere')"):
+        sl.audit(f, device="nowhere")
+    with fails("SL605", where="tune(device='nowhere')"):
+        sl.tune(f, [{"n": 3}], device="nowhere")
+    with fails("SL209", "write f(*values)"):
+        f([torch.ones(3), torch.ones(3)])
+
+
+def test_an_op_that_calls_itself(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return f(x)
+
+    with fails("SL319", where=f"{ns}::f"):
+        f(torch.ones(3))
+
+
+def test_targets_that_are_no_functions_or_no_ops(ns):
+    for function in (sl.doctor, sl.explain):
+        with fails("SL501", "pass the function f and its arguments, not the result f(x)"):
+            function(torch.ones(3))
+    with fails("SL501", where="tune()"):
+        sl.tune(len, [{"n": 3}])
+    with fails("SL501", where="freeze()"):
+        sl.freeze("choices.json", [len])
+    with fails("SL140", 'a dict\n  fix      write constants={"...": ...}'):
+        sl.triton(len, grid="n", constants="BLOCK=64")
+    with fails("SL140", "got      program of type Linear"):
+        package_model(torch.nn.Linear(3, 3), "model.pt2")
+
+
+def test_a_sample_builder_that_raises(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    @f.samples
+    def _(rng, sizes, dtype, device):
+        return undefined
+
+    with fails("SL502", "undefined", what="the sample builder raised an error"):
+        sl.audit(f, checks="numerics", seed=0)
+
+
+VALUES = {
+    "number": (3.0, "torch.tensor(3.0). If x is to be a number, annotate it as x: float"),
+    "list": ([1.0], "pass one tensor, such as torch.tensor(values). If x is to be a list of tensors, annotate it"),
+    "array": (np.ones(3, "float32"), "torch.from_numpy(a) for the array a that is passed as x"),
+    "none": (None, "If the argument may be absent, add | None to its annotation"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_call_with_something_else_than_a_tensor(ns, name):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    value, fix = VALUES[name]
+    with fails("SL209", fix):
+        f(value)
+
+
+def test_only_a_size_of_one_is_told_that_it_does_not_broadcast(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x + y
+
+    for size, says in ((1, True), (11, False), (2, False)):
+        with pytest.raises(sl.ShiplapError) as caught:
+            f(torch.ones(3), torch.ones(size))
+        assert (caught.value.id, "does not broadcast" in caught.value.fix) == ("SL202", says)
+
+
+def test_a_result_with_unnamed_dims(ns):
+    for dims, fix in (("...", "write *s in place of ..."), ("_", "write s in place of _")):
+
+        def f(x):
+            return x
+
+        f.__annotations__ |= {"x": Float[Tensor, dims], "return": Float[Tensor, dims]}
+        with fails("SL104", fix):
+            sl.op(f"{ns}::f")(f)
 
 
 @pytest.mark.parametrize("dims", DIMS)

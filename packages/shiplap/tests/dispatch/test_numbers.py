@@ -46,6 +46,15 @@ def test_integers_are_sizes_and_numbers(ops, x, backend):
         assert (scaled.tolist(), zeros.shape, number) == ((value * wanted).tolist(), (wanted,), wanted)
 
 
+def test_a_reference_that_reads_a_value_stops_a_graph_with_a_reason(ns):
+    @sl.op(f"{ns}::head", fake="reference")
+    def head(x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
+        return x[: int(x.sum() > 0)]
+
+    with pytest.raises(Exception, match=r"SL133(.|\n)*a branch or a size that depends on data(.|\n)*bounds="):
+        torch.compile(head, fullgraph=True, backend="eager")(torch.ones(4))
+
+
 @pytest.mark.parametrize(("at", "got"), [(1, "a float that depends on data"), (2, "a branch on data")])
 def test_other_numbers_of_data_stop_a_graph_with_a_reason(ops, x, at, got):
     def function(x):

@@ -175,6 +175,12 @@ def test_an_autograd_function_gives_its_own_gradient(ns: str) -> None:
     report = sl.audit(clip, checks=("gradient",), seed=0, isolate=False)
     assert report.verdict == "failed"  # which is the point: the formula is not the reference's
 
+    @sl.adopt(Clip.apply, into=f"{ns}::clip_by_apply")
+    def by_apply(x: M, bound: float) -> M:
+        return x.clamp(-bound, bound)
+
+    assert torch.equal(torch.autograd.grad(by_apply(x, 0.5).sum(), x)[0], torch.full((3, 4), 7.0))
+
 
 def test_an_audit_where_only_the_reference_ran_proves_nothing(ns: str) -> None:
     @sl.adopt(Clip, into=f"{ns}::clip", devices="cuda")

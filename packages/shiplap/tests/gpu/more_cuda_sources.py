@@ -140,17 +140,31 @@ def vendor_matmul(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float
 bind(
     vendor_matmul,
     r"""
+#include <atomic>
 #include <cublasLt.h>
+// One for each device, made at the first call and kept. A handle that a call frees ends a capture of that call.
+extern "C" __attribute__((visibility("hidden"))) std::atomic<cublasLtHandle_t> kept_handles[64];
+std::atomic<cublasLtHandle_t> kept_handles[64];
+extern "C" __attribute__((visibility("default"))) const char shiplap_keeps[];
+const char shiplap_keeps[] = "kept_handles: one of cuBLASLt for each device, made once and never changed";
+cublasLtHandle_t handle_of_device() {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return nullptr;
+  cublasLtHandle_t found = kept_handles[device].load(), before = nullptr;
+  if (found != nullptr || cublasLtCreate(&found) != CUBLAS_STATUS_SUCCESS) return found;
+  if (kept_handles[device].compare_exchange_strong(before, found)) return found;
+  cublasLtDestroy(found);
+  return before;
+}
 int vendor_matmul(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {
   const int64_t m = a->shape[0], k = a->shape[1], n = b->shape[1];
   if (m == 0 || n == 0) return SL_OK;
   if (k == 0) { cudaMemsetAsync(out->data, 0, m * n * sizeof(float), stream_of(ctx)); return launched(ctx); }
-  cublasLtHandle_t handle;
+  cublasLtHandle_t handle = handle_of_device();
   cublasLtMatmulDesc_t what;
   cublasLtMatrixLayout_t left, right, to;
   cublasLtMatmulPreference_t preference;
-  cublasStatus_t s = cublasLtCreate(&handle);
-  if (s != CUBLAS_STATUS_SUCCESS) { snprintf(ctx->error, ctx->error_size, "cublasLtCreate: %d", s); return SL_INTERNAL; }
+  if (handle == nullptr) { snprintf(ctx->error, ctx->error_size, "no handle of cuBLASLt"); return SL_INTERNAL; }
   cublasLtMatmulDescCreate(&what, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   // Rows of ours are columns of theirs: out' = b' a'.
   cublasLtMatrixLayoutCreate(&left, CUDA_R_32F, n, k, n);
@@ -165,7 +179,7 @@ int vendor_matmul(const sl_context* ctx, const DLTensor* a, const DLTensor* b, D
     cublasLtMatmulPreferenceSetAttribute(preference, which, &aligned, sizeof aligned);
   cublasLtMatmulHeuristicResult_t found;
   int count = 0;
-  s = cublasLtMatmulAlgoGetHeuristic(handle, what, left, right, to, to, preference, 1, &found, &count);
+  cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(handle, what, left, right, to, to, preference, 1, &found, &count);
   const float one = 1, zero = 0;
   if (s == CUBLAS_STATUS_SUCCESS && count)
     s = cublasLtMatmul(handle, what, &one, data<float>(b), left, data<float>(a), right, &zero, data<float>(out), to,
@@ -175,7 +189,6 @@ int vendor_matmul(const sl_context* ctx, const DLTensor* a, const DLTensor* b, D
   cublasLtMatrixLayoutDestroy(right);
   cublasLtMatrixLayoutDestroy(to);
   cublasLtMatmulDescDestroy(what);
-  cublasLtDestroy(handle);
   if (s != CUBLAS_STATUS_SUCCESS || !count) { snprintf(ctx->error, ctx->error_size, "cublasLt: %d", s); return SL_INTERNAL; }
   return launched(ctx);
 }

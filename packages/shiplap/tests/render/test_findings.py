@@ -14,6 +14,7 @@ from shiplap.render.facts import facts
 from shiplap.render.findings import findings_html, findings_json, print_findings
 from shiplap.render.html import render_html
 from shiplap.render.result import exit_status
+from shiplap.sampling.ledger import AUDIT, Ledger
 
 
 def finding(**changes):
@@ -47,6 +48,14 @@ def text(findings) -> str:
     out = io.StringIO()
     print_findings(findings, Console(file=out, width=100, force_terminal=False))
     return out.getvalue()
+
+
+def test_the_table_of_samples_fits_into_80_columns() -> None:
+    """A heading that is cut cannot be looked up."""
+    out = io.StringIO()
+    report = verdict("proven", ledger=Ledger().cells(AUDIT, {}))
+    print_findings([GOOD], Console(file=out, width=80, force_terminal=False), [report])
+    assert "value gradient second fake alias mutation determ. mode capture" in out.getvalue()
 
 
 def verdict(word, **changes):

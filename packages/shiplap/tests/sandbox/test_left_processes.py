@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from shiplap.sandbox import supervisor
-from shiplap.sandbox.forked_launcher import ForkedLauncher
+from shiplap.sandbox.forked_launcher import START_S, ForkedLauncher
 from shiplap.sandbox.proc_filesystem import thread_states
-from shiplap.sandbox.protocol import BrokenMessage, Fork
+from shiplap.sandbox.protocol import BrokenMessage, Fork, ImportModule
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxedProcess, SandboxLauncher
 from shiplap_testing.launchers import ordinary_launchers
 from tests.sandbox.supervised import KILLED, plain, run_candidate, what_is_left
@@ -109,6 +109,23 @@ def test_a_fork_of_the_program_that_starts_while_it_is_ended_is_ended() -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(made[0], signal.SIGKILL)
+
+
+def test_the_first_reply_of_a_fork_of_the_program_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    awaited = []
+
+    def ask(self: ForkedLauncher, message: Any, handles: Any = (), until: float = 0.0) -> None:
+        awaited.append((type(message), until))
+
+    monkeypatch.setattr(ForkedLauncher, "ask", ask)
+    launcher, begin = ForkedLauncher(), time.monotonic()
+    try:
+        launcher.preload()
+    finally:
+        launcher.finish()
+    ((kind, until),) = awaited
+    assert kind is ImportModule
+    assert until >= begin + START_S
 
 
 def test_a_connection_that_another_thread_closes_while_a_reply_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:

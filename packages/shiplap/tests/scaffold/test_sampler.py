@@ -5,9 +5,8 @@ import torch
 
 from shiplap.scaffold.calls import DispatchRecorder
 from shiplap.scaffold.dims import name_dims
-from shiplap.scaffold.infer import infer_declaration
+from shiplap.scaffold.infer import infer_declaration, write_sampler
 from shiplap.scaffold.probe import ProbeResult
-from shiplap.scaffold.sampler import write_sampler
 from shiplap.scaffold.schema import parse_schema
 
 SCHEMA = "(Tensor images, Tensor boxes, float scale, int height) -> Tensor"

@@ -97,8 +97,7 @@ class JobTicket(NamedTuple):
         here, where = _installed_versions(), f"worker {worker.address}"
         if wrong := [name for name, version in self.versions.items() if here.get(name) != version]:
             got, expected = (", ".join(f"{n} {of.get(n, 'missing')}" for n in wrong) for of in (here, self.versions))
-            fix = "install the same versions on the client and on all workers"
-            raise survey_error("SL828", where, got, expected, fix)
+            raise survey_error("SL828", where, got, expected, "install the same versions on the client and all workers")
         content = self.path.read_bytes() if self.path.exists() else b""
         shared, move = "files at the same path on all workers", "pass an input and a --folder that all workers share"
         if hashlib.sha256(content).hexdigest() != self.digest:

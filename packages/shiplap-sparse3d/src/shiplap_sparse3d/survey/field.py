@@ -355,14 +355,6 @@ class Tiling:
     origin: tuple[int, int]
     stride: Triple
 
-    def whole(self, extent: CellBox) -> CellBox:
-        """Return the smallest box around ``extent``, the cells of the survey, that begins and ends at multiples of the
-        stride.
-        """
-        # Strided layers group cells from the origin of the grid, so it has to be aligned.
-        stride = np.array(self.stride)
-        return CellBox(extent.low // stride * stride, -(-extent.high // stride) * stride)
-
     def core(self, tile: Tile) -> tuple[Cells, Cells]:
         """Return the first cell of ``tile`` along x and y, and the cell behind its last, each as ``int64 [2]``."""
         first = np.array(self.origin) + np.array(tile) * self.size
@@ -373,11 +365,12 @@ class Tiling:
         network reads), cut off where the survey ends.
 
         ``extent`` is the box of the survey's cells. Beyond it there are no voxels, so layers find the same border in a
-        tile as in the whole survey.
+        tile as in the whole survey. The box begins and ends at multiples of the stride.
         """
-        whole, (first, end) = self.whole(extent), self.core(tile)
+        # Strided layers group cells from the origin of the grid, so it has to be aligned.
+        stride, (first, end) = np.array(self.stride), self.core(tile)
+        low, high = extent.low // stride * stride, -(-extent.high // stride) * stride
         # Cut off at the border of the survey, where the untiled grid ends as well.
-        low, high = whole.low.copy(), whole.high.copy()
         low[:2], high[:2] = np.maximum(low[:2], first - self.halo), np.minimum(high[:2], end + self.halo)
         return CellBox(low, high)
 

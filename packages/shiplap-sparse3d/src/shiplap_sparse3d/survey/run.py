@@ -182,8 +182,8 @@ def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> 
     tiles. ``progress`` is called after each tile.
     """
     counts = {tile: job.count(tile) for tile in job.tiles}
-    left = [tile for tile, count in counts.items() if job.folder.read_result(tile, count) is None]
-    left.sort(key=lambda tile: (-counts[tile], tile))  # large ones first, so that all workers end at the same time
+    # Large ones first, so that all workers end at the same time.
+    left = sorted((t for t in counts if job.folder.read_result(t, counts[t]) is None), key=lambda t: (-counts[t], t))
     engine.share(job)
     progress("predict", len(counts) - len(left), len(counts), "tiles")
     for done, _ in enumerate(engine.run(tasks.predict_tile, left), len(counts) - len(left) + 1):

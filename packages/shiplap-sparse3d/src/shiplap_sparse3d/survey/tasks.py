@@ -22,8 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -59,6 +58,9 @@ POINT = np.dtype([("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("r
 # The points of one tile in one segment: where they begin in its file, how many they are, how many points of the tile
 # are in segments before it, and the sum of their words.
 SLICE = np.dtype([*((name, "<i4") for name in ("x", "y", "segment", "start", "count", "before")), ("check", "<i8")])
+
+# Called without arguments when points are read.
+OnRead = Callable[[], object]
 
 # The table of one sorted segment, a ``SLICE`` for each tile, and the first and last cell of its points.
 SortedSegment = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -148,10 +150,10 @@ class SurveyJob:
     @property
     def network(self) -> SimpleNamespace:
         """The objects that the threads of this process share when they run the network. ``recipe`` describes the
-        neighbour tables that it needed last. ``lock`` is held while it runs. ``here`` holds a CUDA stream for each
-        thread.
+        neighbour tables that it needed last. ``lock`` is held while it runs, and ``turn`` while a GPU prepares its
+        input. ``here`` holds a CUDA stream for each thread.
         """
-        made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), here=threading.local())
+        made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), turn=threading.RLock(), here=threading.local())
         # One for all threads: from Python 3.12 on, two threads may compute a ``cached_property`` at the same time.
         shared: SimpleNamespace = vars(self).setdefault("_network", made)
         return shared
@@ -177,10 +179,8 @@ def cells_within(cells: Sequence[Tensor], low: Cells, high: Cells) -> Tensor:
     """Return a mask ``bool [p]`` of the points whose cell is at or above ``low`` and below ``high`` on every axis.
     ``cells`` has one tensor ``[p]`` for each axis. Axes beyond the length of ``low`` are not tested.
     """
-    inside = torch.ones_like(cells[0], dtype=torch.bool)
-    for axis, first, end in zip(cells, low, high, strict=False):
-        inside &= (axis >= int(first)) & (axis < int(end))
-    return inside
+    axes = zip(cells, low, high, strict=False)
+    return reduce(torch.logical_and, [(axis >= int(first)) & (axis < int(end)) for axis, first, end in axes])
 
 
 def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -230,9 +230,7 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
     with path.open("rb") if path.exists() else io.BytesIO() as file:
         file.seek(job.segment_range(number)[1] * POINT.itemsize)
         content = without_digest(file.read())
-    if content is None:
-        return None
-    return np.frombuffer(content, SLICE, offset=48), np.frombuffer(content[:48], "<i8").reshape(2, 3)
+    return (np.frombuffer(content[48:], SLICE), np.frombuffer(content[:48], "<i8").reshape(2, 3)) if content else None
 
 
 def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
@@ -243,17 +241,20 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
     Raise ``SL824`` for points that are not those that were sorted.
     """
     rows = torch.empty(int(slices["count"].sum()), POINT.itemsize // 4, dtype=torch.int32, pin_memory=pinned)
-    words, first = rows.view(torch.int64).numpy(), 0
-    for segment, parts in groupby(slices, lambda part: int(part["segment"])):
-        path, right = folder.points_path(segment), True
+    words, firsts = rows.view(torch.int64).numpy().ravel(), np.append(0, np.cumsum(slices["count"], dtype=np.int64)) * 3
+    # Slices that follow each other in a file are read at once: whoever waits for the lock is delayed less often.
+    follows = np.append(-1, (slices["start"] + slices["count"])[:-1]) == slices["start"]
+    heads = np.flatnonzero(~follows | (np.diff(slices["segment"], prepend=-1) != 0))
+    right = np.empty(len(slices), bool)
+    for head, end in zip(heads, np.append(heads[1:], len(slices)), strict=True):
+        path, some = folder.points_path(int(slices["segment"][head])), words[firsts[head] : firsts[end]]
         with path.open("rb") if path.exists() else io.BytesIO() as file:
-            for part in parts:
-                some = words[first : (first := first + int(part["count"]))]
-                file.seek(int(part["start"]) * POINT.itemsize)
-                right &= file.readinto(some.data.cast("B")) == some.nbytes and some.sum() == part["check"]
-        if not right:
-            path.unlink(missing_ok=True)
-            raise survey_error("SL824", path, "other points", "the sorted ones", "", "the sorted points are damaged")
+            file.seek(int(slices["start"][head]) * POINT.itemsize)
+            right[head:end] = file.readinto(some.data.cast("B")) == some.nbytes
+    right &= np.add.reduceat(words, firsts[:-1]) == slices["check"]
+    for segment in slices["segment"][~right][:1]:
+        (path := folder.points_path(int(segment))).unlink(missing_ok=True)
+        raise survey_error("SL824", path, "other points", "the sorted ones", "", "the sorted points are damaged")
     return rows
 
 
@@ -275,12 +276,13 @@ class TileQuestion(NamedTuple):
     wanted: Tensor
 
 
-def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
+def points_within(job: SurveyJob, tile: Tile, device: torch.device, is_read: OnRead) -> Tensor:
     """Return the points of ``tile``, its halo and its context, ``int32 [p, 6]`` as the folder stores them, in the order
     of the input and on ``device``. The halo is the margin that the network reads, and the context is the further margin
     in which ``features`` of the model looks for other points.
 
     The points of all tiles around are read in several parts, from which ``device`` selects those within the margins.
+    ``is_read`` is called each time that a part has been read, before the device gets it.
     """
     model = job.model
     # One cell more, because the context is measured from points and not from cells.
@@ -291,7 +293,9 @@ def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
     slices = slices[np.lexsort((slices["start"], slices["segment"]))]  # as they are stored
     part = np.cumsum(slices["count"], dtype=np.int64) >> _PART[device.type]
     for some in np.split(slices, np.flatnonzero(np.diff(part)) + 1):
-        rows = read_points(job.folder, some, pinned=device.type == "cuda").to(device, non_blocking=True)
+        rows = read_points(job.folder, some, pinned=device.type == "cuda")
+        is_read()
+        rows = rows.to(device, non_blocking=True)
         parts.append(rows[cells_within(job.cells(rows), box.low - margin, box.high + margin)])
     rows = torch.cat(parts)
     if rows.device.type == "cpu":  # runs of ascending numbers, which numpy merges; torch takes four times as long
@@ -299,10 +303,12 @@ def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
     return rows[point_numbers(rows).argsort()]
 
 
-def question_of(job: SurveyJob, tile: Tile, device: torch.device) -> TileQuestion:
-    """Return the input of the network for ``tile`` and the margin (halo) around it, computed on ``device``."""
+def question_of(job: SurveyJob, tile: Tile, device: torch.device, is_read: OnRead = lambda: None) -> TileQuestion:
+    """Return the input of the network for ``tile`` and the margin (halo) around it, computed on ``device``. ``is_read``
+    is that of :func:`points_within`.
+    """
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
-    rows = points_within(job, tile, device)
+    rows = points_within(job, tile, device, is_read)
     box, cells = job.tiling.grid(tile, job.extent), job.cells(rows)
     feats = job.model.features_of(points_of(job, rows))
     if job.model.context:  # features have seen the points around the box; the network does not
@@ -317,18 +323,22 @@ def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
     """Return the predicted class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
 
     Several threads may call this function at the same time. They read and prepare tiles in parallel, and run the
-    network one after the other. On a GPU each thread sorts points into voxels in its own CUDA stream of high priority.
-    There it also builds the neighbour tables that the network needed for the previous tile. The GPU then has work while
-    a thread waits for the size of a table.
+    network one after the other. On a GPU each thread sorts points into voxels in its own CUDA stream of high priority,
+    one thread at a time. There it also builds the neighbour tables that the network needed for the previous tile. The
+    GPU then has work while a thread waits for the size of a table.
     """
     model, device, state = job.model, job.model.device, job.network
     gpu = device.type == "cuda"
     if gpu and not hasattr(state.here, "stream"):
         torch.cuda.set_device(device)  # features may be made there
         state.here.stream = torch.cuda.Stream(device, priority=-1)
-    with torch.inference_mode(), torch.cuda.stream(state.here.stream) if gpu else contextlib.nullcontext():
+    beside = torch.cuda.stream(state.here.stream) if gpu else contextlib.nullcontext()
+    with torch.inference_mode(), beside, contextlib.ExitStack() as turn:
         # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
-        question = question_of(job, tile, device if model.features is point_features else torch.device("cpu"))
+        asked = device if model.features is point_features else torch.device("cpu")
+        # Two threads that make a GPU prepare tiles would keep Python's lock from the one that launches the network.
+        is_read = partial(turn.enter_context, state.turn if asked.type == "cuda" else contextlib.nullcontext())
+        question = question_of(job, tile, asked, is_read)
         scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
         scene.voxels.geometry.build(state.recipe)
         wanted = question.wanted.to(device)

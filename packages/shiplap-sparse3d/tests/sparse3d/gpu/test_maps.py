@@ -103,7 +103,7 @@ def test_a_kernel_agrees_with_the_reference_and_with_itself(name, rows):
 
 @pytest.mark.parametrize("name", sampled(NAMES, long=("out_coords_bounded", "conv_table", "subm_table", "out_coords")))
 def test_an_op_passes_its_full_audit(name):
-    findings = sl.audit(op(name), device="cuda", budget=60)
+    findings = sl.audit(op(name), device="cuda", budget=40)
     assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []
     sparse3d.synchronize()
 

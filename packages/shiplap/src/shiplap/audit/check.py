@@ -130,7 +130,8 @@ class Check:
         patience: the seconds of processor time after which a sample counts as hanging, if more than usual.
         obligations: what the check observes on each sample, such as ``value`` or ``gradient``.
         varies: the properties, such as ``thread``, that the check itself varies on each sample.
-        alone: whether samples of other audits must not run on the device while a sample of this check runs.
+        alone: whether samples of other audits of this process must not run on the device while a sample of this check
+            runs.
         quiet: the seconds without any work after which a deadlock is supposed, if more than usual. Compilers may wait
             that long for the compilations of other processes.
     """

@@ -25,12 +25,15 @@ from shiplap.audit.child_process import (
 )
 from shiplap.audit.cost import CostCard
 from shiplap.audit.device_turns import device_turn
-from shiplap.audit.report import Report, make_report
+from shiplap.audit.report import Report, device_without_kernel, make_report
 from shiplap.audit.session import AuditPlan, repeat_sample, run_session
 from shiplap.audit.target import write_reproducer
+from shiplap.declare.keyword_values import with_checked_arguments
 from shiplap.dispatch import Op
+from shiplap.dispatch.registry import require_op
 from shiplap.errors import error, error_line
 from shiplap.kernels.triton.kernel import LaunchedKernel
+from shiplap.sampling.device import require_device
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.recipe import SampleRecipe
@@ -48,6 +51,7 @@ SHRINK_SECONDS = 8.0
 ExaminedCallback = Callable[[str, dict[str, Any]], None]
 
 
+@with_checked_arguments
 def audit(
     op: Op,
     *,
@@ -67,8 +71,8 @@ def audit(
 
     Args:
         op: an op from ``sl.op`` or ``sl.adopt``.
-        checks: the names of the checks to run, from ``shiplap.audit.CHECKS`` or ``ON_REQUEST``. The default is all of
-            ``CHECKS``.
+        checks: the names of the checks to run, or one name, from ``shiplap.audit.CHECKS`` or ``ON_REQUEST``. The
+            default is all of ``CHECKS``.
         seed: the seed of all random values. By default it is random. Each finding contains it.
         device: the device to run on, ``"cpu"`` by default.
         samples: a builder as for ``@op.samples``, used for this audit only.
@@ -87,18 +91,12 @@ def audit(
     Example:
         >>> assert audit(axpy).proven  # doctest: +SKIP
     """
-    if not isinstance(op, Op):
-        raise error(
-            "SL501",
-            where="audit()",
-            what="the object is not a declared op",
-            got=f"{type(op).__name__} {op}",
-            expected="what @sl.op or @sl.adopt returned",
-            fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
-        )
+    require_op(op, "audit()")
     # Names are checked before any sample runs.
+    checks = (checks,) if isinstance(checks, str) else checks
     names = tuple(load_check(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))
     device = device or "cpu"
+    require_device(device, f"audit(device={device!r})")
     seed = secrets.randbelow(2**31) if seed is None else seed
     seconds = parse_budget(budget)
     plan = AuditPlan(names, seed, device, time.monotonic() + seconds, seconds, samples)
@@ -108,7 +106,8 @@ def audit(
     else:
         run_session(op, plan, run.handle_event)
     run.note_absent_kernels()
-    return make_report(op.spec.name, run.findings, tuple(name.partition(":")[0] for name in names), run.ledger)
+    required, absent = tuple(name.partition(":")[0] for name in names), device_without_kernel(op, device)
+    return make_report(op.spec.name, run.findings, required, run.ledger, absent)
 
 
 class _AuditRun:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from shiplap.audit.causes import group_by_cause
 from shiplap.cached_property import cached_property
+from shiplap.dispatch import AdoptedOp, Op
 from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, Cell, Ledger
@@ -28,6 +29,8 @@ class Report(ResultWithVerdict):
         required: the names of the checks on which the verdict rests.
         ledger: the cells that these checks have covered. A cell is a combination of a property that samples vary (such
             as ``size``) and of what a check observes (such as ``gradient``). There are none if nothing was recorded.
+        no_kernel_on: the type of the device, if the op has no kernel there, so that only its reference ran. It is empty
+            if the op has one.
         verdict: ``"failed"`` if a check failed. Otherwise it is ``"incomplete"`` if a required check did not examine
             all its samples, or a required cell of the ledger has no sample. It is ``"proven"`` in all other cases.
     """
@@ -36,6 +39,7 @@ class Report(ResultWithVerdict):
     findings: tuple[Finding, ...]
     required: tuple[str, ...]
     ledger: tuple[Cell, ...] = ()
+    no_kernel_on: str = ""
     _good: ClassVar[str] = "proven"
 
     @cached_property
@@ -87,18 +91,19 @@ class Report(ResultWithVerdict):
     @property
     def headline(self) -> str:
         """One line of text with the op's name and the verdict. The causes of failures, the missing checks, or the
-        checks that passed follow.
+        checks that passed follow. If no kernel ran, the line says so.
         """
+        only = f"; only the reference ran, since the op has no kernel for {self.no_kernel_on}" * bool(self.no_kernel_on)
         reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
         for check, reason in self.missing:
             reasons.setdefault(reason, []).append(check)
         why = _name_causes(self.causes) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in reasons.items())
         if why:
-            return f"{self.subject}: {self.verdict} ({why})"
+            return f"{self.subject}: {self.verdict} ({why}){only}"
         few = len(self.required) <= FEW  # the verdict alone would claim more than these checks show
         passed = len({f.check for f in self.findings if f.verdict == "ok"})  # those that apply
         by = f" for {', '.join(self.required)} alone" if few else f" by {passed} checks"
-        return f"{self.subject}: {self.verdict}{by}"
+        return f"{self.subject}: {self.verdict}{by}{only}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -135,10 +140,21 @@ def _details(finding: Finding) -> tuple[str, ...]:
     return tuple(f"{name:<7}{text}" for name, text in shown.items() if text)
 
 
-def make_report(subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger) -> Report:
+def device_without_kernel(op: Op, device: str) -> str:
+    """Return the type of ``device`` if the op has neither a kernel nor a template for it, and otherwise an empty
+    string. It is empty also for an adopted op, whose kernels another library has registered.
+    """
+    kind = device.partition(":")[0]
+    return "" if isinstance(op, AdoptedOp) or op.kernels.get(kind) or op.templates.get(kind) else kind
+
+
+def make_report(
+    subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger, no_kernel_on: str = ""
+) -> Report:
     """Return the report on ``subject``, the name of an op, from its findings and the names of the required checks.
     ``ledger`` holds the number of samples for each property that samples vary and each thing that is observed.
+    ``no_kernel_on`` is the type of a device on which only the reference ran, or empty.
     """
     worst = sorted(findings, key=lambda f: ("fail", "incomplete", "ok", "skip").index(f.verdict), reverse=True)
     verdicts = {f.check: (f.verdict, f.evidence) for f in worst}
-    return Report(subject, tuple(findings), tuple(required), ledger.cells(AUDIT, verdicts))
+    return Report(subject, tuple(findings), tuple(required), ledger.cells(AUDIT, verdicts), no_kernel_on)

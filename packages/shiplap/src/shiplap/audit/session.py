@@ -37,6 +37,11 @@ INTERPRETER_SECONDS = 3.0  # for one launch in Triton's interpreter: a check cal
 
 SendSessionEvent = Callable[[dict[str, Any]], None]
 
+LOST_DEVICE_FIX = (
+    "mask the tail of the last tile, and compute addresses from the sizes and strides of the arguments. The reference "
+    "ran on the same inputs: if it indexes with values, exclude wrong ones with @op.samples"
+)
+
 
 @dataclass(frozen=True)
 class AuditPlan:
@@ -64,6 +69,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
     """Run the checks of ``plan`` on the op, usually in a child process. Call ``send`` with an event for each check,
     sample and finding, and for an error of the base sample, which ends the run.
     """
+    lost = ""  # the check after which the device cannot be used
     with _audited(op, plan):
         subject = _make_subject(op, plan, send)
         # A later child continues an audit whose base sample has already been checked.
@@ -76,7 +82,15 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
             send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:
             send({"kind": "check", "check": name})
-            finding = _run_check(load_check(name), subject, plan)
+            finding = _run_check(load_check(name), subject, plan) if not lost else _after_lost_device(name, op, lost)
+            if not lost and (fault := device_fault(plan.device)):
+                lost = name
+                finding = dataclasses.replace(
+                    finding,
+                    verdict="fail",
+                    evidence=f"a call in this check has left the device unusable: {fault}",
+                    fix=LOST_DEVICE_FIX,
+                )
             if finding.verdict == "fail":
                 subject.failed.add(name)
             send(
@@ -90,6 +104,29 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
             )
             # The process that receives them adds them up, so each check sends its own cells alone.
             subject.ledger, subject.failing = Ledger(), ""
+
+
+def device_fault(device: str) -> str:
+    """Return the first line of the error that the CUDA device reports, if a kernel has left it unusable for this
+    process, as an access outside of all memory does. Return an empty string if the device can be used, or if it is
+    another kind of device.
+    """
+    if torch.device(device).type != "cuda":
+        return ""
+    try:
+        with device_turn(device, alone=False):  # no capture of another thread may see it
+            torch.cuda.synchronize(device)
+    except RuntimeError as e:
+        return error_line(e)
+    return ""
+
+
+def _after_lost_device(name: str, op: Op, lost: str) -> Finding:
+    """Return the finding of the check ``name``, which was not run, since a call in the check ``lost`` has left the
+    device unusable.
+    """
+    why = f"was not run: the device cannot be used since a call in the check {lost}"
+    return Finding(name, "incomplete", op.spec.name, why)
 
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:

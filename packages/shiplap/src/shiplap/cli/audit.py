@@ -163,15 +163,18 @@ class _AuditResults:
         self.samples |= part.samples
         self.ledgers |= part.ledgers
 
-    def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """Append one report on each of ``ops`` to ``reports``. It is made from the findings of all runs on the op and
-        the names of the ``required`` checks.
+    def make_reports(self, ops: Sequence[Op], required: Sequence[str], device: str) -> None:
+        """Append one report on each of ``ops`` to ``reports``. It is made from the findings of all runs on the op on
+        ``device`` and the names of the ``required`` checks.
         """
         from shiplap.audit import Report
+        from shiplap.audit.report import device_without_kernel
 
-        for name in (op.spec.name for op in ops):
+        for op in ops:
+            name = op.spec.name
             findings = tuple(f for f in self.findings if f.subject == name)
-            self.reports.append(Report(name, findings, tuple(required), self.ledgers.get(name, ())))
+            cells, absent = self.ledgers.get(name, ()), device_without_kernel(op, device)
+            self.reports.append(Report(name, findings, tuple(required), cells, absent))
 
 
 def command(
@@ -255,7 +258,7 @@ def command(
 
     # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
-    results.make_reports(ops, required)
+    results.make_reports(ops, required, device)
     if statement is not None:
         from shiplap.audit.statement import write_audit_statement
 
@@ -297,10 +300,12 @@ class _AuditRequest:
 
 def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
     """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads. They are findings, records
-    of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown.
+    of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown. Where
+    samples run in this process, as on a GPU, the ops are audited one after the other.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check
+    from shiplap.audit.child_process import can_isolate
     from shiplap.tuning.engine import tuning_progress
 
     extra = [f"sanitizer:{tool}" for tool in asked.tools]
@@ -309,7 +314,9 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     # Each check reports one finding, so the number of steps is known before the audit.
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
     results = _AuditResults()
-    # Threads suffice: each op is checked in processes of its own, for which a thread only waits.
+    # Threads suffice: each op is checked in processes of its own, for which a thread only waits. Where it is not,
+    # threads would trace and capture at the same time, which Dynamo and a CUDA graph do not allow.
+    jobs = jobs if jobs == 1 or can_isolate(asked.device) else 1
     with tuning_progress(False if quiet else None) as report, ThreadPoolExecutor(jobs) as pool:
         done = count(1)
 

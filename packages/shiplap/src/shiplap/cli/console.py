@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shiplap import safe_io
-from shiplap.errors import ShiplapError, error, writing
+from shiplap.errors import ShiplapError, writing
 from shiplap.errors.base import error_parts
 from shiplap.render.console import escape_json, make_console, replace_controls
 
@@ -193,11 +193,6 @@ def require_directory(path: Path) -> None:
 
 def require_device(device: str) -> None:
     """Raise ``SL605`` unless torch can allocate a tensor on ``device``."""
-    import torch
+    from shiplap.sampling.device import require_device
 
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as e:
-        # torch appends advice of several sentences, which does not apply to a command line.
-        reason = str(e).splitlines()[0].split(". ")[0]
-        raise error("SL605", where=f"--device {device}", got=reason, expected="a device of this machine") from None
+    require_device(device, f"--device {device}")

@@ -185,7 +185,9 @@ def _read_config(where: str, values: Values, keywords: frozenset[str] | None) ->
     or value has a type that a config cannot have.
     """
     if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
-        raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")
+        fix = "write each config as a dict, with num_warps and num_stages beside the parameters of the kernel: "
+        fix += 'configs=[{"BLOCK": 64, "num_warps": 4}]'
+        raise error("SL116", where=where, got=repr(values), expected="a dict of names and values", fix=fix)
     for name, value in values.items():
         if not name.isidentifier() or not isinstance(value, (int, float, str)):
             raise error("SL116", where=where, got=f"{name}={value!r}", expected="an int, float, bool or str")

@@ -102,6 +102,10 @@ def _choose_size(condition: Size | bool, yes: Size, no: Size) -> Size:
     return yes if condition else no
 
 
+NO_VALUES_FIX = (
+    "an expression sees sizes and int arguments, and no values of tensors. Check values in a function around the op, "
+    "or in the kernel"
+)
 FUNCTIONS: dict[str, Callable[..., Size]] = {
     "len": len,
     "prod": _prod_of_sizes,
@@ -171,10 +175,11 @@ class Expr:
             )
             if outside or literal or call:
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
+                reads = isinstance(node.func if isinstance(node, ast.Call) else node, ast.Attribute)
                 fix = (
                     "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number"
                     if isinstance(node, ast.Div)
-                    else ""
+                    else NO_VALUES_FIX * reads
                 )
                 raise error("SL105", where=where, got=source, expected=f"an expression without {part}", fix=fix)
         return expr

@@ -22,7 +22,7 @@ from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.generated_code import define_function
 from shiplap.declare.named_parameters import bind_names, read_parameters
 from shiplap.declare.saved_reads import UnknownReads, attributes_read
-from shiplap.declare.spec import OpSpec
+from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Returned, Value
 from shiplap.errors import ShiplapError, error
 from shiplap.errors.declaration import SAVED_AND_NEEDS
@@ -226,13 +226,18 @@ class Backward(HasCode):
         yield "surrogate", self.surrogate
 
     def check(
-        self, spec: OpSpec, shapes: Mapping[str, Shape], result: Gradients, needs: Mapping[str, bool]
+        self,
+        spec: OpSpec,
+        shapes: Mapping[str, Shape],
+        result: Gradients,
+        needs: Mapping[str, bool],
+        device: torch.device | None = None,
     ) -> Gradients:
-        """Return ``result``, the gradients by argument, if they fit the arguments' ``shapes``. ``needs`` maps each
-        argument to whether its gradient is used.
+        """Return ``result``, the gradients by argument, if they fit the arguments' ``shapes`` and ``device``, which is
+        None if it is not known. ``needs`` maps each argument to whether its gradient is used.
 
         Raise ``SL110`` if ``result`` is no dict, has an unknown name or lacks a gradient that is used. Raise
-        ``SL303`` for a gradient of another shape than its argument.
+        ``SL303`` for a gradient of another shape than its argument, or on another device.
         """
         if not isinstance(result, dict):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
@@ -254,6 +259,22 @@ class Backward(HasCode):
                     where=f"{spec.name}, argument {name!r}",
                     got=f"gradient {_value_shape_text(got) if got is not None else type(value).__name__}",
                     expected=_value_shape_text(expected),
+                )
+            if isinstance(value, Tensor) and value.is_complex() and is_real(spec.arg(name)):
+                raise error(
+                    "SL303",
+                    where=f"{spec.name}, argument {name!r}",
+                    got=f"gradient of {value.dtype}",
+                    expected=f"real numbers, as {spec.arg(name).tensor} has",
+                    fix=f"return the real part that belongs to {name}, such as value.real",
+                )
+            if isinstance(value, Tensor) and device is not None and value.device != device and value.dim():
+                raise error(
+                    "SL303",
+                    where=f"{spec.name}, argument {name!r}",
+                    got=f"gradient on {value.device}",
+                    expected=f"a tensor on {device}",
+                    fix=f"make the gradient of {name} from tensors on the device under 'expected', without .to(...)",
                 )
         for name, needed in needs.items():
             if needed and name not in result:
@@ -341,6 +362,13 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
     ]
     scope: dict[str, Any] = {"missing": missing, "members": members, "__name__": __name__}
     return define_function(name.capitalize(), lines, f"{name} of {spec.name}", scope)
+
+
+def is_real(arg: Arg) -> bool:
+    """Return whether a tensor argument can have no complex numbers."""
+    # An annotation that names no dtypes admits all of them.
+    named = arg.tensor.dtypes if arg.tensor is not None else ()
+    return bool(named) and not any(name.startswith("complex") for name in named)
 
 
 def shape_of_value(value: Value | Gradient) -> Shape:

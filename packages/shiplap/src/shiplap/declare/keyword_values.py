@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
+import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, SupportsIndex, TypeVar
 
 from shiplap.errors import ShiplapError, error
 
 P = ParamSpec("P")
 R = TypeVar("R")
+AnyMapping = Mapping[str, object]
 # What errors call a value of an annotation, and how its fix writes one.
 _FORMS: dict[object, tuple[str, str]] = {
     str: ("a text", '"..."'),
     bool: ("True or False", "True"),
+    int: ("a whole number", "1"),
     os.PathLike[str]: ("a path", '"..."'),
     Iterable[str]: ("a text or a list of texts", '("...",)'),
     Iterable[str | os.PathLike[str]]: ("a list of paths", '("...",)'),
     Mapping[str, str]: ("a dict from texts to texts", '{"...": "..."}'),
+    AnyMapping: ("a dict", '{"...": ...}'),
 }
 # Values of keywords that say more than those of their types.
 _EXAMPLES = {
@@ -48,11 +54,12 @@ def unknown_keyword_error(where: str, keyword: str, known: Iterable[str]) -> Shi
 
 def check_value(where: str, keyword: str, value: object, annotation: object) -> None:
     """Raise ``SL140`` if ``value``, given for ``keyword``, is not of the type ``annotation``. Only texts, paths, bools,
-    lists of texts or paths, dicts of texts, and unions of these and None are compared. For any other annotation nothing
+    ints, lists of texts or paths, dicts, and unions of these and None are compared. For any other annotation nothing
     is raised.
     """
     united = typing.get_origin(annotation) in (typing.Union, UnionType)
     kinds = typing.get_args(annotation) if united else (annotation,)
+    kinds = tuple(AnyMapping if typing.get_origin(k) is Mapping and k not in _FORMS else k for k in kinds)
     if any(kind not in _FORMS and kind is not NoneType for kind in kinds) or any(_fits(value, k) for k in kinds):
         return
     forms = [_FORMS[kind] for kind in kinds if kind in _FORMS]
@@ -72,8 +79,12 @@ def _fits(value: object, kind: object) -> bool:
     """
     if kind in (str, bool, NoneType):
         return isinstance(value, typing.cast(type, kind))
+    if kind is int:
+        return isinstance(value, SupportsIndex) and not isinstance(value, bool)
     if kind == os.PathLike[str]:
         return isinstance(value, os.PathLike)
+    if kind == AnyMapping:
+        return isinstance(value, Mapping)
     if kind == Mapping[str, str]:
         return isinstance(value, Mapping) and all(isinstance(x, str) for pair in value.items() for x in pair)
     if isinstance(value, Iterator):
@@ -87,8 +98,31 @@ def _fits(value: object, kind: object) -> bool:
 
 @cache
 def annotations_of(described: type | Callable[..., object]) -> Mapping[str, object]:
-    """Return the evaluated annotations of a typed dict or of a function, by name."""
-    return typing.get_type_hints(described)
+    """Return the evaluated annotations of a typed dict or of a function, by name. Annotations of a function with names
+    that only a type checker imports are left out.
+    """
+    try:
+        return typing.get_type_hints(described)
+    except NameError:
+        found = {}
+        for name, text in inspect.get_annotations(described).items():
+            with suppress(NameError):
+                found[name] = eval(text, vars(sys.modules[described.__module__])) if isinstance(text, str) else text
+        return found
+
+
+def require_callable(where: str, value: object) -> None:
+    """Raise ``SL501`` unless ``value``, which ``where`` calls itself, is a function, a module or another callable."""
+    if not callable(value):
+        call = f"{where.removesuffix('()')}(f, x)"
+        raise error(
+            "SL501",
+            where=where,
+            what="the first argument cannot be called",
+            got=f"a {type(value).__name__}",
+            expected="a function or a module, and its arguments after it",
+            fix=f"pass the function f and its arguments, not the result f(x): {call}",
+        )
 
 
 def with_checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -106,7 +140,9 @@ def with_checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as e:
-            what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
+            what = "the arguments do not fit the signature"
+            absent = re.search(r"missing a required argument: '(\w+)'", str(e))
+            fix = f"pass {absent[1]} as well" if absent else "pass the arguments that 'expected' lists, each once"
             expected = f"{function.__name__}({', '.join(map(str, signature.parameters))})"
             raise error("SL140", what=what, where=where, got=str(e), expected=expected, fix=fix) from None
         hints = annotations_of(function)

@@ -13,11 +13,13 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, TypedDict, Unpack, get_args
+from types import FunctionType
+from typing import Literal, TypedDict, Unpack, cast, get_args
 
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
+from shiplap.declare.code_parts import closure_cell_value
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.keyword_values import annotations_of, check_value, unknown_keyword_error
 from shiplap.declare.return_annotation import is_schema_name, is_single_tuple, read_results
@@ -89,6 +91,13 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
             expected="a function defined with def",
             fix="write a function that calls the object; put @staticmethod above @sl.op",
         )
+    for test, word, fix in (
+        (inspect.iscoroutinefunction, "an async function", "write def in place of async def"),
+        (inspect.isgeneratorfunction, "a generator", "write return in place of yield"),
+    ):
+        if test(fn):
+            what, expected = "the function does not return its results", "a function that returns tensors"
+            raise error("SL103", where=name, what=what, got=word, expected=expected, fix=fix)
     autocast = given.get("autocast", "widest")
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
@@ -256,9 +265,12 @@ def _evaluate_annotations(fn: Callable[..., object]) -> dict[str, object]:
     """
     # A module that was run by path may not be in sys.modules.
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
-    closure = inspect.getclosurevars(fn)
+    # A variable around the function may be assigned only later, as that of the op itself is.
+    plain = cast("FunctionType", inspect.unwrap(fn))
+    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
+    around = {name: value for name, cell in cells if (value := closure_cell_value(cell)) is not None}
     try:
-        return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns={**closure.nonlocals})
+        return typing.get_type_hints(fn, globalns={**scope, **fn.__globals__}, localns=around)
     except NameError as e:
         raise error(
             "SL102",
@@ -462,7 +474,13 @@ def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> No
     if dim.kind == "expr" and dim.expr is not None:
         _check_expression_names(spec, where, dim.expr, known | set(spec.dynamic))
     elif dim.kind == "any" or (dim.text not in known | set(spec.dynamic) and dim.kind in ("name", "variadic")):
-        raise error("SL104", where=f"{where}, dim {dim.text!r}", got=dim.text, expected=f"one of {sorted(known)}")
+        expected = f"one of {', '.join(sorted(known))}" if known else "a dim that an argument has, too"
+        fix = ""
+        if dim.kind == "any" or dim.text == "...":
+            free = next(name for name in ("s", "n", "m", "k", "unnamed") if name not in known)
+            name = f"*{free}" if dim.text == "..." else free
+            fix = f"give the dim a name, both in the argument and in the result: write {name} in place of {dim.text}"
+        raise error("SL104", where=f"{where}, dim {dim.text!r}", got=dim.text, expected=expected, fix=fix)
 
 
 def _known_names(spec: OpSpec) -> set[str]:
@@ -496,6 +514,8 @@ def _check_expression_names(spec: OpSpec, where: str, expr: Expr, known: set[str
     for unknown in sorted(expr.names - known):
         named = any(a.name == unknown for a in spec.args)
         add = f"annotate {unknown} as int" if named else f"add `{unknown}: int` to the arguments of the function"
+        if any(a.name == unknown for a in spec.tensors):
+            add = f"write the names of the dims of {unknown}, since an expression sees sizes and no tensors"
         fix = f"{add}, or correct it to one of {', '.join(sorted(known))}" if known else add
         if "dims[" in where:
             fix += '. A condition, such as that g divides c, is no size: write requires="c % g == 0"'

@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, Unpack, overload
+from types import MethodType
+from typing import Any, NoReturn, TypeAlias, TypeGuard, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -262,6 +263,11 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
     return Adoption(parts.name, tuple(taken), tuple(dict.fromkeys(left)))
 
 
+def _is_function_class(value: object) -> TypeGuard[type[torch.autograd.Function]]:
+    """Return whether ``value`` is a class derived from ``torch.autograd.Function``."""
+    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
+
+
 def read_source(
     spec: OpSpec, source: Source, devices: tuple[str, ...], differentiable: bool | None = None
 ) -> SourceParts:
@@ -271,12 +277,14 @@ def read_source(
     ``devices`` are the device types on which it is called. If empty, they are those for which it has kernels.
     ``differentiable`` states whether autograd can differentiate a function. It is None for any other source.
     """
+    if isinstance(source, MethodType) and source.__name__ == "apply" and _is_function_class(source.__self__):
+        source = source.__self__
     if differentiable is not None and (isinstance(source, (str, type)) or not callable(source)):
         got, fix = f"differentiable={differentiable}", "leave differentiable= out"
         raise _unfit_source_error(spec, got, "a function as the source, with differentiable=", fix)
     if isinstance(source, str):
         return _read_registered(spec, source, devices)
-    if isinstance(source, type) and issubclass(source, torch.autograd.Function):
+    if _is_function_class(source):
         # A forward without setup_context takes the context as its first argument.
         own_context = source.setup_context is not torch.autograd.Function.setup_context
         _check_count(spec, source.__name__, source.forward, 0 if own_context else 1)

@@ -18,7 +18,7 @@ from shiplap.declare.gradient import Backward, Gradient, Shape, shape_of_value, 
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autograd_function import compile_recorder
-from shiplap.dispatch.second_derivative import Formula, SecondDerivative, ops_without_backward
+from shiplap.dispatch.second_derivative import Formula, SecondDerivative, is_real_or_complex, ops_without_backward
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.argument_kinds import number_check
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
@@ -140,7 +140,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
             gradients = second(grads, saved, needs, of.shapes, of.level)
         else:
             gradients = backward.fn(grads[0] if single else grads, saved, needs)
-        backward.check(spec, of.shapes, gradients, wanted)
+        device = next((g.device for g in grads if isinstance(g, Tensor)), None)
+        backward.check(spec, of.shapes, gradients, wanted, device)
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
         return tuple(
             [
@@ -247,7 +248,7 @@ def _make_recorders(
             made.append(ctx.shiplap_made)
         if not changes:
             return output
-        written = tuple(t for t in _tensors_in_lists(args[i] for i in changes) if _dtype_carries_gradient(t))
+        written = tuple(t for t in _tensors_in_lists(args[i] for i in changes) if is_real_or_complex(t))
         ctx.mark_dirty(*written)
         return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
 
@@ -441,11 +442,6 @@ def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
         return call(*positional, **named)
 
     return called
-
-
-def _dtype_carries_gradient(tensor: Tensor) -> bool:
-    """Return whether the dtype of the tensor can carry a gradient. Floating-point and complex dtypes can."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _first_outputs(result: Result, count: int) -> Result:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from shiplap.declare.generated_code import define_function, tuple_source
-from shiplap.declare.gradient import Backward, Gradients, Shape, values_class
+from shiplap.declare.gradient import Backward, Gradients, Shape, is_real, values_class
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.dispatch.second_derivative import Formula, SecondDerivative
 from shiplap.plan.argument_kinds import number_check
@@ -40,12 +40,12 @@ def compile_recorder(
     if any(a.many or a.keyword_only for a in spec.args):
         return None
 
-    def refuse(result: Any, *shapes: Shape, **wanted: bool) -> None:
-        """Raise the catalogue error for a wrong ``result`` of the declared gradient function. ``shapes`` holds the
-        shape of each tensor argument. ``wanted`` maps the name of each tensor argument to whether its gradient is
-        needed.
+    def refuse(result: Any, device: torch.device, *shapes: Shape, **wanted: bool) -> None:
+        """Raise the catalogue error for a wrong ``result`` of the declared gradient function. ``device`` is that of the
+        call, and ``shapes`` holds the shape of each tensor argument. ``wanted`` maps the name of each tensor argument
+        to whether its gradient is needed.
         """
-        backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
+        backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted, device)
 
     second = SecondDerivative(spec, backward, formula)
 
@@ -196,7 +196,7 @@ def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
     else:
         lines += [
             f"    result = {followed} if is_grad_enabled() else fn({grad}, {values})",
-            f"    if type(result) is not dict: refuse(result, {', '.join(f's_{n}' for n in tensors)}, {wanted})",
+            f"    if type(result) is not dict: {_gradient_refusal_source(backward, tensors, wanted)}",
             *(f"    d_{name} = result.get({name!r})" for name in tensors),
         ]
     lines += [
@@ -226,7 +226,8 @@ def _gradient_op_call_source(spec: OpSpec, backward: Backward, number: int) -> l
 
 def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
     """Return the Python source of a condition on the gradients. Each gradient must be None or have the shape of its
-    argument, and ``result`` must have a gradient for each argument that needs one.
+    argument, and ``result`` must have a gradient for each argument that needs one. What the user's function returns
+    must be on the device of the results' gradients.
     """
     conditions = []
     known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
@@ -238,6 +239,8 @@ def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
             conditions.append(f"not w_{name}")
             continue
         there = f"isinstance(d_{name}, Tensor) and (s_{name} is None or d_{name}.shape == s_{name})"
+        there += "" if backward.ops else f" and d_{name}.device == g0.device"
+        there += f" and not d_{name}.is_complex()" if not backward.ops and is_real(spec.arg(name)) else ""
         absent = f"d_{name} is None" + ("" if backward.ops else f" and (not w_{name} or {name!r} in result)")
         conditions.append(f"({there} or {absent})")
     return " and ".join(conditions)
@@ -250,7 +253,7 @@ def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str
     """
     known = {name for each in backward.ops for name in each.gives}
     result = f"{{{', '.join(f'{n!r}: d_{n}' for n in tensors if n in known)}}}" if backward.ops else "result"
-    return f"refuse({result}, {', '.join(f's_{n}' for n in tensors)}, {wanted})"
+    return f"refuse({result}, g0.device, {', '.join(f's_{n}' for n in tensors)}, {wanted})"
 
 
 def _saved_tensor_names(spec: OpSpec, backward: Backward) -> list[str]:

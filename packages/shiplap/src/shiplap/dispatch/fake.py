@@ -22,6 +22,11 @@ from shiplap.plan.rules import members_are_distinct, shares_no_memory
 from shiplap.plan.sharing import fakes_share_memory
 from shiplap.torch_private import dynamo, symbolic_sizes
 
+VALUE_FIX = "replace a branch on a value by torch.where, and a slice by a value by a mask"
+BOUND_FIX = (
+    'if a size of the result depends on data, remove fake="reference", and bound the size: '
+    '@sl.op(..., bounds={"m": "n"}). In all other cases, ' + VALUE_FIX
+)
 MEMORY_FIX = "free memory of the device, where other processes or tensors may hold it, and make the package again"
 
 
@@ -106,8 +111,8 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
     """Return the result of the reference on the fake arguments ``args``, for an op whose result sizes only the
     reference determines.
 
-    If a float or bool result depends on data, raise torch's exception for unknown sizes with the text of ``SL133``. A
-    graph may break at that exception.
+    If the reference needs a value of the data, in a float or bool result, a branch or a size, raise torch's exception
+    for unknown sizes with the text of ``SL133``. A graph may break at that exception.
     """
     spec, got = op.spec, "a branch on data"
     # An int can stay symbolic in a graph, a float or a bool cannot.
@@ -120,9 +125,19 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
                 bool(value if isinstance(value, torch.SymBool) else value == 0)
         return result
     except RuntimeError as e:
-        if not (kinds and isinstance(e, symbolic_sizes.unknown_size_error())):
+        if not isinstance(e, symbolic_sizes.unknown_size_error()):
             raise
-        wrong = error("SL133", where=f"{spec.name}, result", got=got, expected="an int, or a tensor without dims")
+        if kinds:
+            wrong = error("SL133", where=f"{spec.name}, result", got=got, expected="an int, or a tensor without dims")
+        else:
+            wrong = error(
+                "SL133",
+                what="the reference reads a value while a graph is traced",
+                where=f"{spec.name}, reference",
+                got="a branch or a size that depends on data",
+                expected="operations on tensors alone",
+                fix=BOUND_FIX if all(r.tensor and not r.many for r in spec.made) else VALUE_FIX,
+            )
         raise symbolic_sizes.unknown_size_error()(None, str(wrong)) from e
 
 

@@ -152,6 +152,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
+        if isinstance(cause, RecursionError):
+            raise error("SL319", where=self.spec.name, got=f"{cause}", expected="a function without a call of the op")
         if isinstance(cause, ShiplapError):
             about_autocast = dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, cause)
             if about_autocast:

@@ -33,6 +33,9 @@ from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import available, dispatcher_calls, dispatcher_transforms, dynamo
 from shiplap.torch_private.dispatcher_library import Overload, Registrations
 
+RETURN_WRITTEN = (
+    "map a function that returns the tensor that the op writes to: def f(x): op(x); return x, and torch.vmap(f)(x)"
+)
 FUNCTIONALIZED = "We only support functionalizing operators"  # torch's words for an op that writes
 
 
@@ -265,7 +268,7 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
 
     The function raises ``SL138`` if the results of different samples cannot be one tensor, or if samples would write to
     the same memory. It raises ``SL138`` also if the op draws random numbers and ``torch.vmap`` was not called with
-    ``randomness="different"``.
+    ``randomness="different"``, or if the op returns nothing and is itself the function that ``torch.vmap`` maps.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -296,7 +299,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
 
     def called(*args: Any, **kwargs: Any) -> Any:
         """Return the results of the op for all samples of a call under ``torch.vmap``. Raise ``SL138`` if the op draws
-        random numbers that must not differ between samples, or writes to memory that samples share.
+        random numbers that must not differ between samples, writes to memory that samples share, or returns nothing
+        to ``torch.vmap``, which takes tensors only.
         """
         if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
             raise _vmap_error(
@@ -304,6 +308,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
             )
         if spec.mutated:
             refuse_shared(args, kwargs)
+        if not spec.results and not spec.returns and dispatcher_transforms.is_called_by_vmap():
+            raise _vmap_error(spec, "an op that returns nothing", RETURN_WRITTEN)
         return mapped(*args, **kwargs)
 
     return called

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.op import Op, declared_ops
+from shiplap.errors import error
 
 
 def declared_op_list() -> tuple[Op, ...]:
@@ -16,6 +17,19 @@ def declared_op_list() -> tuple[Op, ...]:
 def find_declared_op(name: str) -> Op | None:
     """Return the op declared as ``namespace::name``, or None if there is none."""
     return declared_ops.get(name)
+
+
+def require_op(value: object, where: str) -> None:
+    """Raise ``SL501`` unless ``value`` is a declared op. ``where`` is the call that takes it, in the error."""
+    if not isinstance(value, Op):
+        raise error(
+            "SL501",
+            where=where,
+            what="the object is not a declared op",
+            got=f"{type(value).__name__} {value}",
+            expected="what @sl.op or @sl.adopt returned",
+            fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
+        )
 
 
 def command_target(name: str) -> str:

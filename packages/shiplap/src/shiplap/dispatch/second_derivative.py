@@ -57,7 +57,7 @@ class SecondDerivative:
         # The author states that the backward can be differentiated as it is.
         if self.backward.once_differentiable is False:
             return call(grad, saved, needs)
-        silent = [n for n in self.silent if any(map(_is_floating_point_tensor, _tensors_in_nested(vars(saved)[n])))]
+        silent = [n for n in self.silent if any(map(is_real_or_complex, _tensors_in_nested(vars(saved)[n])))]
         tensors = list(_tensors_in_nested([*grads, *vars(saved).values()]))
         live = [t for t in tensors if is_tracked(t)]
         if self.backward.once_differentiable:
@@ -133,7 +133,7 @@ class SecondDerivative:
             return result
         if not live:
             raise refuse()
-        given = [t for t in _tensors_in_nested(result.values()) if _is_floating_point_tensor(t)]
+        given = [t for t in _tensors_in_nested(result.values()) if is_real_or_complex(t)]
         if not given:
             return result
         recorder: dispatcher_transforms.AutogradFunction = _DerivativeRefusal
@@ -168,8 +168,8 @@ class SecondDerivative:
         """
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
-        inputs = [t for t in _tensors_in_nested(given) if _is_floating_point_tensor(t)]
-        pulled = [g for g in _tensors_in_nested(list(grads)) if _is_floating_point_tensor(g)]
+        inputs = [t for t in _tensors_in_nested(given) if is_real_or_complex(t)]
+        pulled = [g for g in _tensors_in_nested(list(grads)) if is_real_or_complex(g)]
 
         def results(*tensors: Tensor) -> tuple[Tensor, ...]:
             """Return the floating-point results of the formula, the op's differentiable function. ``tensors`` take the
@@ -178,7 +178,7 @@ class SecondDerivative:
             rest = iter(tensors)
             own = {name: _replace_floating(value, rest) for name, value in given.items()}
             made = self.formula(tuple([own.get(a.name, v) for a, v in zip(self.spec.args, args, strict=True)]))
-            return tuple([t for t in _tensors_in_nested(made) if _is_floating_point_tensor(t)])
+            return tuple([t for t in _tensors_in_nested(made) if is_real_or_complex(t)])
 
         if dispatcher_transforms.is_transform_active():
             made, pull, *_ = torch.func.vjp(results, *inputs)
@@ -326,7 +326,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         arguments, and ``result`` is the result of the call.
         """
         outs = list(_tensors_in_nested(result))
-        given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
+        given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if is_real_or_complex(t)]
         why = next((self._lost[id(t)][1] for t in given if id(t) in self._lost), "")
         # Results of constants alone have no gradient to lose.
         if not (why or any(map(is_tracked, given))) or name in _CONSTANT:
@@ -338,7 +338,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         if _writes_in_place(name) and args and isinstance(args[0], Tensor):
             outs += [t for t in (args[0], args[0]._base) if t is not None]
         for out in outs:
-            if _is_floating_point_tensor(out):
+            if is_real_or_complex(out):
                 if reason := why or _autograd_gap(name, out):
                     self._lost[id(out)] = out, reason
                 else:
@@ -365,7 +365,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                 # The id alone does not suffice, since it may belong to a newer object.
                 made = self._made.get(id(tensor), lambda: None)() is tensor
                 seen = is_tracked(tensor) or made or id(tensor) in known
-                if not seen and live and _is_floating_point_tensor(tensor):
+                if not seen and live and is_real_or_complex(tensor):
                     return f"the gradient of {name!r}, which is made by code that autograd does not record"
         return ""
 
@@ -398,7 +398,7 @@ def _torch_function_name(func: Any) -> str:
     return str(func.__self__.__name__) if name == "__get__" else name
 
 
-def _is_floating_point_tensor(tensor: Tensor) -> bool:
+def is_real_or_complex(tensor: Tensor) -> bool:
     """Return whether the tensor has a floating-point or complex dtype."""
     return tensor.is_floating_point() or tensor.is_complex()
 
@@ -440,7 +440,7 @@ def _replace_floating(value: Value, rest: Iterator[Tensor | None]) -> Any:
     None. Lists are kept.
     """
     if isinstance(value, Tensor):
-        return next(rest) if _is_floating_point_tensor(value) else None
+        return next(rest) if is_real_or_complex(value) else None
     return [_replace_floating(v, rest) for v in cast("Sequence[Any]", value)] if value is not None else None
 
 
@@ -465,4 +465,4 @@ def _fake_tensors(arg: Arg, shape: Shape) -> Any:
     dtype = torch.float32 if not kinds or "float32" in kinds else getattr(torch, kinds[0])
     # The values do not matter under fake tensors, only what autograd records of them.
     made = torch.zeros(tuple(shape), dtype=dtype)
-    return made.requires_grad_() if _is_floating_point_tensor(made) else made
+    return made.requires_grad_() if is_real_or_complex(made) else made

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from shiplap.render.lines import Line, TextTable, line, relative_place, row
+from shiplap.render.lines import Line, TextTable, count_phrase, line, relative_place, row
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Break:
         """The consequences of the break in words. They say what the break cuts, how often, and how much compile time
         that takes.
         """
-        cut = "runs uncompiled" if self.skipped else f"cuts {_format_count(self.graphs, 'function')}"
-        graphs = f"; {_format_count(self.before, 'operation')} in front of it, {self.after} behind it"
+        cut = "runs uncompiled" if self.skipped else f"cuts {count_phrase(self.graphs, 'function')}"
+        graphs = f"; {count_phrase(self.before, 'operation')} in front of it, {self.after} behind it"
         return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation{graphs}"
 
     def lines(self, number: int) -> Iterator[Line]:
@@ -318,9 +318,9 @@ class Diagnosis:
         if not self.compiled:
             return "nothing was compiled: no call of a torch.compile'd function was seen"
         recompiled, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
-        parts = [_format_count(len(self.breaks), "graph break"), _format_count(recompiled, "recompile")]
-        parts += [_format_count(skips, "CUDA graph skip")] if skips else []
-        where = f"{_format_count(self.compiled, 'compiled function')}, {_format_count(self.graphs, 'graph')}"
+        parts = [count_phrase(len(self.breaks), "graph break"), count_phrase(recompiled, "recompile")]
+        parts += [count_phrase(skips, "CUDA graph skip")] if skips else []
+        where = f"{count_phrase(self.compiled, 'compiled function')}, {count_phrase(self.graphs, 'graph')}"
         processes = f", {self.processes} processes" if self.processes > 1 else ""
         return f"{', '.join(parts)} in {where}{processes}; {self.seconds:.1f} s of compilation"
 
@@ -369,8 +369,3 @@ class Diagnosis:
         )
         headings = ("", "where", "call", "cause", "torch", "cuts", "s")
         return TextTable(headings, rows, numbers=("", "cuts", "s"), unwrapped=("torch",))
-
-
-def _format_count(number: int, thing: str) -> str:
-    """Return a number with its noun, such as ``2 graphs`` for ``thing="graph"``."""
-    return f"{number} {thing}" + "s" * (number != 1)

@@ -33,26 +33,9 @@ def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     if len(drawn) != 1:
         return
     (call,) = drawn
-    name = re.sub(r"\W+", "_", ast.unparse(call.func)) + "_op"
-    while f"def {name}(" in source.text:
-        name += "_"
-    lines = [] if source.imports("torch") else ["import torch"]
-    lines += [] if f"{_COUNTER} =" in source.text else ["", f"{_COUNTER} = torch.zeros((), dtype=torch.int64)"]
     dtype = f"torch.{_dtype_of(call)}"
-    lines += [
-        "",
-        "",
-        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
-        f"def {name}(count: torch.Tensor) -> torch.Tensor:",
-        "    count += 1",
-        f"    return torch.tensor({source.code(call)}, dtype={dtype})",
-        "",
-        "",
-        f"@{name}.register_fake",
-        f"def _{name}(count):",
-        f"    return torch.empty((), dtype={dtype})",
-        "",
-    ]
+    made, fake = f"torch.tensor({source.code(call)}, dtype={dtype})", f"torch.empty((), dtype={dtype})"
+    name, lines = _op_that_draws(source, call, "count: torch.Tensor", made, fake)
     above = source.after_imports("\n".join(lines))
     edits = above, source.replace(call, f"{name}({_COUNTER})")
     yield edits
@@ -67,6 +50,29 @@ def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
             both = apply_edits(changed, case.root, more)
             if both is not None and both[source.file] != text:
                 yield (Edit(source.file, 0, len(source.text), both[source.file]),)
+
+
+def _op_that_draws(source: Source, call: ast.Call, parameters: str, made: str, fake: str) -> tuple[str, list[str]]:
+    """Return the name and the source lines of an op with ``parameters``, which is called in place of the draw ``call``.
+    It counts its calls and returns the value of the expression ``made``. In a trace it returns that of ``fake``.
+    """
+    name = re.sub(r"\W+", "_", ast.unparse(call.func)) + "_op"
+    while f"def {name}(" in source.text:
+        name += "_"
+    lines = [] if source.imports("torch") else ["import torch"]
+    lines += [] if f"{_COUNTER} =" in source.text else ["", f"{_COUNTER} = torch.zeros((), dtype=torch.int64)"]
+    return name, [
+        *(*lines, "", ""),
+        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
+        f"def {name}({parameters}) -> torch.Tensor:",
+        "    count += 1",
+        f"    return {made}",
+        *("", ""),
+        f"@{name}.register_fake",
+        f"def _{name}({re.sub(': torch.Tensor', '', parameters)}):",
+        f"    return {fake}",
+        "",
+    ]
 
 
 def _draws_of_names(source: Source, node: ast.stmt) -> list[ast.Call]:
@@ -138,26 +144,9 @@ def draw_tensor_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Ed
     given = ["like.shape"] if sizes else [source.code(a) for a in call.args]
     options = [f"{k.arg}={source.code(k.value)}" for k in call.keywords if k.arg != "generator"]
     generator = next(source.code(k.value) for k in call.keywords if k.arg == "generator")
-    name = re.sub(r"\W+", "_", ast.unparse(call.func)) + "_op"
-    while f"def {name}(" in source.text:
-        name += "_"
+    made = f"{source.code(call.func)}({', '.join([*given, f'generator={generator}', *options])})"
     parameters = "count: torch.Tensor" + (", like: torch.Tensor" if sizes else "")
-    lines = [] if source.imports("torch") else ["import torch"]
-    lines += [] if f"{_COUNTER} =" in source.text else ["", f"{_COUNTER} = torch.zeros((), dtype=torch.int64)"]
-    lines += [
-        "",
-        "",
-        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
-        f"def {name}({parameters}) -> torch.Tensor:",
-        "    count += 1",
-        f"    return {source.code(call.func)}({', '.join([*given, f'generator={generator}', *options])})",
-        "",
-        "",
-        f"@{name}.register_fake",
-        f"def _{name}({re.sub(': torch.Tensor', '', parameters)}):",
-        f"    return torch.empty({', '.join([*given, *options])})",
-        "",
-    ]
+    name, lines = _op_that_draws(source, call, parameters, made, f"torch.empty({', '.join([*given, *options])})")
     passed = f"{_COUNTER}, {sizes[1]}" if sizes else _COUNTER
     yield source.after_imports("\n".join(lines)), source.replace(call, f"{name}({passed})")
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from shiplap.declare.keyword_values import require_callable
 from shiplap.doctor import registry
 from shiplap.doctor.causes import BREAK_CAUSES, classify_break, name_culprit, owner_of_break
 from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile, Skip, SourcePlace
@@ -108,6 +109,7 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
     """
     import torch
 
+    require_callable("sl.doctor()", fn)
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
     trace, failure = _record_call(fn, args, kwargs)
     # A function that raised is not called again: its second run could have other effects.

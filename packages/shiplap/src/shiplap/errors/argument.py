@@ -25,7 +25,7 @@ register(
                 "A dim name that occurs several times in the declaration stands for the same size everywhere. "
                 "Functions also require equal sizes, such as one row of features for each voxel."
             ),
-            "pass tensors with the sizes under 'expected'. A size of 1 does not broadcast: call .expand() first",
+            "pass tensors with the sizes under 'expected'",
         ),
         (
             "SL203",

@@ -59,10 +59,10 @@ register(
             "SL605",
             "the device is not available",
             (
-                "The command runs only on the device that --device names, and torch cannot use that device on this "
-                "machine."
+                "A command runs only on the device that --device names, and a function on that of device=. torch "
+                "cannot use the device on this machine."
             ),
-            "run 'shiplap env' to list the devices, then pass one of them, such as --device cpu",
+            "run 'shiplap env' to list the devices, then pass one of them, such as cpu",
         ),
         (
             "SL606",

@@ -373,10 +373,10 @@ register(
         ),
         (
             "SL140",
-            "the declaration has an unknown keyword",
+            "a keyword is not known",
             (
-                "Shiplap would ignore a misspelt keyword, and the op would lack that property. A value of another "
-                "type, such as a function for a text, is refused in the same way."
+                "If a misspelt keyword were ignored, the declaration or the call would lack what it states. A value of "
+                "another type, such as a function for a text, is refused in the same way."
             ),
             "write one of the keywords that 'expected' lists, or a value as 'expected' describes it",
         ),

@@ -124,5 +124,14 @@ register(
             ),
             "call the op outside of the capture, and capture the parts before and after it",
         ),
+        (
+            "SL319",
+            "the op calls itself without an end",
+            "A kernel or the reference of the op calls the op, which runs the same function again.",
+            (
+                "compute the result in the kernel and in the reference by torch functions or by other ops, and do not "
+                "call the op there"
+            ),
+        ),
     ],
 )

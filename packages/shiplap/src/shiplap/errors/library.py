@@ -131,10 +131,7 @@ register(
                 "The compiler rejected a source file or did not find a header, with the message under 'got'. Sources "
                 "are compiled together with a header that declares the kernel as the op's declaration requires it."
             ),
-            (
-                "correct the source at the line that the compiler names. If a header is missing, pass its folder in "
-                "include_dirs="
-            ),
+            "correct the source at the line that the compiler names under 'got'",
         ),
         (
             "SL422",

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shiplap.declare.keyword_values import require_callable
 from shiplap.dispatch import registry
 from shiplap.errors import error
 from shiplap.inductor.fusion_choice import FusionChoice, watch_fusion_choices
-from shiplap.render.lines import Line, line, relative_place, row, value_json
+from shiplap.render.lines import Line, count_phrase, line, relative_place, row, value_json
 from shiplap.torch_private import reset_compiler
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Explanation:
         """
         kinds = [k.kind for k in self.kernels]
         listed = ", ".join(f"{kinds.count(k)} {k}" for k in ("template", "extern", "generated") if k in kinds)
-        return f"{_count_phrase(len(kinds), 'kernel')} in {_count_phrase(self.graphs, 'graph')}" + (
+        return f"{count_phrase(len(kinds), 'kernel')} in {count_phrase(self.graphs, 'graph')}" + (
             f": {listed}" if listed else ""
         )
 
@@ -184,6 +185,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     """
     from shiplap.torch_private.inductor_report import observe_graphs
 
+    require_callable("sl.explain()", fn)
     # A function that is compiled already would run its cached code, and nothing would be observed.
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     target = getattr(fn, "__qualname__", type(fn).__name__)
@@ -297,8 +299,3 @@ def _explain_refusal(reason: str, other: FusedGroup) -> str:
     if reason.startswith("template epilogue not satisfied"):
         return REDUCTION if other.reduces else "the template's store does not admit it"
     return next((text for start, text in MEANING.items() if reason.startswith(start)), "")
-
-
-def _count_phrase(n: int, what: str) -> str:
-    """Return the number ``n`` with the noun ``what``, such as ``1 kernel`` or ``2 kernels``."""
-    return f"{n} {what}" + "s" * (n != 1)

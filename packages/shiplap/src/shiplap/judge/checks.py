@@ -26,7 +26,7 @@ from shiplap.sampling.ledger import Key, Ledger
 from shiplap.sampling.rounding import compare_with_rounding, describe_kind_difference
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
-from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
@@ -36,6 +36,7 @@ ProgressReport = Callable[[str, int, int], None]
 ENDURANCE_CALLS, EARLY_CALLS = 100, 30  # calls one by one, and calls after which lazy allocations are over
 # Further calls on a CPU, how many of them a batch has, and the share of the time of the judgement that they may take.
 LATE_CALLS, CALLS_AT_ONCE, LATE_SHARE = 4096, 32, 0.1
+FRESH_SHARE, KEPT_PAIRS = 0.5, 8  # share of the time of the calls one by one for new values, and values kept for later
 LEAKS_PER_CALL, LEAKED_BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
 LATE_S = 100e-6  # seconds for which other streams may work after a call
 NEAR_ZERO = 1e-2  # the size of a parameter behind which the rest of a model would hide
@@ -155,23 +156,31 @@ class Endurance:
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
-        """Call the candidate 100 times on new values of ``form`` (shapes and kind of values), and compare all results.
-        On a CPU, batches of up to 4,096 further calls follow.
+        """Call the candidate 100 times on values of ``form`` (shapes and kind of values), and compare all results. On a
+        CPU, batches of up to 4,096 further calls follow.
 
         Raise ``CandidateError`` for a wrong result, for work that continues after the call, or for a leak. ``args`` are
-        the arguments of the first call. No call begins after the time ``ends`` (by ``time.monotonic``). ``seconds`` is
-        the time of the whole judgement, of which the batches may take a tenth.
+        the arguments of the first call. No call begins after the time ``ends`` (by ``time.monotonic``). If half of the
+        time until then is over, earlier values are used again, since drawing and the reference may take longer than the
+        candidate. ``seconds`` is the time of the whole judgement, of which the batches may take a tenth.
         """
+        began = time.monotonic()
+        pairs: list[tuple[Args, ExpectedEffects]] = []
         while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
-                outcome = self.witness.call(args, self.problem.expect_effects(form, args))
+                if not pairs or time.monotonic() < began + FRESH_SHARE * (ends - began):
+                    args = self.problem.draw(form) if pairs else args
+                    pairs = [*pairs[1 - KEPT_PAIRS :], (args, self.problem.expect_effects(form, args))]
+                    pair = pairs[-1]
+                else:
+                    pair = SECRET_RANDOM.choice(pairs)
+                outcome = self.witness.call(*pair)
                 self.own += outcome.wall
                 self.late.append(outcome.late)
                 self.made += 1
                 # Allocators, caches and thread pools are filled by now, so later growth is a leak.
                 if self.made == EARLY_CALLS:
                     self._early = self._held_resources()
-                args = self.problem.draw(form)
         if self.late and (late := min(self.late)) > LATE_S:  # load on the machine delays single calls
             raise CandidateError("streams", f"work goes on for {late * 1e6:.0f} us after the call's own stream is done")
         if self.made == ENDURANCE_CALLS and (
@@ -507,12 +516,20 @@ def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[Op
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
     # A candidate may run more operators than the reference, and still be it.
-    same = not Counter(map(str, reference)) - Counter(map(str, candidate))
+    same = not _count_operators(reference) - _count_operators(candidate)
     wanted, ran = _count_operator_elements(reference), _count_operator_elements(candidate)
     if not same and (len(wanted) < 2 or any(ran[what] < count for what, count in wanted.items())):
         return ""
     names = ", ".join(dict.fromkeys(use.name for use in reference))
     return f"it runs the framework's own operators as the reference does: {names}"[:300]
+
+
+def _count_operators(operators: list[OperatorUse]) -> Counter[str]:
+    """Return how often each of ``operators`` ran on arguments of the same sizes. A key has its name and these sizes."""
+    counts: Counter[str] = Counter()
+    for use in operators:
+        counts[f"{use.name} {use.shapes}"] += use.count
+    return counts
 
 
 def _count_operator_elements(operators: list[OperatorUse]) -> Counter[str]:
@@ -527,5 +544,5 @@ def _count_operator_elements(operators: list[OperatorUse]) -> Counter[str]:
         shapes = [s for s in use.shapes if s]
         plain = [[n for n in s if isinstance(n, int)] for s in shapes]  # others are lists of shapes
         count = sum(prod(sizes) for sizes, s in zip(plain, shapes, strict=True) if len(sizes) == len(s))
-        done[f"{use.name} {[s[-1] for s in shapes]}"] += count or 1
+        done[f"{use.name} {[s[-1] for s in shapes]}"] += use.count * (count or 1)
     return done

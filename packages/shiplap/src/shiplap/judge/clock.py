@@ -37,7 +37,7 @@ from shiplap.torch_private.dispatcher_calls import built_outside_modes
 
 # Fewer rounds say too little about the least time of a call.
 MIN_ROUNDS, LEAST_AGAIN = 5, 2
-CHECKED_S = 2.5  # seconds for drawing and comparing the calls of one form
+CHECKED_S = 2.0  # seconds for drawing and comparing the calls of one form
 LONG_CALL_S, LEAST_LONG = 10e-3, 3  # a longer call is disturbed less, so that fewer rounds are enough
 FLUSH_BYTES = 32 << 20  # bytes, more than the last-level cache of a CPU
 BUSY_SHARE = 0.2  # share of waiting for a processor from which load may explain a time
@@ -190,7 +190,7 @@ def _measure_planned(
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
     repeated: list[CallOutcome] = []
-    fewest = LEAST_LONG if plan.queued else MIN_ROUNDS  # nothing on the host disturbs calls that are queued
+    fewest = _fewest_rounds(plan)
     # Of another process, results must be of no use to the candidate. Trusted code may get the same values again.
     others = [problem.draw(form) for _ in range(count)] if plan.apart else None
     for number in range(rounds if count < MANY_CALLS else fewest):
@@ -216,6 +216,15 @@ def _measure_planned(
     # Only after all rounds: the least times are the most reliable then.
     _check_memoization(calls, repeated)
     return replace(_summarize_timing(problem, form, sets[0], calls, count), queued=plan.queued)
+
+
+def _fewest_rounds(plan: _BatchPlan) -> int:
+    """Return the least number of rounds of batches of ``plan``. Nothing on the host disturbs calls that are queued on a
+    GPU, and a batch of many calls is a mean of them.
+    """
+    if not plan.queued:
+        return MIN_ROUNDS
+    return LEAST_AGAIN if plan.count >= MANY_CALLS else LEAST_LONG
 
 
 def _run_turn(
@@ -298,7 +307,7 @@ def _plan_batches(
         # Drawing and comparing take longer than most kernels.
         each = (time.monotonic() - began) / len(probe)
     # All rounds of all calls have to fit into the time.
-    fewest = LEAST_LONG if on_device else MIN_ROUNDS
+    fewest = _fewest_rounds(replace(plan, count=most))
     most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (fewest * each))))
     # Twice, since a kernel that is loaded for the first time blocks the queue.
     took: dict[str, float] = {}

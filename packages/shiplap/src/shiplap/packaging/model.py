@@ -98,6 +98,15 @@ def package_model(
         ShippingError: ``SL324`` if a float that follows from a size that varies is fixed in the program.
         CommandError: ``SL602`` if the file cannot be written.
     """
+    if not isinstance(program, torch.export.ExportedProgram):
+        raise error(
+            "SL140",
+            what="an argument is of another type",
+            where="package_model(...)",
+            got=f"program of type {type(program).__name__}",
+            expected="what torch.export.export returns",
+            fix="pass torch.export.export(model, args), where args is a tuple of example arguments",
+        )
     # First, since the compilation takes minutes and an op may be refused at once.
     refuse_fixed_floats(program, str(path))
     ops = _ops_to_pack(program)

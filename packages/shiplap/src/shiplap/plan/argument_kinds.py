@@ -12,6 +12,7 @@ from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
+ABSENT_FIX = "pass a tensor. If the argument may be absent, add | None to its annotation"
 _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
 
 
@@ -66,6 +67,24 @@ def fix_of_tensor_for_number(arg: Arg, value: Value) -> str:
     )
 
 
+def fix_of_value_for_tensor(arg: Arg, value: Value) -> str:
+    """Return the fix of a call that passes ``value``, which is no tensor, for the tensor argument ``arg``."""
+    if value is None:
+        return ABSENT_FIX
+    name, kind = arg.name, type(value)
+    if kind in (bool, int, float, complex):
+        return (
+            f"pass a tensor, such as torch.tensor({value!r}). If {name} is to be a number, annotate it as {name}: "
+            f"{kind.__name__}"
+        )
+    if kind in (list, tuple):
+        of_tensors = f"annotate it as {name}: list[{arg.tensor}]"
+        return f"pass one tensor, such as torch.tensor(values). If {name} is to be a list of tensors, {of_tensors}"
+    if kind.__module__.partition(".")[0] == "numpy":
+        return f"pass a tensor, such as torch.from_numpy(a) for the array a that is passed as {name}"
+    return f"pass a tensor as {name}"
+
+
 def arrange_arguments(
     spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]
 ) -> dict[str, Value]:
@@ -92,7 +111,10 @@ def arrange_arguments(
         if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
             raise _signature_mismatch(spec, schema, "too many positional arguments")
     if missing:
-        raise _signature_mismatch(spec, schema, f"missing a required argument: {missing!r}", f"pass {missing} as well")
+        fix = f"pass {missing} as well"
+        if len(args) == 1 and isinstance(args[0], (list, tuple)) and not kwargs and not spec.args[0].many:
+            fix = f"to pass the items of one {type(args[0]).__name__} as arguments, write {spec.opname}(*values)"
+        raise _signature_mismatch(spec, schema, f"missing a required argument: {missing!r}", fix)
     for name in kwargs:
         if name not in values:
             near = get_close_matches(name, [a.name for a in spec.args if a.name not in values], 1)

@@ -15,13 +15,18 @@ from shiplap.declare.spec import OpSpec
 from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
-from shiplap.plan.argument_kinds import arrange_arguments, fix_of_tensor_for_number, number_check
+from shiplap.plan.argument_kinds import (
+    arrange_arguments,
+    fix_of_tensor_for_number,
+    fix_of_value_for_tensor,
+    number_check,
+)
 from shiplap.plan.build import argument_steps, sharing_steps
 from shiplap.plan.expression import TensorPlace, VariableNames, argument_variable, parameter_list
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.python_source import PythonWriter, compile_function, possibly_unset
 from shiplap.plan.rule import ArgumentRule
-from shiplap.plan.rules import PASS_A_TENSOR, argument_is_kind, argument_kind_text, is_dense
+from shiplap.plan.rules import argument_is_kind, argument_kind_text, is_dense
 from shiplap.plan.steps import Block
 from shiplap.plan.values import has_strides
 
@@ -106,7 +111,7 @@ class CallPlan:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 where = f"{self.spec.name}, argument {arg.name!r}"
                 wants_tensor = arg.tensor is not None and not arg.many
-                fix = PASS_A_TENSOR if wants_tensor else fix_of_tensor_for_number(arg, value)
+                fix = fix_of_value_for_tensor(arg, value) if wants_tensor else fix_of_tensor_for_number(arg, value)
                 wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg), fix=fix)
                 # An empty text is the one value of another kind that the dispatcher lets pass.
                 if not isinstance(value, str) or value:

@@ -151,8 +151,8 @@ class OutputPlan:
             steps: list[Step] = []
             for arg in spec.tensors:
                 other = TensorPlace(spec.name, arg.name, arg.many)
-                steps += steps_around(arg, other, (CheckStep(rules.output_is_disjoint(target, other)),))
-            steps += [CheckStep(rules.output_is_disjoint(target, other)) for other in written[:index]]
+                steps += steps_around(arg, other, (CheckStep(rules.shares_no_memory(target, other, output=True)),))
+            steps += [CheckStep(rules.shares_no_memory(target, other, output=True)) for other in written[:index]]
             # A caller may pass outputs without a workspace.
             overlap_rules += [PresentStep(scratch, tuple(steps))] if target is scratch else steps
         return tuple(overlap_rules)

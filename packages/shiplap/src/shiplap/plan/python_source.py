@@ -141,7 +141,7 @@ def compile_function(
         ``number`` is the position among the rules that the generated function checks.
         """
         rule = rules[number]
-        return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
+        return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix_for(got))
 
     def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
         """Raise the error of rule ``number`` with the given texts, in place of the exception that is being handled.
@@ -149,7 +149,7 @@ def compile_function(
         """
         rule = rules[number]
         # ``from None``: the exception of a failed evaluation is quoted in ``got`` already.
-        raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
+        raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix_for(got)) from None
 
     def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
         """Check ``holds``, the condition of rule ``number``. If it is symbolic, it becomes a guard or an assertion of

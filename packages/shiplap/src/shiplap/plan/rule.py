@@ -25,6 +25,7 @@ class ArgumentRule:
         got, expected: the texts of the error.
         argument: the tensor argument that the rule is about, or an empty string.
         title, fix: the words of the error, or empty strings to use those of the catalogue.
+        fix_of_one: the fix of a call whose size under ``got`` is 1, if it is another one.
         constants: the values that the Python condition uses in addition to the variables of the call.
         cpp_by: in words, what ensures the rule for C++ if the C++ condition is ``true``.
         undecided: in words, the calls that only Python can check against the rule, or an empty string.
@@ -40,6 +41,7 @@ class ArgumentRule:
     argument: str = ""
     title: str = ""
     fix: str = ""
+    fix_of_one: str = ""
     constants: Mapping[str, Constant] = field(default_factory=dict)
     cpp_by: str = ""
     undecided: str = ""
@@ -59,6 +61,10 @@ class ArgumentRule:
         """
         return self.fix or CATALOGUE[self.id].fix
 
+    def fix_for(self, got: str) -> str:
+        """Return the fix of an error with this text ``got``, or an empty string to use that of the catalogue."""
+        return self.fix_of_one if self.fix_of_one and got.endswith(" = 1") else self.fix
+
     def make_error(self, values: Mapping[str, Local]) -> ShiplapError:
         """Return the error of a call that breaks the rule. ``values`` are the variables of the generated checks by
         name. The texts of the error are completed with them.
@@ -66,7 +72,7 @@ class ArgumentRule:
         parts = ", ".join(format_template(text) for text in (self.where, self.got, self.expected))
         # The texts are expressions of our own declarations, never of a caller.
         where, got, expected = eval(f"({parts})", rule_scope(self.constants), dict(values))
-        return error(self.id, what=self.title, where=where, got=got, expected=expected, fix=self.fix)
+        return error(self.id, what=self.title, where=where, got=got, expected=expected, fix=self.fix_for(got))
 
     def check_call(self, values: Mapping[str, Local]) -> None:
         """Raise the error of the rule unless its Python condition is true for ``values``, the variables of the

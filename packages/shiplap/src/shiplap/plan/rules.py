@@ -16,6 +16,7 @@ import torch
 from shiplap import dtypes
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import Arg, TensorType
+from shiplap.plan.argument_kinds import ABSENT_FIX
 from shiplap.plan.expression import (
     Expression,
     TensorPlace,
@@ -34,10 +35,7 @@ _OWN_CLASSES = {
     "Float": ("Float16", "BFloat16", "Float32", "Float64"),
     "Int": ("Int8", "Int16", "Int32", "Int64"),
 }
-PASS_A_TENSOR = (
-    "pass a tensor, such as torch.from_numpy(a) for an array a of NumPy. If the argument may be absent, add | None to "
-    "its annotation"
-)
+EXPAND_FIX = "pass tensors with the sizes under 'expected'. A size of 1 does not broadcast: call .expand() first"
 BROADCASTS_ONE = "pass a tensor with one of the sizes under 'expected'"
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 GRADIENTS_ENABLED = "aoti_torch_grad_mode_is_enabled()"
@@ -97,7 +95,7 @@ def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
         (declared,),
         at.arg,
         cpp_by="Python, to which a call with None is handed over, and tvm-ffi's Arguments, which hand over tensors",
-        fix=PASS_A_TENSOR,
+        fix=ABSENT_FIX,
         undecided="None for a tensor",
         deferral=undefined_condition("{index}"),
     )
@@ -204,21 +202,19 @@ def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
     )
 
 
-def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
-    """Return the rule (``SL210``) that the tensor ``at``, which is written to, shares no memory with the argument
-    ``other``. Otherwise the content of ``other`` would be undefined.
+def shares_no_memory(at: TensorPlace, other: TensorPlace, *, output: bool = False) -> ArgumentRule:
+    """Return the rule (``SL210``) that the tensor ``at``, which is written to, shares no memory with the tensor
+    ``other`` of the call. Otherwise the content of ``other`` would be undefined. ``output`` states whether ``at`` is an
+    output or workspace that the caller passes, and otherwise it is a mutated argument.
     """
-    t, o = at.tensor, other.tensor
-    return ArgumentRule(
-        "SL210",
-        Expression(f"not shares_memory({t.python}, {o.python})", f"!shares_memory({t.cpp}, {o.cpp})"),
-        at.where,
-        ("memory of argument ", *quoted_text((other.arg,))),
-        ("memory of its own",),
-        at.arg,
-        title="a mutated tensor is another argument too",
-        fix="pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy",
-    )
+    t, o, function = at.tensor, other.tensor, "overlap" if output else "shares_memory"
+    title, fix = "an output overlaps another tensor", "pass a tensor of its own"
+    if not output:
+        title = "a mutated tensor is another argument too"
+        fix = "pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy"
+    holds = Expression(f"not {function}({t.python}, {o.python})", f"!{function}({t.cpp}, {o.cpp})")
+    got = ("memory of " if output else "memory of argument ", *quoted_text((other.arg,)))
+    return ArgumentRule("SL210", holds, at.where, got, ("memory of its own",), at.arg, title=title, fix=fix)
 
 
 def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> ArgumentRule:
@@ -266,8 +262,8 @@ def same_size(
         holds = Expression(python, f"({size.cpp} == 1 || {size.cpp} == {bound.cpp})")
     where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
     expected = (*(("1, or ",) if or_one else ()), f"{name} = ", bound, ", ", *origin)
-    fix = BROADCASTS_ONE if or_one else ""
-    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, fix=fix)
+    fix, of_one = (BROADCASTS_ONE, "") if or_one else ("", EXPAND_FIX)
+    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg, fix=fix, fix_of_one=of_one)
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
@@ -446,23 +442,6 @@ def output_size_is_valid(at: TensorPlace, source: str, size: Expression) -> Argu
     """Return the rule (``SL208``) that a computed size of an output, the value of ``source``, is not negative."""
     holds = Expression(f"{size.python} >= 0", f"{size.cpp} >= 0")
     return ArgumentRule("SL208", holds, at.where, (f"{source} = ", size), ("a size",), at.arg)
-
-
-def output_is_disjoint(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
-    """Return the rule (``SL210``) that the output or workspace ``at``, which the caller passes, shares no memory with
-    the tensor ``other`` of the call.
-    """
-    t, o = at.tensor, other.tensor
-    return ArgumentRule(
-        "SL210",
-        Expression(f"not overlap({t.python}, {o.python})", f"!overlap({t.cpp}, {o.cpp})"),
-        at.where,
-        ("memory of ", *quoted_text((other.arg,))),
-        ("memory of its own",),
-        at.arg,
-        title="an output overlaps another tensor",
-        fix="pass a tensor of its own",
-    )
 
 
 def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:

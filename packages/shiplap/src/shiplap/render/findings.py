@@ -251,13 +251,15 @@ def _print_ledger(report: Report, console: Console) -> None:
 
     obligations, rows = ledger_table(report.ledger)
     title = Text(f"{report.subject}: samples looked at (- does not apply, ? required and untouched, dim: optional)")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    # One blank between columns: the table of all obligations then fits into 80 columns.
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", no_wrap=True)
     for obligation in obligations:
         table.add_column(
             # Short headings keep the table narrow.
             obligation.replace("second gradient", "second").replace("determinism", "determ."),
             justify="right",
+            overflow="fold",
         )
     for axis, marks in rows:
         table.add_row(Text(axis, "dim"), *(Text(mark, STYLES[style][0]) for mark, style in marks))
@@ -295,9 +297,9 @@ def print_costs(costs: Sequence[CostCardFields], console: Console | None = None,
         return
     table = Table(title=Text(HEADING), title_justify="left", box=None, pad_edge=False)
     for heading in ("", "bound by"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("raw", "eager", "compiled", "captured"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for c in costs:
         times = [in_ns(t) for t in (c.raw_ns, c.eager_ns, c.compiled_ns, c.captured_ns)]
         table.add_row(Text(c.subject), Text(c.binding), *times)

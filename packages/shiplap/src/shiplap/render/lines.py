@@ -55,6 +55,11 @@ def row(label: str, value: str, style: str = "") -> Iterator[Line]:
         yield line(f"  {label:<9}", "dim", (value.replace("\n", "\n" + " " * 11), style or "default"))
 
 
+def count_phrase(number: int, noun: str) -> str:
+    """Return ``number`` with ``noun``, which gets an ``s`` unless the number is 1, such as ``2 graphs``."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 def list_first(names: Sequence[str], most: int = 6) -> str:
     """Return the first ``most`` of ``names`` joined by commas, with the number of the remaining names if there are any,
     such as ``a, b and 3 more``.

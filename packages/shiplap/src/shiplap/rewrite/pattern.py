@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.declare.code_digest import first_unfollowed
+from shiplap.declare.keyword_values import with_checked_arguments
 from shiplap.dispatch import compile_cache_key as digest
 from shiplap.errors import error, error_line
 from shiplap.rewrite.base import Rewrite, short_digest
@@ -261,6 +262,7 @@ def make_replacement(
     return both if pattern.tangents else forward
 
 
+@with_checked_arguments
 def rewrite(
     pattern: Callable[..., Any],
     replacement: Callable[..., Any],
@@ -286,7 +288,8 @@ def rewrite(
             not worth it.
 
     Raises:
-        ShiplapError: ``SL802`` if an argument other than ``where`` is invalid, ``SL803`` if a guard is.
+        ShiplapError: ``SL802`` if an argument other than ``where`` is invalid, ``SL803`` if a guard is. ``SL140`` if
+            the arguments do not fit the signature.
 
     ``rewrites`` proves the results when the rewrite is switched on.
     """

@@ -24,6 +24,15 @@ placing: ContextVar[Callable[[], object]] = ContextVar("shiplap_placing", defaul
 """Called before a graph is changed: a rewrite that is proven late is proven then. Most graphs have no place for it."""
 
 
+def seeded_draw() -> Callable[..., tuple[Tensor, ...]]:
+    """Return a function that draws the arguments of programs. It takes shapes, and ``dtype`` as a keyword. It returns a
+    tensor of normally distributed numbers for each shape.
+    """
+    # With a fixed seed, the proof of one digest has one result.
+    rng = torch.Generator().manual_seed(0)
+    return lambda *shapes, dtype=torch.float32: tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
+
+
 @dataclass(frozen=True)
 class Program:
     """A function with arguments in which a rewrite applies, and which must compute the same results afterwards.

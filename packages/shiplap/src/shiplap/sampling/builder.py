@@ -9,7 +9,7 @@ import torch
 
 from shiplap.dispatch import Op
 from shiplap.dispatch.state import bind_sampler
-from shiplap.errors import error
+from shiplap.errors import error, error_line
 from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import scalar_candidates
@@ -33,9 +33,23 @@ def build_arguments(
     wanted = {k: usual.get(k, v) for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
     if recipe.values != "normal" and builder_takes_values(op):
         wanted["values"] = recipe.values
-    made = bind_sampler(op.spec, op.sampler)(
-        rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, device
-    )
+    build, dtype = bind_sampler(op.spec, op.sampler), getattr(torch, floats[0]) if floats else torch.float32
+    try:
+        made = build(rng, wanted, dtype, device)
+    except (NameError, AttributeError, TypeError, LookupError, AssertionError, RuntimeError) as e:
+        on_cpu = "device type for generator" in str(e)
+        if isinstance(e, RuntimeError) and not on_cpu:  # such as memory that there is not, which a check expects
+            raise
+        raise error(
+            "SL502",
+            what="the sample builder raised an error",
+            where=f"{op.spec.name}, samples",
+            got=error_line(e),
+            expected="the arguments of one call",
+            fix="draw with generator=rng on the CPU, and move the tensor: torch.randn(n, generator=rng).to(device)"
+            if on_cpu
+            else "correct the function that @op.samples decorates, so that it works for all sizes, 0 and 1 included",
+        ) from e
     _require_arguments(op, made)
     given: list[Any] = [list(v) if isinstance(v, tuple) else v for v in made]
     given += [a.default for a in op.spec.args[len(given) :]]

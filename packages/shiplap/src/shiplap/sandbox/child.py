@@ -14,7 +14,7 @@ import mmap
 import os
 import socket
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
@@ -524,14 +524,26 @@ def _ops(
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
         left, threads = changed_interpreter_state(before), intact.threads()
-    operators: list[protocol.OperatorUse] = []
+    uses: list[tuple[str, list[Any]]] = []
     for event in seen.function_events or ():
         # An operator that calls others is listed by those.
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
         if event.name.startswith("aten::") and event.name not in FREE and not inner:
             shapes = [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]
-            operators.append(protocol.OperatorUse(event.name, shapes))
+            uses.append((event.name, shapes))
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
-            operators += [protocol.OperatorUse(printable_text(f"kernel {k.name}")[:400], []) for k in event.kernels]
-    return operators[:2000], result, left, threads
+            uses += [(printable_text(f"kernel {k.name}")[:400], []) for k in event.kernels]
+    return _count_uses(uses), result, left, threads
+
+
+def _count_uses(uses: list[tuple[str, list[Any]]]) -> list[protocol.OperatorUse]:
+    """Return each of ``uses``, which are pairs of an operator's name and the sizes of its arguments, once with its
+    count. Raise ``RuntimeError`` if there are more than 2,000 different ones. A list that was cut off would hide the
+    last operators of a call.
+    """
+    counts = Counter((name, repr(shapes)) for name, shapes in uses)
+    if len(counts) > protocol.MOST_OPERATORS:
+        raise RuntimeError(f"it runs operators in {len(counts)} ways, of which {protocol.MOST_OPERATORS} can be listed")
+    listed = {(name, repr(shapes)): (name, shapes) for name, shapes in uses}
+    return [protocol.OperatorUse(*listed[key], count) for key, count in counts.items()]

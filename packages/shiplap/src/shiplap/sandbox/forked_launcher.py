@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -82,24 +81,17 @@ class ForkedLauncher(SandboxLauncher):
             self.ask(ImportModule(), until=time.monotonic() + START_S)
         return connection
 
-    def _start(self) -> socket.socket:
-        """Fork this program as the launcher and return the socket that is connected to it. The caller holds ``_guard``.
-        Raise ``ProcessEnded`` after ``finish``, or if no thread can be started.
+    def _start_process(self, connection: socket.socket) -> None:
+        """Fork this program as the launcher, which serves requests on ``connection``. The caller holds ``_guard``.
+        Raise ``ProcessEnded`` if no thread can be started.
         """
-        if self._over:
-            raise ProcessEnded("the time is over")
-        self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
-        ours, theirs = socket.socketpair()
         # A pool of OpenMP belongs to the thread that has made it, and does not survive a fork of that thread.
-        thread = threading.Thread(target=self._fork, args=(theirs,))
+        thread = threading.Thread(target=self._fork, args=(connection,))
         try:
             thread.start()
         except RuntimeError as e:
             raise ProcessEnded(str(e), lack=True) from None
         thread.join()
-        theirs.close()
-        self._connection = ours
-        return ours
 
     def _fork(self, connection: socket.socket) -> None:
         """Fork this program in the calling thread. The parent records the new process as the launcher. The child serves

@@ -42,7 +42,13 @@ def load_module(home: str) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
         added_folders.add(str(path.parent))
-    name = MODULE_PREFIX + path.stem
+    return run_file(path, MODULE_PREFIX + path.stem)
+
+
+def run_file(path: Path, name: str) -> ModuleType:
+    """Run the Python file ``path`` as a module called ``name``, and return the module. Code below
+    ``if __name__ == "__main__"`` does not run. Raise ``ImportError`` if the file is no module.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module")

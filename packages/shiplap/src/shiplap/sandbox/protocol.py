@@ -39,6 +39,7 @@ TypeName = Annotated[str, Meta(max_length=32)]
 ReportText = Annotated[str, Meta(max_length=400)]
 ReportTexts = Annotated[list[ReportText], Meta(max_length=1000)]
 Structure = Annotated[str, Meta(max_length=1 << 16)]
+MOST_OPERATORS = 2000  # different uses of operators in a list
 Nanoseconds = Annotated[float, Meta(ge=0, lt=1e15)]  # NaN is refused as well
 
 
@@ -235,12 +236,13 @@ class TargetCalled(Reply, frozen=True):
 
 
 class OperatorUse(Message, frozen=True):
-    """The name of a torch operator and the sizes of each argument of one call. A list of tensors has a list of sizes
-    for each tensor, and a value that is no tensor has an empty list.
+    """The name of a torch operator, the sizes of each argument, and how often a call ran it on these. A list of tensors
+    has a list of sizes for each tensor, and a value that is no tensor has an empty list.
     """
 
     name: ReportText
     shapes: Annotated[list[Annotated[list[Size | Sizes], Meta(max_length=1000)]], Meta(max_length=1000)]
+    count: Annotated[int, Meta(ge=1, lt=1 << 32)] = 1
 
 
 class OperatorList(Reply, frozen=True):
@@ -248,7 +250,7 @@ class OperatorList(Reply, frozen=True):
     left behind.
     """
 
-    operators: Annotated[list[OperatorUse], Meta(max_length=2000)]
+    operators: Annotated[list[OperatorUse], Meta(max_length=MOST_OPERATORS)]
     outs: Places
     traces: CallTraces
 

@@ -225,22 +225,21 @@ class SandboxLauncher:
                 self._preloaded.add(module)
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the socket to it. The caller holds ``_guard``. Raise ``ProcessEnded``
-        after ``finish``.
-        """
+        """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
         ours, theirs = socket.socketpair()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", LAUNCHER_PROGRAM, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=launcher_environment(),
-            cwd=self.folder,
-        )
+        self._start_process(theirs)
         theirs.close()
         self._connection = ours
         return ours
+
+    def _start_process(self, connection: socket.socket) -> None:
+        """Start the launcher's process, which serves requests on ``connection``. The caller holds ``_guard``."""
+        handle = connection.fileno()
+        command = [sys.executable, "-P", "-c", LAUNCHER_PROGRAM, str(handle)]
+        self._process = subprocess.Popen(command, pass_fds=[handle], env=launcher_environment(), cwd=self.folder)
 
     @property
     def pid(self) -> int:

@@ -236,21 +236,40 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
     trace. ``metadata`` is a dict that describes the event. ``payload`` is a string such as a graph's code, or empty.
     """
 
+    def receive(record: logging.LogRecord) -> None:
+        """Pass the metadata and payload of a trace record to ``emit``. Ignore other records."""
+        metadata = getattr(record, "metadata", None)
+        if isinstance(metadata, dict):
+            emit(metadata, getattr(record, "payload", None) or "")
+
+    # The trace logger is torch's interface for log files. A handler gets the same records without a file. They have no
+    # text, and the program's log must not fill with them.
+    with listen_to_logger("torch.__trace", receive, propagates=False):
+        yield
+
+
+@contextmanager
+def listen_to_logger(
+    name: str, receive: Callable[[logging.LogRecord], None], *, propagates: bool | None = None
+) -> Iterator[None]:
+    """Return a context in which ``receive`` is called with the records of the logger ``name``, of all levels.
+
+    ``propagates`` states whether the user's log gets them. By default, it gets them only if it got them before.
+    """
+
     class Handler(logging.Handler):
-        """A log handler that passes the records of torch's structured trace to ``emit``."""
+        """A log handler that passes each record to ``receive``."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            """Pass the metadata and payload of a trace record on to the caller's ``emit``. Ignore other records."""
-            metadata = getattr(record, "metadata", None)
-            if isinstance(metadata, dict):
-                emit(metadata, getattr(record, "payload", None) or "")
+            """Pass the record to ``receive``."""
+            receive(record)
 
-    # The trace logger is torch's interface for log files. A handler gets the same records without a file.
-    logger, handler = logging.getLogger("torch.__trace"), Handler(logging.DEBUG)
-    level, propagate = logger.level, logger.propagate
+    logger, handler = logging.getLogger(name), Handler(logging.DEBUG)
+    level, propagate, shown = logger.level, logger.propagate, logger.isEnabledFor(logging.DEBUG)
     logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)  # torch's own level; it is set only where TORCH_TRACE was seen
-    logger.propagate = False  # these records have no text; the program's log must not fill with them
+    logger.setLevel(logging.DEBUG)
+    # The level of the logger is lowered here, and the user's log would otherwise fill with its records.
+    logger.propagate = propagate and shown if propagates is None else propagates
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+
+from shiplap.torch_private.dispatcher_calls import DirectCall
 
 if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Keys, Overload
@@ -238,6 +241,16 @@ def vmap_randomness() -> str:
 
     interpreter: Any = retrieve_current_functorch_interpreter()
     return str(interpreter.randomness())
+
+
+def is_called_by_vmap() -> bool:
+    """Return whether ``torch.vmap`` itself calls the op that runs now, in place of a function of the user."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        if frame.f_code is DirectCall.__call__.__code__:
+            return frame.f_back.f_globals.get("__name__") == torch._functorch.vmap.__name__
+        frame = frame.f_back
+    return False
 
 
 def is_mapped(value: Any) -> bool:

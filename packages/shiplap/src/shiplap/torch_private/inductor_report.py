@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from torch._inductor import config
 from torch._inductor.virtualized import V
 
+from shiplap.torch_private import listen_to_logger
 from shiplap.torch_private.graph_nodes import operator_name
 from shiplap.torch_private.inductor_lowering import without_graph_caches
 
@@ -125,7 +126,7 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
             pending[why.name1, why.name2] = why.reason % why.args
 
     watched = config.patch(_post_fusion_custom_pass=after_fusion)
-    with without_graph_caches(), watched, _listen_to_logger(FUSION, log), _listen_to_logger(CODE, log):
+    with without_graph_caches(), watched, listen_to_logger(FUSION, log), listen_to_logger(CODE, log):
         yield graphs
 
 
@@ -134,33 +135,6 @@ def _is_trial_graph() -> bool:
     candidate kernel.
     """
     return getattr(V.graph, "name", None) == TRIAL
-
-
-@contextmanager
-def _listen_to_logger(name: str, receive: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Return a context in which ``receive`` is called with the records of the logger ``name``. The user's log gets them
-    only if it got them before.
-    """
-
-    class Handler(logging.Handler):
-        """A log handler that passes each record to ``receive``."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            """Pass the record to ``receive``."""
-            receive(record)
-
-    logger, handler = logging.getLogger(name), Handler(logging.DEBUG)
-    level, propagate, shown = logger.level, logger.propagate, logger.isEnabledFor(logging.DEBUG)
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    # The level of the logger is lowered here, and the user's log would otherwise fill with its records.
-    logger.propagate = propagate and shown
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate
 
 
 def _fused_groups(nodes: list[Any]) -> list[FusedGroup]:

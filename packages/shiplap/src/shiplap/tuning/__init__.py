@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from shiplap.declare.keyword_values import with_checked_arguments
 from shiplap.dispatch import Op, registry, tuned_choices
 from shiplap.dispatch.package_folder import packaged_choice_tables
 from shiplap.lazy_imports import names
@@ -60,6 +61,7 @@ _LATE = {
 __getattr__ = names(__name__, _LATE)
 
 
+@with_checked_arguments
 def tune(
     op: Op,
     samples: Iterable[Any],
@@ -109,9 +111,13 @@ def tune(
     """
     # The import is inside the function because the engine imports the sampler and the worker process, which no call
     # needs.
+    from shiplap.sampling.device import require_device
     from shiplap.tuning import engine
     from shiplap.tuning.selector import SelectionOptions
 
+    registry.require_op(op, "tune()")
+    if device is not None:
+        require_device(device, f"tune(device={device!r})")
     return engine.tune_all(
         engine.make_requests(op, samples, device),
         budget,
@@ -123,6 +129,7 @@ def tune(
     )
 
 
+@with_checked_arguments
 def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
     """Write the choices that are valid on this machine to the file ``path``, and return them. :func:`frozen` reads the
     file.
@@ -133,7 +140,10 @@ def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> lis
     """
     from shiplap.tuning.frozen_table import write_frozen_table
 
-    return write_frozen_table(path, ops)
+    chosen = None if ops is None else tuple(ops)
+    for each in chosen or ():
+        registry.require_op(each, "freeze()")
+    return write_frozen_table(path, chosen)
 
 
 def apply_tuning_settings() -> None:

@@ -25,6 +25,7 @@ from shiplap.dispatch.launch import poisoned_workspace
 from shiplap.errors import error_line
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sandbox.child import ArgumentsDeclined, Child, handles
+from shiplap.sandbox.load_candidate import run_file
 from shiplap.sandbox.protocol import Done, Heartbeat, Number
 from shiplap.tuning.allowed import WORKER
 from shiplap.tuning.bench import LocalBench
@@ -200,23 +201,10 @@ def import_op(order: workers.OpenTask) -> Op:
             problem = e
     if registry.find_declared_op(order.op) is None and order.file:
         try:
-            _import_file(Path(order.file))
+            run_file(Path(order.file), f"_shiplap_tuned_{Path(order.file).stem}")
         except Exception as e:
             problem = e
     op = registry.find_declared_op(order.op)
     if op is None:
         raise LookupError(f"no {order.op} in {order.modules or order.file}") from problem
     return op
-
-
-def _import_file(path: Path) -> None:
-    """Import a file under a name other than ``__main__``, so that code below ``if __name__ == "__main__"`` does not
-    run.
-    """
-    name = f"_shiplap_tuned_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    # Dataclasses look their module up there while it runs.
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)

@@ -312,7 +312,7 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
             what="the sizes do not fit the declaration",
             got=got,
             expected=f"sizes of {', '.join(dims)}",
-            fix="give each free dim a whole number, and a variadic one a list of them",
+            fix="give each free dim a whole number from 0 on, and a variadic one a list of them",
         )
     given = {
         n: to_value(a, values[n]) if n in values else scalar_candidates(a)[0]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shiplap import safe_io
+from shiplap.declare.keyword_values import with_checked_arguments
 from shiplap.dispatch import Op, registry, tuned_choices
 from shiplap.errors import error, notice, writing
 from shiplap.settings import settings
@@ -124,6 +125,7 @@ def _check_device_type(key: Key) -> None:
         raise ValueError(f"no device type: {key['device'][:40]!r}")
 
 
+@with_checked_arguments
 def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     """Install the choices of the table in the file ``path`` in this process, and return them. From now on nothing is
     measured.
@@ -160,6 +162,7 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     return [choice for _, choice, _ in taken]
 
 
+@with_checked_arguments
 def thaw() -> None:
     """Remove the choices that :func:`frozen` installed. Missing choices may then be measured again."""
     tuned_choices.install_choice_entries([], "")

@@ -125,7 +125,23 @@ def test_the_compilers_message_names_the_line(ns: str, tmp_path: Path) -> None:
 def test_a_function_of_another_prototype_does_not_compile(ns: str) -> None:
     code = "int scale(const sl_context* ctx, const DLTensor* x, DLTensor* out) { return SL_OK; }"
     op = declare(ns, sl.source(symbol="scale", code=code, language="c"))
-    assert "conflicting types" in refused("SL421", build_op, op).got
+    found = refused("SL421", build_op, op)
+    assert "conflicting types" in found.got
+    assert "add an adapter to the sources: a function of another name with those parameters" in found.fix
+
+
+def test_a_name_that_nothing_declares_needs_an_include(ns: str) -> None:
+    code = C.replace("return SL_OK", 'snprintf(0, 0, ""); return SL_OK')
+    op = declare(ns, sl.source(symbol="scale", code=code.replace("x->data", "(float*)x->data"), language="c++"))
+    fix = "write the #include of the header that declares snprintf, which is <cstdio>, or correct the name"
+    assert refused("SL421", build_op, op).fix == fix
+    op = declare(ns, sl.source(symbol="scale", code=C, language="c", libraries=["nowhere"]))
+    assert refused("SL421", build_op, op).fix.startswith("correct 'nowhere' in libraries=, or pass the folder of ")
+
+
+def test_cuda_is_no_kernel_of_the_cpu(ns: str) -> None:
+    made = sl.source(symbol="scale", code=C, language="cuda")
+    assert refused("SL122", lambda: declare(ns, made)).fix.startswith('bind it with op.kernel("cuda", ...)')
 
 
 def test_a_missing_function_is_a_missing_symbol(ns: str) -> None:

@@ -4,6 +4,10 @@ nothing.
 An exception that leaves an ``extern "C"`` function ends the process, so the calls are made in a process of their own
 (see ``c_child_process``), on the C function itself. The dispatcher or a native binding would hide faults by catching
 them.
+
+The values are NaN and infinity in floating-point tensors and scalars, -1 in scalars, the borders of 32 and 64 bits in
+int arguments and integer tensors, and an empty and a long text. Values that the declaration refuses are left out, such
+as those that ``requires=`` excludes, because no call of the op passes them.
 """
 
 from __future__ import annotations

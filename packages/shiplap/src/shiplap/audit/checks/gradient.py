@@ -21,6 +21,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation, draws_otherwise
 from shiplap.dispatch import Op
+from shiplap.dispatch.second_derivative import is_real_or_complex
 from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies, tensors_among, tree_map
 from shiplap.sampling.compare import Reduction
@@ -305,16 +306,11 @@ def _gradients_of_inputs(
     wanted = [given[n].requires_grad_() for n in names]
     # A product with 1 makes a non-leaf with the same values.
     used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
-    outs = [o for o in forward(used) if _is_real_or_complex(o)]
+    outs = [o for o in forward(used) if is_real_or_complex(o)]
     pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
     if not pairs:
         raise RuntimeError("no output requires a gradient")
     return gradients_or_zeros([o for o, _ in pairs], wanted, [d for _, d in pairs])
-
-
-def _is_real_or_complex(t: Tensor) -> bool:
-    """Return whether a tensor has a floating-point or complex dtype."""
-    return t.is_floating_point() or t.is_complex()
 
 
 def _count_terms(op: Op, case: SampleCase, name: str) -> int:
@@ -338,7 +334,7 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
     """
     if op.gradient is not None and op.gradient.surrogate is not None:
         return None
-    if any(o.dtype not in DOUBLE_DTYPES for o in reference_effects(op, case.args) if _is_real_or_complex(o)):
+    if any(o.dtype not in DOUBLE_DTYPES for o in reference_effects(op, case.args) if is_real_or_complex(o)):
         return None
     if not all_finite(reference_effects(op, case.args)):
         return None
@@ -355,7 +351,7 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
-        return tuple(o for o in call_op(op, args) if _is_real_or_complex(o))
+        return tuple(o for o in call_op(op, args) if is_real_or_complex(o))
 
     # gradcheck writes to its inputs, so they must own their memory and be dense.
     dense = [p.requires_grad_() for p in plain_copies(points)]

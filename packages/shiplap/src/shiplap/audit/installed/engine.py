@@ -17,9 +17,9 @@ import msgspec
 
 from shiplap import safe_io
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
-from shiplap.audit.installed import checks
+from shiplap.audit.installed import checks, gradients
 from shiplap.audit.installed.apart import InstalledOverload, LoadedLater
-from shiplap.audit.installed.catalogue import BY_NAME
+from shiplap.audit.installed.checks import Make
 from shiplap.audit.installed.functions import InstalledFunction
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, malformed_calls
@@ -29,6 +29,28 @@ from shiplap.audit.installed.search import WANTED_CALLS, SearchState, search_cal
 from shiplap.sampling.run import suppress_warnings
 from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import Overload
+
+# The names are part of stored results and baselines.
+BY_NAME: dict[str, Callable[[Any, Make], str]] = {
+    "repeat": checks.check_repeat,
+    "uninitialized": checks.check_uninitialized,
+    "mutation": checks.check_mutation,
+    "alias": checks.check_alias,
+    "layout": checks.check_layout,
+    "fake": checks.check_fake,
+    "precision": checks.check_precision,
+    "reference": checks.check_reference,
+    "gradient": gradients.check_gradient,
+    "gradient_layout": gradients.check_gradient_layout,
+    "gradient_mutation": gradients.check_gradient_mutation,
+    "gradient_alone": gradients.check_gradient_alone,
+    "double_backward": gradients.check_double_backward,
+    "autocast": gradients.check_autocast,
+    "compile": checks.check_compile,
+    "rows": checks.check_rows,
+    "crash": checks.check_crash,
+}
+
 
 Subject: TypeAlias = "Overload | LoadedLater"
 CHECKS = tuple(name for name in BY_NAME if name not in ("crash", "rows"))  # of a call as it is

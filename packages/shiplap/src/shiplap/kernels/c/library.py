@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -83,7 +84,28 @@ def _open_library(path: Path) -> ctypes.CDLL:
         # RTLD_LOCAL: two libraries may define one name. RTLD_NOW: a missing symbol shows at once.
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:
-        raise error("SL401", where=str(path), got=str(e), expected="a library that the loader accepts") from None
+        expected, fix = "a library that the loader accepts", _fix_of_loader_error(path, str(e))
+        raise error("SL401", where=str(path), got=str(e), expected=expected, fix=fix) from None
+
+
+def _fix_of_loader_error(path: Path, message: str) -> str:
+    """Return the fix for the loader's ``message`` about the library ``path``."""
+    absent = re.match(r"([^\s:]+): cannot open shared object file", message)
+    if absent is not None and absent[1] != str(path):
+        return (
+            f"{path.name} is linked with {absent[1]}, which the loader does not find. Link {path.name} with "
+            f"-Wl,-rpath,FOLDER, where FOLDER is the folder of {absent[1]} (in sl.source, this is an item of flags=), "
+            "or add that folder to the environment variable LD_LIBRARY_PATH before Python starts"
+        )
+    undefined = re.search(r"undefined symbol: (\S+)", message)
+    if undefined is not None:
+        return (
+            f"add the source that defines {undefined[1]}, or link {path.name} with the library that defines it (in "
+            "sl.source, name the library in libraries=)"
+        )
+    if re.search(r"version `[^']+' not found", message):
+        return f"build {path.name} again on this system, or on one with an older C library"
+    return f"build {path.name} again for this machine and operating system"
 
 
 def load_symbol(form: NativeForm) -> Any:
@@ -190,10 +212,16 @@ def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapErro
         if f"_Z{len(symbol)}{symbol}P".encode() in file.read_bytes():
             got = f"a C++ function {symbol} with other parameters"
             expected = source_libraries[library].prototype
-        fix = (
-            f"define {symbol} in the source with the prototype that shiplap header prints, or pass the name of the "
-            "function as symbol= of sl.source, and build the op again"
-        )
+            fix = (
+                f"add an adapter to the sources: a function of another name, such as {symbol}_kernel, with the "
+                f"parameters under 'expected', which calls {symbol}. Pass its name as symbol= of sl.source, and build "
+                f"the op again. If {symbol} is to be the kernel itself, give it these parameters"
+            )
+        else:
+            fix = (
+                f"define {symbol} in the source with the prototype that shiplap header prints, or pass the name of "
+                "the function as symbol= of sl.source, and build the op again"
+            )
     elif names := _exported_functions(file):
         near = get_close_matches(symbol, names, 3) or names[:5]
         expected = f"a function of the library, such as {', '.join(near)}"

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -23,7 +22,7 @@ from shiplap.errors import error
 from shiplap.kernels.c.declaration import CAbiImplementation, CKernel, cabi, check_c_function
 from shiplap.kernels.c.header import header_text
 from shiplap.kernels.c.library import source_libraries
-from shiplap.kernels.native.source_library import SourceLibrary, SourceText, source_texts
+from shiplap.kernels.native.source_library import CompileRequest, SourceLibrary, SourceText, source_texts
 
 Language = Literal["c", "c++", "cuda"]
 SUFFIX_LANGUAGES: dict[str, Language] = {
@@ -35,18 +34,6 @@ SUFFIX_LANGUAGES: dict[str, Language] = {
 }
 # As nvcc names a compute capability (90a), as the option -arch does (sm_90a), and as torch does (9.0a, 9.0+PTX).
 ARCHITECTURE = re.compile(r"(?:sm_|compute_)?(\d{1,2})\.?(\d[af]?)(\+PTX)?")
-
-
-@dataclass(frozen=True)
-class CompileRequest:
-    """The options of ``sl.source`` for the compiler, which are flags, folders of headers, libraries to link, and CUDA
-    architectures.
-    """
-
-    flags: tuple[str, ...]
-    include_dirs: tuple[Path, ...]
-    libraries: tuple[str, ...]
-    architectures: tuple[str, ...]
 
 
 class SourceImplementation(Implementation):
@@ -78,23 +65,17 @@ class SourceImplementation(Implementation):
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
         """Return the kernel for the op declared as ``spec``. Its library is identified by a digest of sources and
         options. Nothing is compiled, and no library is opened. Raise ``SL122`` if a name in ``strided`` is no tensor
-        argument.
+        argument, or for CUDA C++ as a kernel of the CPU.
         """
         symbol = self.function.symbol
+        if terms.device == "cpu" and any(text.language == "cuda" for text in self.texts):
+            where, expected = f"{spec.name}, kernel {symbol}", "C or C++ for the CPU"
+            fix = 'bind it with op.kernel("cuda", ...), or write the kernel of the CPU in C or C++'
+            raise error("SL122", where=where, got="CUDA C++", expected=expected, fix=fix)
         read_strided(spec, f"sl.source(..., {symbol!r})", self.function.strided)
         configs = {symbol: terms.space.names} if terms.space is not None else None
         header = header_text({symbol: spec}, symbol, configs)
-        request = self.request
-        library = SourceLibrary(
-            spec.name,
-            symbol,
-            header,
-            self.texts,
-            request.flags,
-            request.include_dirs,
-            request.libraries,
-            request.architectures,
-        )
+        library = SourceLibrary(**vars(self.request), op=spec.name, symbol=symbol, header=header, texts=self.texts)
         # The path is not a file yet: a call looks here how to find or report the library.
         source_libraries[library.path] = library
         bound = CAbiImplementation(library.path, symbol, self.function.strided, self.function.align)

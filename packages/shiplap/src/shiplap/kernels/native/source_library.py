@@ -96,7 +96,19 @@ def gencode_flag(architecture: str) -> str:
 
 
 @dataclass(frozen=True)
-class SourceLibrary:
+class CompileRequest:
+    """The options of ``sl.source`` for the compiler, which are flags, folders of headers, libraries to link, and CUDA
+    architectures.
+    """
+
+    flags: tuple[str, ...]
+    include_dirs: tuple[Path, ...]
+    libraries: tuple[str, ...]
+    architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SourceLibrary(CompileRequest):
     """A kernel library that is compiled from the author's sources and the header of one declaration.
 
     Attributes:
@@ -104,20 +116,12 @@ class SourceLibrary:
         symbol: the name of the C function.
         header: the function's prototype and signature, in C.
         texts: the sources and the headers that they include.
-        flags: options for the compiler, as for ``sl.source``.
-        include_dirs: folders of headers, as for ``sl.source``.
-        libraries: libraries to link, as for ``sl.source``.
-        architectures: CUDA architectures, as for ``sl.source``.
     """
 
     op: str
     symbol: str
     header: str
     texts: tuple[SourceText, ...]
-    flags: tuple[str, ...]
-    include_dirs: tuple[Path, ...]
-    libraries: tuple[str, ...]
-    architectures: tuple[str, ...]
 
     @property
     def path(self) -> Path:
@@ -293,4 +297,33 @@ class SourceLibrary:
                 expected=f"the header {header}",
                 fix=f"pass the folder of {header} in include_dirs=",
             )
-        return error("SL421", where=where, got=problem, expected=f"{names} without an error of the compiler")
+        expected = f"{names} without an error of the compiler"
+        return error("SL421", where=where, got=problem, expected=expected, fix=self._fix_of_error(problem))
+
+    def _fix_of_error(self, problem: str) -> str:
+        """Return the fix for a compiler's output ``problem`` about a name that nothing declares, a library that is not
+        found, or a function that has other parameters than the declared one. For other errors, return an empty string.
+        """
+        if absent := re.search(r"(?:cannot find|unable to find library) -l([\w.+-]+)", problem):
+            return (
+                f"correct {absent[1]!r} in libraries=, or pass the folder of lib{absent[1]}.so or lib{absent[1]}.a as "
+                'flags=["-L/that/folder"]'
+            )
+        # As GCC says it for C++ and for C, and as nvcc and Clang do.
+        unknown = re.search(
+            r"['‘](\w+)['’] (?:was not declared|undeclared)|implicit declaration of function ['‘](\w+)|"
+            r'identifier "(\w+)" is undefined|use of undeclared identifier [\'‘](\w+)',
+            problem,
+        )
+        if unknown is not None:
+            name = next(filter(None, unknown.groups()))
+            library = "<stdio.h>" if {t.language for t in self.texts} <= {"c", ""} else "<cstdio>"
+            example = f", which is {library}" if name in ("snprintf", "printf", "fprintf") else ""
+            return f"write the #include of the header that declares {name}{example}, or correct the name"
+        if re.search(rf"conflicting (?:types for|declaration)[^\n]*\b{self.symbol}\b|only in linkage", problem):
+            return (
+                f"give {self.symbol} the parameters that shiplap header prints. If {self.symbol} is a function that is "
+                "to stay as it is, add an adapter to the sources: a function of another name with those parameters, "
+                f"which calls {self.symbol}. Pass its name as symbol= of sl.source"
+            )
+        return ""

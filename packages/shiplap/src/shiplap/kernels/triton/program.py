@@ -228,9 +228,11 @@ class _LaunchReader:
         parameters = tuple([self._parameter(name) for name in self.signature])
         constants = {p.name for p in parameters if p.kind in ("constant", "config", "computed")}
         given = self.declared.grid
-        axes = [given] if isinstance(given, (str, int)) else list(given)
+        axes = [given] if isinstance(given, (str, int)) else list(given) if isinstance(given, Iterable) else []
         if not 1 <= len(axes) <= 3:
-            raise error("SL618", where=self.where, got=f"grid={given!r}", expected="one to three sizes")
+            fix = 'write one to three sizes in words: grid="cdiv(n, BLOCK)", or grid=("n", "cdiv(m, BLOCK)") for two'
+            what, got = "the grid of the Triton kernel is not valid", f"grid={given!r}"
+            raise error("SL618", where=self.where, what=what, got=got, expected="one to three sizes", fix=fix)
         grid = tuple([self._expr(f"grid={axis!r}", str(axis), constants | set(self.configs)) for axis in axes])
         when = self.declared.when
         return KernelLaunch(parameters, grid, self._expr("when", when, set()) if when else None)

@@ -183,13 +183,10 @@ class PrintedOp:
         """Return the lines that return the results of the op's reference, held in the variable ``result``. Views of
         arguments are copied. Arguments that the reference returns after writing to them are left out.
         """
-        if not self.spec.results:
-            return ["return None"]
-        tensors = ", ".join(a.name for a in self.spec.tensors)
-        if self.spec.returned:  # the reference returns the arguments that it wrote to, too
+        if self.spec.results and self.spec.returned:  # the reference returns the arguments that it wrote to, too
             places = [i for i, r in enumerate(self.spec.returns) if not r.alias]
             result = f"({''.join(f'{result}[{i}], ' for i in places)})" if len(places) > 1 else f"{result}[{places[0]}]"
-        return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
+        return self._owned_return(result)
 
     def _checked_return(self, results: str) -> list[str]:
         """Return the lines that return ``results``, after a check that data-dependent sizes keep their bounds."""
@@ -277,17 +274,18 @@ class PrintedOp:
         given += [f"{k}={literal(v)}" for k, v in (config.items if config is not None else ())]
         wrote = [f"support.written({n}, {names[n]})" for n in self.spec.mutated]
         if not kernel.out_style:
-            return [*lines, f"result = {function}({', '.join(given)})", *wrote, *self._kernel_return("result")]
+            return [*lines, f"result = {function}({', '.join(given)})", *wrote, *self._owned_return("result")]
         given += [f"{o}=t_{o}" for o in kernel.outputs]
         outs = ", ".join(f"t_{o}" for o in kernel.outputs)
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
-    def _kernel_return(self, result: str) -> list[str]:
-        """Return the lines that return the variable ``result``, a kernel's results. Views of arguments are copied."""
+    def _owned_return(self, result: str) -> list[str]:
+        """Return the lines that return the op's results, the value of the expression ``result``. Views of arguments are
+        copied.
+        """
         if not self.spec.results:
             return ["return None"]
-        tensors = ", ".join(a.name for a in self.spec.tensors)
-        return self._checked_return(f"support.owned({result}, {tensors})")
+        return self._checked_return(f"support.owned({', '.join([result, *(a.name for a in self.spec.tensors)])})")
 
     def _workspace(self, kernel: Kernel) -> list[str]:
         """Return the lines that allocate the scratch memory of a kernel and assign it to the variable ``scratch``."""

@@ -26,7 +26,7 @@ from shiplap.rewrite.match import Level, Outcome
 from shiplap.rewrite.normalize_call import canonical_arguments
 from shiplap.rewrite.obstacle import RewriteObstacle
 from shiplap.rewrite.passthrough_ops import torch_call_name
-from shiplap.rewrite.program import Program, proving
+from shiplap.rewrite.program import Program, proving, seeded_draw
 from shiplap.rewrite.shipped.constant_masks import HiddenPart, hidden_part_of_step, simplify_masks
 from shiplap.rewrite.shipped.scores import ScoreStep
 from shiplap.torch_private.attention_kernels import attend_by_efficient_kernel
@@ -270,13 +270,7 @@ def _attend_with_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def _programs() -> Iterator[Program]:
     """Yield the programs on which the rewrite is proven."""
-    # A fixed seed: the proof of one digest must have one result.
-    rng = torch.Generator().manual_seed(0)
-
-    def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Return a tuple of tensors of the given shapes and dtype with normally distributed numbers from ``rng``."""
-        return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
-
+    drawn = seeded_draw()
     q, k = (2, 3, 5, 8), (2, 3, 7, 8)
     yield Program(_attend_causally, drawn(q, q, q), "a causal mask")
     yield Program(_attend_causally, drawn(q, q, q, dtype=torch.bfloat16), "a causal mask, bfloat16")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.rewrite.program import Program
+from shiplap.rewrite.program import Program, seeded_draw
 
 # The number that models fill into masked scores in place of minus infinity.
 LOWEST_FLOAT32 = torch.finfo(torch.float32).min
@@ -138,13 +138,7 @@ def attention_programs() -> Iterator[Program]:
     """Yield the programs on which the rewrite of attention is proven. A program is a function with arguments. Together
     they compute attention in the ways in which models write it, some in 16 bits or with symbolic sizes.
     """
-    # A fixed seed: the proof of one digest must have one result.
-    rng = torch.Generator().manual_seed(0)
-
-    def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Return a tuple of tensors of the given shapes and dtype with normally distributed numbers from ``rng``."""
-        return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
-
+    drawn = seeded_draw()
     q, k, v, of_batch = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 5, 7)
     yield Program(_attend_scaled_scores, drawn(q, k, (2, 3, 7, 6), of_batch), "a mask for each batch")
     yield Program(_attend_scaled_queries, drawn(q, k, v, (5, 7)), "scaled queries", constants=(3,))

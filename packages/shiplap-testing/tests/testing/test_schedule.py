@@ -1,0 +1,98 @@
+"""Which worker runs which tests."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shiplap_testing import forked, schedule
+
+TESTS = ["a.py::test_1", "b.py::test_1", "b.py::test_2", "c.py::test_1", "d.py::test_1", "e.py::test_1", "f.py::test_1"]
+ON_DEVICE = {"b.py::test_2", "d.py::test_1", "e.py::test_1"}
+
+
+class Node:
+    """A worker that only notes which tests it is given, and whether it is ended."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway, self.shutting_down, self.given = SimpleNamespace(id=name), False, list[str]()
+
+    def send_runtest_some(self, numbers: list[int]) -> None:
+        assert not self.shutting_down
+        self.given += [TESTS[number] for number in numbers]
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+class Run:
+    """A run of ``TESTS`` with ``count`` workers."""
+
+    def __init__(self, count: int) -> None:
+        config: Any = SimpleNamespace(
+            getvalue=lambda name: ["popen"] * count,
+            getoption=lambda name, default=None: default,
+            option=SimpleNamespace(loadscopereorder=False),
+        )
+        self.scheduler, self.nodes = schedule.make_scheduler(config, None), [Node(f"gw{n}") for n in range(count)]
+        for node in self.nodes:
+            self.begin(node)
+        self.scheduler.schedule()
+
+    def begin(self, node: Node) -> None:
+        self.scheduler.add_node(node)
+        self.scheduler.add_node_collection(node, TESTS)
+
+    def go_on(self) -> None:
+        """Run all tests that the workers are given."""
+        done = {id(node): 0 for node in self.nodes}
+        while any(len(node.given) > done[id(node)] for node in self.nodes):
+            for node in self.nodes:
+                for nodeid in node.given[done[id(node)] :]:
+                    self.scheduler.mark_test_complete(node, TESTS.index(nodeid))
+                    done[id(node)] += 1
+
+
+@pytest.fixture(autouse=True)
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(forked.FOLDER, str(tmp_path))
+    schedule.keep_tests_on_device(sorted(ON_DEVICE))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_worker_runs_all_that_loads_a_device_and_nothing_else(count: int) -> None:
+    run = Run(count)
+    run.go_on()
+    ran = [set(node.given) for node in run.nodes]
+    assert sorted(chain.from_iterable(node.given for node in run.nodes)) == TESTS
+    assert ON_DEVICE in ran
+    assert all(tests == ON_DEVICE or tests.isdisjoint(ON_DEVICE) for tests in ran)
+    assert all(node.shutting_down for node in run.nodes)
+    assert run.scheduler.tests_finished
+
+
+def test_a_single_worker_runs_everything() -> None:
+    run = Run(1)
+    run.go_on()
+    assert sorted(run.nodes[0].given) == TESTS
+
+
+def test_a_worker_that_has_ended_in_a_test_of_a_device_has_a_successor() -> None:
+    run = Run(2)
+    (loader,) = [node for node in run.nodes if ON_DEVICE & {*node.given}]
+    crashed = loader.given[0]
+    assert run.scheduler.remove_node(loader) == crashed
+    run.nodes.remove(loader)
+    run.nodes.append(Node("gw2"))
+    run.scheduler.add_node(run.nodes[-1])
+    run.scheduler.schedule()  # another worker has ended before this one has listed its tests
+    assert not run.nodes[-1].given
+    run.scheduler.add_node_collection(run.nodes[-1], TESTS)
+    run.scheduler.schedule()
+    run.go_on()
+    assert {*run.nodes[-1].given} == ON_DEVICE - {crashed}
+    assert sorted(run.nodes[0].given) == sorted({*TESTS} - ON_DEVICE)
