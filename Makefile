@@ -57,19 +57,25 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 	  echo "not all of it could be compiled: make test does so" >&2
 	@touch $@
 
-# What the demonstration uses, and no more: its own family, the core and the headers.
+# What the demonstration uses, and no more: its own family, the core and the headers, and what the last two require.
 DEMO_PACKAGES := shiplap-headers shiplap shiplap-sparse3d
-DEMO_EXTRA = $$($(BIN)/python -c 'import tomllib; project = tomllib.load(open("packages/shiplap-sparse3d/pyproject.toml", "rb")); \
-	print(*project["project"]["optional-dependencies"]["demo"])')
+DEMO_REQUIRED = $$($(BIN)/python -c 'import tomllib; \
+	core, family = [tomllib.load(open(f"packages/{name}/pyproject.toml", "rb"))["project"] for name in ("shiplap", "shiplap-sparse3d")]; \
+	required = [*core["dependencies"], *family["optional-dependencies"]["demo"]]; \
+	print(*[name for name in required if not name.startswith("shiplap")])')
 
-# The kernels are compiled while everything else is downloaded and unpacked, by one call of pip, since each call resolves
-# anew. Python files are compiled when they are imported, since the demonstration imports less than half of those that are
-# installed.
+# The kernels are compiled while torch is downloaded and unpacked. What compiles them lies in a folder of its own: two
+# calls of pip at a time must not install the same package. Of the instruction sets only the best one of this machine
+# and the baseline are compiled; `make install` compiles the others. Python files are compiled when they are imported,
+# since the demonstration imports less than half of those that are installed.
+DEMO_TOOLS := $(VENV)/demo-tools
 $(DEMO): $(DEMO_PACKAGES:%=packages/%/pyproject.toml) constraints.txt $(filter packages/shiplap-sparse3d/%,$(NATIVE)) | $(BIN)/python
-	$(PIP) --no-compile scikit-build-core cmake ninja hatchling editables
-	$(PIP) --no-build-isolation -e packages/shiplap-headers
-	@echo "installing torch and compiling kernels"; $(PIP) --no-build-isolation --no-deps -e packages/shiplap-sparse3d & kernels=$$!; \
-	$(PIP) --no-compile --no-build-isolation torch numpy -e packages/shiplap $(DEMO_EXTRA); torch=$$?; \
+	@echo "installing torch and compiling kernels"; required="$(DEMO_REQUIRED)"; \
+	($(PIP) --no-compile --upgrade --target $(DEMO_TOOLS) scikit-build-core cmake ninja hatchling editables && \
+	export PYTHONPATH="$(abspath $(DEMO_TOOLS))" SHIPLAP_INSTRUCTIONS=best && \
+	$(PIP) --no-build-isolation --no-deps -e packages/shiplap-headers && \
+	$(PIP) --no-build-isolation --no-deps -e packages/shiplap -e packages/shiplap-sparse3d) & kernels=$$!; \
+	$(PIP) --no-compile torch numpy $$required; torch=$$?; \
 	wait $$kernels && exit $$torch
 	@touch $@
 

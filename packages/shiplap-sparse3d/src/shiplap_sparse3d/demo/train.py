@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shiplap.plugin_api.compiling import try_best_instructions
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.score import iou
@@ -99,6 +100,8 @@ def train_network(
     tiles = random_tiles(described, recipe.levels, seed)
     losses, points, voxels, marks = [], [], [], [time.perf_counter()]
     progress("train", 0, recipe.steps, "compiling")
+    if compiled and backend == "inductor" and areas[0].xyz.device.type == "cpu":
+        try_best_instructions()
     for step in range(recipe.steps):
         tile = next(tiles)
         losses.append(_training_step(forward, tile, optimizer))

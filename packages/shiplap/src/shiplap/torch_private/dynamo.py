@@ -6,6 +6,7 @@ The compiler is imported when a function needs it.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -159,3 +160,26 @@ def processor_features() -> tuple[str, ...]:
     if "avx512" in names:
         return "avx2", "fma", "avx512f", "avx512dq", "avx512vl", "avx512bw"
     return ("avx2", "fma") if "avx2" in names else ()
+
+
+def try_best_instructions() -> bool:
+    """Try once whether the best vector instructions of this CPU compile and run, and return whether they do. If they
+    do, Inductor compiles for them in this process and tries no others.
+
+    Without this call, the first graph of a process with an empty cache waits while Inductor tries each set of
+    instructions of the CPU, although it takes only the best. Where the environment or Inductor's configuration names a
+    set, or on other machines than x86-64 Linux, nothing is tried and the result is False.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    here = sys.platform == "linux" and platform.machine() == "x86_64"
+    if not here or config.cpp.simdlen is not None or "ATEN_CPU_CAPABILITY" in os.environ:
+        return False
+    features = cpu_vec_isa.x86_isa_checker()
+    sets = [each for each in cpu_vec_isa.supported_vec_isa_list if all(name in features for name in str(each).split())]
+    # The truth value of a set is the result of its try.
+    if not sets or not sets[0]:
+        return False
+    with config.patch({"cpp.vec_isa_ok": True}):
+        cpu_vec_isa.valid_vec_isa_list()  # Inductor keeps this list, and takes its first entry
+    return True
