@@ -30,6 +30,31 @@ def _(grad, saved, needs):
 # gradient
 
 
+@sl.op("audit_autograd::powers")
+def powers(x: Float[Tensor, "n"], factors: Float[Tensor, "k"]) -> Float[Tensor, "n"]:
+    out = torch.zeros_like(x)
+    for factor in factors:  # without any, no result depends on an input
+        out = out * x + factor
+    return out
+
+
+@powers.backward
+def _(grad, saved, needs):
+    slope = value = torch.zeros_like(saved.x)
+    powers_of_x = [torch.ones_like(saved.x)]
+    for factor in saved.factors:
+        slope, value = slope * saved.x + value, value * saved.x + factor
+        powers_of_x.append(powers_of_x[-1] * saved.x)
+    sums = [(grad * p).sum() for p in reversed(powers_of_x[:-1])]
+    return {"x": grad * slope, "factors": torch.stack(sums)}
+
+
+def test_a_backward_is_called_where_the_reference_has_no_graph():
+    observation = look(powers, "gradient", seed=1)
+    assert observation.verdict == "fail"
+    assert "stack expects a non-empty TensorList" in observation.evidence
+
+
 # --8<-- [start:gradient]
 @sl.op("audit_autograd::factor_missing")
 def factor_missing(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

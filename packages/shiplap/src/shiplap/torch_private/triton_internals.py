@@ -141,6 +141,35 @@ def _specialisation_mark(attribute: object) -> str | None:
 launches: list[str] = []  # names of the kernels that have run
 edit: list[Callable[[str], str] | None] = [None]  # source of a template's kernel → source: a defect to be found
 
+_patched: set[type] = set()  # builders of the interpreter whose casts are right
+
+
+def correct_interpreted_casts() -> None:
+    """Make Triton's interpreter round float32 to bfloat16 as a device does. Later calls have no effect.
+
+    Its own cast cuts digits off, and damages subnormal numbers. A kernel casts in this way whenever it stores float32
+    values into a bfloat16 tensor.
+    """
+    import numpy
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    if builder in _patched:
+        return
+    _patched.add(builder)
+    own = builder.cast_impl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        """Return ``src`` as ``dst_type``, as the interpreter's own method does but for float32 to bfloat16."""
+        if src.dtype.scalar != tl.float32 or dst_type.scalar != tl.bfloat16:
+            return own(self, src, dst_type)
+        rounded = torch.from_numpy(numpy.array(src.data, numpy.float32)).bfloat16()
+        return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view(numpy.uint16), tl.bfloat16)
+
+    builder.cast_impl = cast_impl
+
+
 BLOCK = 32  # of generated pointwise kernels and reductions: the interpreter runs each block by itself
 
 

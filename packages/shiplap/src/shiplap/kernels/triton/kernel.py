@@ -44,6 +44,7 @@ from shiplap.kernels.triton.specialize import (
     why_form_unfit,
     with_constants,
 )
+from shiplap.torch_private.triton_internals import correct_interpreted_casts
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class LaunchedKernel(CFunctionKernel):
                 fix=f'bind the kernel with {spec.opname}.kernel("cuda", ...)',
             )
         if self.interpreted:
+            correct_interpreted_casts()
             self.native.settle("Triton's interpreter runs the kernel")
 
     def configure(self, values: Values) -> None:
