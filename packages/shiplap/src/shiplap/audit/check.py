@@ -310,7 +310,7 @@ def _shrink_failure(
         """
         nonlocal case, observation
         tried = subject.samples.make(recipe)
-        seen = tried and _look_at_another(check, subject, tried)
+        seen = None if tried is None else _look_at_another(check, subject, tried)
         if tried is not None and seen is not None:
             case, observation = tried, seen
         return seen is not None

@@ -573,9 +573,8 @@ class Samples:
         return self._sized[key]
 
     def layouts(self, base: SampleRecipe | None = None) -> Iterator[SampleCase]:
-        """Yield samples of the recipe ``base`` in other memory layouts. By default it is the recipe of the base sample.
-        Each layout is tried for each tensor argument alone, then for all arguments together. Samples whose tensors all
-        stay contiguous are left out.
+        """Yield samples of the recipe ``base``, by default that of the base sample, in other memory layouts. Each is
+        tried for each tensor argument alone, then for all together. Samples that stay contiguous are left out.
         """
         recipe = base or self.base
         for layout in LAYOUTS:
