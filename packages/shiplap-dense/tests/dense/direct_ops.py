@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int32
@@ -27,7 +27,7 @@ def gathered(
     reflect: bool = False,
     groups: int = 1,
     scale: float = 1.0,
-    after: str = "nothing",
+    after: Literal["nothing", "relu"] = "nothing",
 ) -> Float[Tensor, "m g*co"]:
     """``scale * (sum over k of feats[table[:, k]] @ weight[:, k] + bias)`` by groups; ``order`` changes no value."""
     taps = weight.flip(1) if reflect else weight

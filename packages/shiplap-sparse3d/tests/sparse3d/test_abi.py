@@ -404,11 +404,11 @@ GROUPS = [
 
 
 # Few input channels, for which sums are turned, panels that stay in registers, whole vectors, and the rest.
-CHANNELS = [(1, 16), (4, 16), (4, 40), (8, 64), (8, 24), (16, 16), (16, 4), (16, 72), (32, 48), (20, 48), (70, 33)]
+WIDTHS = [(1, 16), (4, 16), (4, 40), (8, 64), (8, 24), (16, 16), (16, 4), (16, 72), (32, 48), (20, 48), (70, 33)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("ci", "co"), sampled([pytest.param(*channels) for channels in CHANNELS], 3))
+@pytest.mark.parametrize(("ci", "co"), sampled([pytest.param(*channels) for channels in WIDTHS], 3))
 def test_conv_of_few_channels_and_of_whole_vectors(matrix, ci, co, dtype):
     """Rows of more than two blocks, of which the last ones are not whole. Reflected where the symbol takes that."""
     feats, weight, table, bias, grad = conv_case(ci, dtype, 1037, 900, 27, ci, co)
