@@ -54,7 +54,9 @@ def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Retu
         return result
     values = result_values(result, len(spec.returns))
     made = len(spec.made)
-    if len(values) != len(spec.returns) or values == [None] or _are_list_members(spec, values):
+    # A comparison of lists would compare tensors with None, which torch 2.11 does not trace.
+    nothing = len(values) == 1 and values[0] is None
+    if len(values) != len(spec.returns) or nothing or _are_list_members(spec, values):
         return result if made else None
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     for declared, value in zip(spec.returns, values, strict=True):
