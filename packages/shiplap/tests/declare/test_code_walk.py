@@ -362,6 +362,26 @@ class Stand:
         raise RuntimeError(self.why)
 
 
+def test_the_class_behind_a_name_for_its_method_apply_is_followed():
+    """In torch 2.15 the method is a compiled function."""
+
+    def made(factor):
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * factor
+
+        scaled = Scaled.apply
+
+        def root(x):
+            return scaled(x)
+
+        return root
+
+    assert code_digest(made(2)) != code_digest(made(3))
+    assert not first_unfollowed(made(2))
+
+
 def test_an_object_that_raises_where_it_has_no_attribute_is_followed():
     def root(x):
         return x if stand is None else -x

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterator
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, ClassVar, TypeAlias
+
+import torch
 
 AnyValue: TypeAlias = Any  # an author's code may hold a value of any type
 
@@ -35,6 +37,17 @@ class HasCode(metaclass=_ListsPublicNames):
         """Yield ``(text, value)`` for each property on which the behaviour of the object depends. ``text`` becomes a
         part of the object's digest. ``value`` is an object whose code becomes a part of it as well, or None.
         """
+
+
+def applied_class(value: AnyValue) -> type[torch.autograd.Function] | None:
+    """Return the subclass of ``torch.autograd.Function`` whose method ``apply`` is ``value``, or None for another
+    value.
+    """
+    # Since torch 2.15 the method is a compiled function with the class as its object.
+    if not isinstance(value, (MethodType, BuiltinFunctionType)) or getattr(value, "__name__", "") != "apply":
+        return None
+    owner = value.__self__
+    return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None
 
 
 def defining_module(value: AnyValue) -> str:

@@ -38,7 +38,6 @@ from types import (
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
 
 from shiplap.declare.code_files import (
     extension_file,
@@ -54,6 +53,7 @@ from shiplap.declare.code_files import (
 from shiplap.declare.code_parts import (
     AnyValue,
     HasCode,
+    applied_class,
     closure_cell_value,
     defining_module,
     instance_dict,
@@ -301,8 +301,8 @@ class _CodeWalk:
         """Add the parts that describe a value from the queue. They depend on its type, such as function or class."""
         if isinstance(value, FunctionType):
             self._function(value)
-        elif isinstance(value, MethodType):
-            self.add("data", f"method {self.text(value.__func__)} of {self.text(value.__self__)}")
+        elif isinstance(value, MethodType) or applied_class(value) is not None:
+            self.add("data", f"method {self.text(getattr(value, '__func__', 'apply'))} of {self.text(value.__self__)}")
         elif isinstance(value, (partial, partialmethod)):
             self.add("data", f"partial {self.text(value.func)} {self.text(value.args)} {self.text(value.keywords)}")
         elif isinstance(value, HasCode):
@@ -482,7 +482,7 @@ class _CodeWalk:
         for kind in _CONTAINERS:
             if isinstance(value, kind):
                 self.add("data", self.text(kind(kind.__iter__(value))))
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             self._tensor(value)
         self._attributes(value)
 
@@ -514,7 +514,7 @@ class _CodeWalk:
                 self._file(file)
             self._unfollowed(f"{name}, which is not written in Python")
 
-    def _tensor(self, value: Tensor) -> None:
+    def _tensor(self, value: torch.Tensor) -> None:
         """Add the dtype, shape and values of a tensor. If the values cannot be read, add that, too."""
         text, read = tensor_text(value) if self.reads_data else ("", True)
         self.add("data", text)
@@ -526,7 +526,7 @@ class _CodeWalk:
         cls = type(value)
         module, top = defining_module(cls), top_package(defining_module(cls))
         self.add("library", f"{version_text(top)} {module}.{cls.__qualname__}", top)
-        if isinstance(value, Tensor):
+        if isinstance(value, torch.Tensor):
             self._tensor(value)
         elif isinstance(value, ctypes.CDLL):
             self._library(value._name)

@@ -12,13 +12,13 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
 from typing import Any, NoReturn, TypeAlias, TypeGuard, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from shiplap.declare.choices import convert_call
+from shiplap.declare.code_parts import applied_class
 from shiplap.declare.gradient import GradientFn
 from shiplap.declare.named_parameters import callable_name
 from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
@@ -277,8 +277,7 @@ def read_source(
     ``devices`` are the device types on which it is called. If empty, they are those for which it has kernels.
     ``differentiable`` states whether autograd can differentiate a function. It is None for any other source.
     """
-    if isinstance(source, MethodType) and source.__name__ == "apply" and _is_function_class(source.__self__):
-        source = source.__self__
+    source = applied_class(source) or source
     if differentiable is not None and (isinstance(source, (str, type)) or not callable(source)):
         got, fix = f"differentiable={differentiable}", "leave differentiable= out"
         raise _unfit_source_error(spec, got, "a function as the source, with differentiable=", fix)
