@@ -44,7 +44,7 @@ def applied_class(value: AnyValue) -> type[torch.autograd.Function] | None:
     value.
     """
     # Since torch 2.15 the method is a compiled function with the class as its object.
-    if not isinstance(value, (MethodType, BuiltinFunctionType)) or getattr(value, "__name__", "") != "apply":
+    if not isinstance(value, (MethodType, BuiltinFunctionType)) or value.__name__ != "apply":
         return None
     owner = value.__self__
     return owner if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) else None

@@ -4,7 +4,6 @@ From its roots the walk follows functions, methods, properties, classes with the
 decorators, partial functions, containers, Triton kernels, declared ops, and the globals and modules that code names, in
 any file. It does not enter Python, torch and well-known libraries, whose versions identify them. Some code hides what
 it uses by ``getattr`` of a computed name, ``eval``, late imports or C code. All files of its package are then included.
-
 What the code itself assigns to or changes in place, such as a table that it fills at the first call, is state. It is
 left out, since an identity would otherwise change while the program runs. The files of its module are included instead.
 """
@@ -302,7 +301,8 @@ class _CodeWalk:
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType) or applied_class(value) is not None:
-            self.add("data", f"method {self.text(getattr(value, '__func__', 'apply'))} of {self.text(value.__self__)}")
+            function = value.__func__ if isinstance(value, MethodType) else "apply"
+            self.add("data", f"method {self.text(function)} of {self.text(value.__self__)}")
         elif isinstance(value, (partial, partialmethod)):
             self.add("data", f"partial {self.text(value.func)} {self.text(value.args)} {self.text(value.keywords)}")
         elif isinstance(value, HasCode):

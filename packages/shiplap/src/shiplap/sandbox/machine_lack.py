@@ -10,6 +10,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+import torch
+
 from shiplap.sandbox.landlock import MAX_FILES
 from shiplap.sandbox.supervisor import SandboxedProcess
 
@@ -25,6 +27,8 @@ LACK_TEXTS = {
     errno.EAGAIN: "can't start new thread|Resource temporarily unavailable",
 }
 """The texts of errors that tell of a lack."""
+DEVICE_LACK_TEXT = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory"
+CROWDED_SHARE = 0.5  # of the memory of a device: other programs may hold it if less is free
 
 
 def available_memory() -> int:
@@ -81,13 +85,26 @@ def _exceeds_quota(folder: str) -> bool:
     return False
 
 
+def _is_a_device_crowded() -> bool:
+    """Return whether less than half of the memory of a device is free. Devices that this process does not use are not
+    looked at.
+    """
+    if not torch.cuda.is_initialized():
+        return False
+    sizes = (torch.cuda.mem_get_info(at) for at in range(torch.cuda.device_count()))
+    return any(free < CROWDED_SHARE * total for free, total in sizes)
+
+
 def find_lack(text: str, process: SandboxedProcess) -> str:
     """Return the error ``text`` of a sandboxed process, preceded by the name of the resource that the machine lacks.
     Return an empty string if no lack explains the error.
 
     A process that exceeds its own limits fails with the same texts. A resource therefore counts as lacking only if the
-    machine has less of it left than the process may use.
+    machine has less of it left than the process may use. The memory of a device has no limit for a process. It counts
+    as lacking if less than half of it is free, since programs that run beside may hold the rest.
     """
+    if re.search(DEVICE_LACK_TEXT, text) and _is_a_device_crowded():
+        return f"too little free memory on a device: {text}"
     disk, bounds = os.statvfs(process.launcher.folder), process.bounds
     full = disk.f_files > 0 and disk.f_favail < FREE_NAMES
     lacks = {
