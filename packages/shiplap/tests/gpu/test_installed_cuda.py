@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 CAPABILITY = torch.cuda.get_device_capability()  # the import uses the device
 
@@ -41,6 +42,7 @@ class Right(Function):
         return launch(x.contiguous())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         return launch(grad.contiguous())
 

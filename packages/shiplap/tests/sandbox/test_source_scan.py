@@ -18,7 +18,18 @@ from shiplap.sandbox.source_scan import (
     texts_in_source,
 )
 from shiplap.sandbox.unsteady_source import find_call_counters
+from shiplap_testing.forked import python
 
+EXPORT = """
+import torch
+class First(torch.nn.Module):
+    def forward(self, x):
+        import shiplap.inductor.lower  # as the first call of an op with a template does
+        return x + 1
+torch.export.export(First(), (torch.ones(2),), strict=False)
+from shiplap.sandbox.source_scan import NUMBER_FUNCTIONS
+print(NUMBER_FUNCTIONS["max"](2, 3), NUMBER_FUNCTIONS["sqrt"](4))
+"""
 KERNEL = "from helper import f\ndef candidate(x): return f(x)\n"
 
 
@@ -164,3 +175,9 @@ def test_texts_of_a_reference_are_words_of_its_code(kernel: Path) -> None:
 def test_parameters_of_a_candidate_are_read_from_its_source(kernel: Path, text: str, names: list[str]) -> None:
     kernel.write_text(text)
     assert parameters_in_source(str(kernel), ("ModelNew", "candidate")) == names
+
+
+def test_it_is_imported_while_torch_exports_a_program() -> None:
+    """Meanwhile torch replaces ``max`` and ``min`` by objects without a name."""
+    done = python("-c", EXPORT)
+    assert (done.returncode, done.stdout) == (0, "3 2.0\n"), done.stderr

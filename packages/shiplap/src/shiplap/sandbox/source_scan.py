@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 import operator
 import os
@@ -271,9 +272,14 @@ def _constants_in_source(file: str) -> list[float]:
 
 
 LARGEST_BASE, LARGEST_POWER = 1 << 24, 64
+# By names: an import may come while torch.export traces, which replaces max, min and math.pow by functions without one.
 NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{f.__name__: f for f in (abs, float, int, len, max, min, ord, pow, round, sum)},
-    **{f.__name__: f for f in (math.ceil, math.comb, math.floor, math.gcd, math.isqrt, math.lcm, math.prod, math.sqrt)},
+    name: getattr(module, name)
+    for module, names in (
+        (builtins, "abs float int len max min ord pow round sum"),
+        (math, "ceil comb floor gcd isqrt lcm prod sqrt"),
+    )
+    for name in names.split()
 }
 """Functions by which code may put a number together. Each takes little time for small numbers and short texts."""
 NUMBER_OPERATORS: dict[type, Callable[..., Any]] = {
