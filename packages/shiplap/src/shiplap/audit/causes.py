@@ -11,7 +11,7 @@ from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import is_large
 from shiplap.sampling.run import all_finite, reference_effects
-from shiplap.sandbox.machine_lack import LACK_TEXTS
+from shiplap.sandbox.machine_lack import DEVICE_LACK_TEXT, LACK_TEXTS
 
 # An axis in which all failing samples differ from the first one, and the repair of that. The most telling comes first.
 AXIS_FIXES = {
@@ -105,7 +105,7 @@ def lack_in_reasons(reasons: Iterable[str]) -> str:
     for reason in reasons:
         if advice := environment_fault(reason):
             return advice
-        if any(re.search(text, reason) for text in LACK_TEXTS.values()):
+        if any(re.search(text, reason) for text in (*LACK_TEXTS.values(), DEVICE_LACK_TEXT)):
             return f"{reason}: the machine lacks it, so free some and audit again"
     return ""
 

@@ -221,7 +221,7 @@ class Check:
         except LaunchTooLong as e:
             return Observation(skip=str(e), limited=True)
         except Exception as e:
-            if missing := why_reference_missing(e) or _why_unimplemented(e):
+            if missing := why_reference_missing(e) or why_unimplemented(e):
                 return Observation(missed=missing)
             # One error of the call itself is reported once, and not by each check.
             key = e.id if isinstance(e, ShiplapError) else error_line(e)
@@ -276,7 +276,7 @@ def _why_reference_refuses(op: Op, case: SampleCase) -> str:
     return reference_error(op, tree_map(lambda t: t.cpu(), case.args))
 
 
-def _why_unimplemented(e: Exception) -> str:
+def why_unimplemented(e: Exception) -> str:
     """Return the message of ``e`` with advice if it says that torch has no kernel for a dtype. Return an empty string
     for other errors.
     """
@@ -354,7 +354,8 @@ class _CheckTally:
         the machine causes, such as a missing compiler, counts as ``missed``.
         """
         unseen = (observation.skip, observation.note, *(why for _, why in observation.declined))
-        if lacking := environment_fault(observation.problem) or lack_in_reasons(unseen):
+        lacking = environment_fault(observation.problem)
+        if lacking := lacking or ("" if observation.problem else lack_in_reasons(unseen)):
             observation = Observation(missed=lacking)
         if observation.missed:
             self.missed.append(observation.missed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shiplap.audit.causes import lack_in_reasons
-from shiplap.audit.check import Observation
+from shiplap.audit.check import Observation, why_unimplemented
 from shiplap.dispatch import Op
 from shiplap.errors import ArgumentError, error_line
 from shiplap.sampling.case import SampleCase
@@ -12,14 +12,14 @@ from shiplap.sampling.run import needs_builder, run_op, why_reference_missing
 
 def observe_reference_error(op: Op, case: SampleCase, e: Exception) -> Observation:
     """Return the observation of a sample for which the reference of the op has raised ``e``. Raise ``e`` again if the
-    reference is not written yet.
+    reference is not written yet or torch lacks its dtype, which the check counts as missed.
 
     It has a problem, since the declaration admits the sample, unless the machine lacks memory, the op refuses the
     sample with the same error id, or integers were drawn without a builder of samples.
     """
     if isinstance(e, ArgumentError):  # a precondition on values, which the declaration cannot express
         return _observe_refusal(op, case, e)
-    if why_reference_missing(e):
+    if why_reference_missing(e) or why_unimplemented(e):
         raise e
     if lacking := lack_in_reasons([error_line(e)]):
         return Observation(missed=lacking)

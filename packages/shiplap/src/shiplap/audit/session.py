@@ -204,7 +204,7 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
     """
     if time.monotonic() > subject.deadline:
         reason = check.skips(subject.op)
-        if check.obligations == ("capture",) and torch.device(plan.device).type != "cuda":
+        if check.name in ("cuda_graph", "cudagraph_trees") and torch.device(plan.device).type != "cuda":
             reason = NO_CAPTURE
         if reason:
             return Finding(check.name, "skip", subject.name, reason)

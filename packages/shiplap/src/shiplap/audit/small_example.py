@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies, tensors_among, tree_map
+from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
+from shiplap.sampling.case import SampleCase, arguments_by_name, is_float8, plain_copies, tensors_among, tree_map
 from shiplap.sampling.layouts import clone_exactly
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import (
@@ -48,7 +49,7 @@ def describe_example(op: Op, check: str, case: SampleCase, fails: Callable[[Samp
         try:
             few = all(t.numel() <= MOST_SHOWN for t in tensors_among(tried.args))
             text = show(op, tried) if few and fails(tried) else ""
-        except Exception:  # round numbers may be no valid arguments
+        except (Exception, LaunchTooLong):  # round numbers may be no valid arguments
             continue
         if text:
             return text
@@ -86,7 +87,11 @@ def _round(t: Tensor) -> Tensor:
     floating-point numbers is only copied.
     """
     copy = clone_exactly(t)
-    return copy.mul_(2).round_().clamp_(-4, 4) if t.is_floating_point() else copy
+    # Elements of an expanded tensor share memory, so its whole storage is rounded.
+    if t.is_floating_point() and not is_float8(t):
+        whole = copy.as_strided((copy.untyped_storage().nbytes() // copy.itemsize,), (1,), 0)
+        whole.mul_(2).round_().clamp_(-4, 4)
+    return copy
 
 
 def _show_results(op: Op, case: SampleCase) -> str:

@@ -309,7 +309,7 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
 
     If SIGINT or SIGTERM ends the work of a single thread, the findings until then are returned.
     """
-    from shiplap.audit import CHECKS
+    from shiplap.audit import CHECKS, Finding
     from shiplap.audit.checks import load_check
     from shiplap.audit.child_process import can_isolate
     from shiplap.tuning.engine import tuning_progress
@@ -338,12 +338,18 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
             for part in pool.map(lambda op: _audit_op(op, asked, advance), ops):
                 results.add(part)
             return results
+        op = None
         try:
             with _interrupt_on_termination():
                 for op in ops:
+                    until_now.clear()  # the results have those of the ops before
                     results.add(_audit_op(op, asked, advance))
         except KeyboardInterrupt:
-            results.findings = until_now
+            results.findings += until_now
+            if op is not None:  # what was left out is never right
+                results.findings.append(
+                    Finding("samples", "incomplete", op.spec.name, "a signal ended the audit of the op")
+                )
             console.note("ended by a signal: the report shows the checks until then")
     return results
 

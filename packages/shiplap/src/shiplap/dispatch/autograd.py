@@ -140,7 +140,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
             gradients = second(grads, saved, needs, of.shapes, of.level)
         else:
             gradients = backward.fn(grads[0] if single else grads, saved, needs)
-        device = next((g.device for g in grads if isinstance(g, Tensor)), None)
+        # Results of a traced op may be on another device than its arguments.
+        device = None if spec.traced else next((g.device for g in grads if isinstance(g, Tensor)), None)
         backward.check(spec, of.shapes, gradients, wanted, device)
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
         return tuple(

@@ -482,7 +482,11 @@ def _compare_operators(
     if same := describe_resubmission(own, first):
         raise CandidateError("resubmitted", same)
     # A candidate may hide its operators in the first call only.
-    if _in_any_order(witness.list_operators(args, expected)) != _in_any_order(first):
+    again = witness.list_operators(args, expected)
+    if isinstance(again, str):
+        case.missing["operators"] = f"those of a second call of the candidate cannot be listed: {again}"[:300]
+        return
+    if _in_any_order(again) != _in_any_order(first):
         raise CandidateError("remembers", "a second call on the same values runs other operators than the first")
     witness.check_interpreter()
     most = max(sum(use.count for use in listed) for listed in (first, own) if not isinstance(listed, str))

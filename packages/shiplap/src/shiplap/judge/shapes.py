@@ -64,16 +64,18 @@ def varied_shapes(own: Shapes) -> Iterator[Shapes]:
 
 
 def shapes_near_constants(own: Shapes, numbers: Sequence[int], limit: int) -> Iterator[Shapes]:
-    """Yield the shapes ``own`` with one size, wherever it occurs, replaced by one of the positive ``numbers`` or by one
-    more, or with two sizes replaced by two of the numbers, in random and secret order. If that makes more than
-    ``limit`` elements, the other sizes become small.
+    """Yield the shapes ``own`` with one size, wherever it occurs, replaced by one of the positive ``numbers``, then by
+    one more, then with two sizes replaced by two of the numbers, each in random and secret order. If that makes more
+    than ``limit`` elements, the other sizes become small.
     """
     sizes, numbers = varied_sizes(own), [n for n in dict.fromkeys(numbers) if n > 0]
-    changes = [{size: n + more} for size in sizes for n in numbers for more in (0, 1)]
+    exact, above = ([{size: n + more} for size in sizes for n in numbers] for more in (0, 1))
     both = [{a: m, b: n} for a, b in permutations(sizes, 2) for m, n in combinations(numbers, 2)]
-    changes += SECRET_RANDOM.sample(both, min(PAIRS_OF_NUMBERS, len(both)))
-    SECRET_RANDOM.shuffle(changes)
-    for new in changes:
+    both = SECRET_RANDOM.sample(both, min(PAIRS_OF_NUMBERS, len(both)))
+    # What the code compares is the likeliest to be decided on, and not all of these may be tried.
+    for changes in (exact, above):
+        SECRET_RANDOM.shuffle(changes)
+    for new in (*exact, *above, *both):
         shapes = tuple(tuple(new.get(n, n) for n in s) for s in own)
         if count_elements(shapes) > limit:
             small = {n: 2 + SECRET_RANDOM.randrange(3) for n in sizes if n not in new}

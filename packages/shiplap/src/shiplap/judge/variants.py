@@ -357,19 +357,19 @@ def _other_shape_forms(
 ) -> list[InputForm]:
     """Return forms of inputs whose shapes differ from ``own``, and which the reference accepts.
 
-    ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, and at most twice as many
-    have sizes from ``constants`` of the candidate's code. Shapes of more than ``limit`` elements together are left out,
-    since the reference would take too long, but for sizes near the first constants. ``reduced`` is copied into the
+    ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, and at most three times as
+    many have sizes from ``constants`` of the candidate's code. Shapes of more than ``limit`` elements together are left
+    out, since the reference would take too long, but for sizes near the first constants. ``reduced`` is copied into the
     forms, and says that their shapes stand for large ones.
     """
     forms: dict[Shapes, InputForm] = {}
     limit, numbers = max(limit, ROOM), [int(v) for v in constants if v == int(v)]
     # What the code compares comes first.
     compared = shapes_near_constants(own, numbers[:COMPARED_NUMBERS], limit)
-    for listed, largest in (
-        (varied_shapes(own), limit),
-        (compared, FAR_ELEMENTS if constants else 0),
-        (shapes_from_constants(own, numbers[COMPARED_NUMBERS:]), limit),
+    for listed, largest, most_of in (
+        (varied_shapes(own), limit, most),
+        (compared, max(limit, FAR_ELEMENTS) if constants else 0, 2 * most),
+        (shapes_from_constants(own, numbers[COMPARED_NUMBERS:]), limit, most),
     ):
         fitting, tried = 0, 0
         for shapes in listed:
@@ -384,7 +384,7 @@ def _other_shape_forms(
                 forms[shapes] = form
                 fitting += 1
             # A reference that refuses most shapes must not use up the time.
-            if fitting == most or tried == 4 * most:
+            if fitting == most_of or tried == 4 * most_of:
                 break
     return list(forms.values())
 

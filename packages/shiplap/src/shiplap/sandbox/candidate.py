@@ -588,12 +588,12 @@ def _memory_fault(e: OSError, what: str) -> CandidateError:
 
 
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
-    """Return the difference of ``got`` from ``expected``. Raise ``CandidateError`` if they cannot be compared, and
-    ``torch.OutOfMemoryError`` if the device has no memory left for that.
+    """Return the difference of ``got`` from ``expected``. Raise ``CandidateError`` if they cannot be compared. It is a
+    ``MachineLack`` if the device has no memory left for that.
     """
     try:
         return expected.against(got)
-    except torch.OutOfMemoryError:
-        raise
+    except torch.OutOfMemoryError as e:
+        raise MachineLack(f"no memory of the device is left to compare results: {error_line(e)}"[:300]) from None
     except INVALID as e:
         raise CandidateError("answer", f"results that cannot be compared: {error_line(e)}"[:300]) from None

@@ -86,13 +86,16 @@ def _exceeds_quota(folder: str) -> bool:
 
 
 def _is_a_device_crowded() -> bool:
-    """Return whether less than half of the memory of a device is free. Devices that this process does not use are not
-    looked at.
+    """Return whether less than half of the memory of this process's current device is free, or none for a context.
+    Return False if this process uses no device.
     """
     if not torch.cuda.is_initialized():
         return False
-    sizes = (torch.cuda.mem_get_info(at) for at in range(torch.cuda.device_count()))
-    return any(free < CROWDED_SHARE * total for free, total in sizes)
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:
+        return True
+    return free < CROWDED_SHARE * total
 
 
 def find_lack(text: str, process: SandboxedProcess) -> str:
@@ -101,7 +104,8 @@ def find_lack(text: str, process: SandboxedProcess) -> str:
 
     A process that exceeds its own limits fails with the same texts. A resource therefore counts as lacking only if the
     machine has less of it left than the process may use. The memory of a device has no limit for a process. It counts
-    as lacking if less than half of it is free, since programs that run beside may hold the rest.
+    as lacking if less than half of it is free, since programs that run beside may hold the rest. What the process
+    itself holds is counted in.
     """
     if re.search(DEVICE_LACK_TEXT, text) and _is_a_device_crowded():
         return f"too little free memory on a device: {text}"
