@@ -6,7 +6,9 @@ or more differs by more than 5 % from do_bench's. Shorter calls are shown beside
 caches full of values that have to be written back, its own events take some microseconds, and it times a slow launch.
 Its times with caches that were filled by reads and a busy device (``--clean``), and of a kernel of one element, show
 how much that is. ``--part 2/8`` judges every eighth kernel, beginning with the third, and ``--only`` those of a name.
-Candidates of ``--jobs`` judgements compile side by side; what is timed runs alone. Cheats are judged side by side.
+``--jobs`` judgements load, compile and check side by side; times are measured alone. Cheats are judged side by side.
+Each begins in a launcher that has started and has imported what the candidates import of torch and Triton, as in a
+service that judges one candidate after the other.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from _judged_kernels import CAP, KERNELS, PRODUCT, SLOW_TO_COMPILE
 
 import shiplap as sl
 from shiplap.judge import JudgeResult
+from shiplap.judge.library_imports import library_modules
 from shiplap.judge.suite_run import TimingTurns
 from shiplap.sandbox.load_candidate import load_named
 from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap.torch_private.dynamo import VECTOR_MODULE
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON = """import torch
@@ -320,10 +324,10 @@ def _judge(case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespa
     it.write_text(candidate)
     options: dict[str, Any] = {"device": DEVICE, "seconds": asked.seconds, "rounds": asked.rounds}
     peers, references, clean = [0.0], [0.0], [0.0]
-    with turns.judgement() as take_turn, _launcher() as launcher:
+    with turns.judgement() as turn, _launcher() as launcher:
         # Cheats are refused for other reasons than their times.
         options |= {"vary_shapes": not asked.fixed_shapes, "launcher": launcher}
-        options |= {"compiled_first": take_turn} if honest else {}
+        options |= {"turn": turn} if honest else {}
         result = sl.judge(ref, it, **options)
         if honest and not re.search(asked.alone, name):
             peers, references = _by_do_bench(ref, it), _by_do_bench(ref, ref, "reference")
@@ -344,6 +348,25 @@ def _launcher() -> Iterator[SandboxLauncher]:
         yield launcher
     finally:
         _FREE.append(launcher)
+
+
+def _warm_launchers(wanted: list[tuple[str, str, str, bool]], count: int) -> list[SandboxLauncher]:
+    """Return launchers that have imported the modules of torch and Triton that candidates among ``wanted`` import. This
+    process makes its first gradient on the GPU meanwhile.
+    """
+    launchers, began = [SandboxLauncher() for _ in range(count)], time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [Path(folder, f"it{number}.py") for number in range(len(wanted))]
+        for source, case in zip(sources, wanted, strict=True):
+            source.write_text(case[2])
+        modules = sorted({m for source in sources for m in library_modules(str(source))} - {VECTOR_MODULE})
+    with ThreadPoolExecutor(count) as pool:
+        warmed = [pool.submit(launcher.import_libraries, modules) for launcher in launchers]
+        (torch.randn(64, 64, device=DEVICE, requires_grad=True) @ torch.randn(64, 64, device=DEVICE)).sum().backward()
+        for each in warmed:
+            each.result()
+    print(json.dumps({"seconds_of_the_start": round(time.monotonic() - began, 1), "modules": modules}), flush=True)
+    return launchers
 
 
 def _asked() -> argparse.Namespace:
@@ -376,6 +399,7 @@ def main() -> int:
         line.split()[1] for case in wanted for line in case[2].splitlines() if line.startswith("from liger")
     }:
         importlib.import_module(module)  # it takes seconds, which would count for another judgement
+    _FREE.extend(_warm_launchers(wanted, asked.jobs))
     began, turns = time.monotonic(), TimingTurns()
 
     def judge(number: int) -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.protocol import Done, ImportModule, LoadTarget
-from shiplap.sandbox.supervisor import RequestFailed, SandboxLauncher
+from shiplap.sandbox.request_errors import RequestFailed
+from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap_testing import forked as forked_processes
 from shiplap_testing.launchers import ForkedProcess, forked_launchers, ordinary_launchers
 

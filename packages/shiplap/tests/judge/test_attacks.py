@@ -15,7 +15,8 @@ from shiplap.judge.target import JudgeTarget
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.candidate import CallOutcome
 from shiplap.sandbox.protocol import Inspect
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.attacks import ATTACKS
 from tests.judge.cheats import HEAD

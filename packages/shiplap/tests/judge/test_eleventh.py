@@ -11,7 +11,7 @@ import shiplap as sl
 from shiplap.judge.shapes import shapes_near_constants, varied_shapes
 from shiplap.judge.variants import InputFacts, make_input_forms, vary_arguments
 from shiplap.sandbox.source_scan import constants_in_sources
-from shiplap.sandbox.unsteady_source import find_unsteady_decisions
+from shiplap.sandbox.unsteady_source import TOO_DEEP, find_unsteady_decisions
 from shiplap_testing.effort import sampled
 from tests.judge.eleventh import LATER, SOUND, WRONG
 from tests.judge.tenth import HEAD
@@ -116,3 +116,16 @@ def test_values_lie_beyond_a_constant_as_a_whole_and_huge_ones_are_tried() -> No
     assert any(bool((values < -33.5).all()) for values in about)
     (huge,) = (form for form in forms if form.kind == "huge" and not form.layout)
     assert float(vary_arguments(first, huge, 1)[0].abs().max()) > 1 << 31
+
+
+def test_a_long_sum_does_not_end_the_search(tmp_path: Path) -> None:
+    counted = "def candidate(x, w):\n    return x if time.perf_counter() > 600 else w\n"
+    long = f"TOTAL = {' + '.join(['1'] * 1500)}\n"
+    assert decisions(tmp_path, f"import time\n{counted}{long}") == decisions(tmp_path, f"import time\n{counted}")
+    assert not decisions(tmp_path, long)
+
+
+def test_what_is_nested_too_deeply_to_be_looked_through_is_a_decision(tmp_path: Path) -> None:
+    deep = f"TOTAL = {' + '.join(['1'] * 90_000)}\n"
+    assert decisions(tmp_path, deep) == [TOO_DEEP]
+    assert not decisions(tmp_path, "this is no Python\n")

@@ -11,8 +11,9 @@ import shiplap as sl
 from shiplap.judge.checks import ENDURANCE_CALLS, describe_leak
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_scheduler_usage
 from shiplap.sandbox.protocol import Inspect, pack_message, send_message
+from shiplap.sandbox.request_errors import ProcessEnded
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded
+from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fresh import FRESH, HELPED, LAYERS

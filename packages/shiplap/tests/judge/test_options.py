@@ -16,7 +16,8 @@ from shiplap.sandbox import supervisor
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.protocol import Inspect, LoadTarget
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout
+from shiplap.sandbox.request_errors import ProcessEnded, Timeout
+from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
 from shiplap_testing.effort import sampled
 from shiplap_testing.launchers import ordinary_launchers
 from tests.judge.cheats import HEAD

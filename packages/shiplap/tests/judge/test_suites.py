@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from shiplap.judge import JudgeOptions
+from shiplap.judge import JudgeOptions, suite_run
 from shiplap.judge.suite_run import SuiteVerdict, TimingTurns, describe_suite, read_verdicts, run_suite
-from shiplap.judge.suites import SuiteFolders, find_problems
+from shiplap.judge.suites import SuiteFolders, SuiteProblem, find_problems
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
@@ -186,17 +186,20 @@ def test_verdicts_are_kept_and_a_later_run_goes_on(suite, tmp_path):
     assert next(run_suite(problems[1:], changed, file=out)).digest != again[1].digest
 
 
-def test_only_one_judgement_runs_once_candidates_have_compiled():
+def test_judgements_check_side_by_side_and_measure_times_alone():
     turns, running, most, order = TimingTurns(), [], [], []
 
     def judge(number):
-        with turns.judgement() as take_turn:
-            order.append(("compiles", number))
-            barrier.wait(120)  # all compile at the same time
-            take_turn()
+        with turns.judgement() as turn:
+            order.append(("checks", number))
+            barrier.wait(120)  # all check at the same time
+            turn(False)
+            turn(True)
             running.append(number)
             most.append(len(running))
-            order.append(("runs", number))
+            order.append(("times", number))
+            turn(False)  # a step behind the times does not give the turn back
+            most.append(len(running))
             running.remove(number)
 
     barrier = threading.Barrier(3)
@@ -205,18 +208,79 @@ def test_only_one_judgement_runs_once_candidates_have_compiled():
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert most == [1, 1, 1]
-    assert [what for what, _ in order] == ["compiles"] * 3 + ["runs"] * 3
+    assert most == [1] * 6
+    assert [what for what, _ in order] == ["checks"] * 3 + ["times"] * 3
+
+
+def test_a_judgement_waits_between_its_steps_while_another_measures_times():
+    turns, order = TimingTurns(), []
+    checks, measures = threading.Event(), threading.Event()
+
+    def check():
+        with turns.judgement() as turn:
+            checks.set()
+            assert measures.wait(120)
+            turn(False)
+            order.append("checks go on")
+
+    def measure():
+        with turns.judgement() as turn:
+            assert checks.wait(120)
+            measures.set()
+            turn(True)
+            order.append("times begin")
+            later.start()
+            # What has begun to wait does not go on before the times end.
+            assert not later_done.wait(0.05)
+            order.append("times end")
+
+    def begin():
+        with turns.judgement():
+            later_done.set()
+
+    later_done = threading.Event()
+    threads = [threading.Thread(target=target) for target in (check, measure)]
+    later = threading.Thread(target=begin)
+    for thread in threads:
+        thread.start()
+    for thread in (*threads, later):
+        thread.join(120)
+    assert later_done.is_set()
+    assert order.index("times end") == order.index("times begin") + 1
 
 
 def test_a_judgement_that_ends_early_gives_its_turn_back():
     turns = TimingTurns()
     with pytest.raises(ValueError, match="early"), turns.judgement():
         raise ValueError("early")
-    with turns.judgement() as take_turn:
-        take_turn()
-    with turns.judgement() as take_turn:
-        take_turn()
+    for times in (True, True, False):
+        with turns.judgement() as turn:
+            turn(times)
+
+
+def test_a_problem_for_which_memory_was_missing_beside_others_is_judged_again_alone(monkeypatch):
+    problems = [SuiteProblem(name, "KernelBench") for name in "abc"]
+    running, judged, lock = [], [], threading.Lock()
+
+    def judge_problem(problem, digest, options, launcher, turn):
+        with lock:
+            running.append(problem.name)
+            judged.append((problem.name, len(running)))
+            again = [name for name, _ in judged].count(problem.name) > 1
+        lacks = problem.name == "b" and not again
+        missing = {"device": "CUDA out of memory"} if lacks else {}
+        with lock:
+            running.remove(problem.name)
+        verdict = "incomplete" if lacks else "accepted"
+        return SuiteVerdict(problem.name, problem.format, digest, verdict, result={"missing": missing})
+
+    monkeypatch.setattr(suite_run, "_judge_problem", judge_problem)
+    verdicts = list(run_suite(problems, JudgeOptions(), jobs=2))
+    assert sorted(v.problem for v in verdicts) == ["a", "b", "c"]
+    assert {v.verdict for v in verdicts} == {"accepted"}
+    assert judged[-1] == ("b", 1)
+    judged.clear()
+    assert [v.verdict for v in run_suite(problems, JudgeOptions(), jobs=1)] == ["accepted", "incomplete", "accepted"]
 
 
 def test_a_verdict_is_plain_values():

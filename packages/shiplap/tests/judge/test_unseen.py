@@ -33,8 +33,9 @@ from shiplap.sandbox.protocol import (
     pack_message,
     parse_message,
 )
+from shiplap.sandbox.request_errors import Timeout
 from shiplap.sandbox.source_scan import MAX_SOURCE_BYTES, constants_in_sources, find_suspicious_names
-from shiplap.sandbox.supervisor import Bounds, Timeout
+from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE

@@ -16,7 +16,8 @@ from shiplap.packaging.worker import fill_apart
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.proc_filesystem import thread_states
 from shiplap.sandbox.protocol import MESSAGE_HEAD, Answer, Done, Failed, ImportModule, Inspect, LoadTarget, pack_message
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxLauncher, Timeout
+from shiplap.sandbox.request_errors import ProcessEnded, RequestFailed, Timeout
+from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
 from shiplap.tuning.sandboxed.workers import OpenTask
 from shiplap.tuning.worker_process import WorkerProcess
 from shiplap_testing.effort import sampled

@@ -19,7 +19,8 @@ from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.device_memory import FLAG_BYTES, GRAIN
 from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.protocol import BatchCalled, CallPlaces
-from shiplap.sandbox.supervisor import Bounds, Timeout
+from shiplap.sandbox.request_errors import Timeout
+from shiplap.sandbox.supervisor import Bounds
 from tests.sandbox.fake_device import FakeDriver, drawn, driver, process_of
 
 __all__ = ["driver"]

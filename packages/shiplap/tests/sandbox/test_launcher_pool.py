@@ -17,7 +17,8 @@ from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.launcher_pool import IdleLauncher, LauncherPool
 from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
 from shiplap.sandbox.protocol import Done, ImportModule, LoadTarget
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxedProcess
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import SandboxedProcess
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from shiplap.sandbox import supervisor
 from shiplap.sandbox.forked_launcher import START_S, ForkedLauncher
 from shiplap.sandbox.proc_filesystem import thread_states
 from shiplap.sandbox.protocol import BrokenMessage, Fork, ImportModule
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxedProcess, SandboxLauncher
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import SandboxedProcess, SandboxLauncher
 from shiplap_testing.launchers import ordinary_launchers
 from tests.sandbox.supervised import KILLED, plain, run_candidate, what_is_left
 

@@ -11,7 +11,8 @@ import pytest
 
 from shiplap.sandbox.forked_launcher import ForkedLauncher
 from shiplap.sandbox.protocol import Heartbeat
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.tuning import worker_process
 from shiplap.tuning.sandboxed.workers import FinishCompiling, KernelProcesses
 from shiplap.tuning.worker_process import WorkerDied, WorkerProcess

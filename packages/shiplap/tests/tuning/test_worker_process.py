@@ -11,7 +11,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
 from shiplap.sandbox.forked_launcher import ForkedLauncher
-from shiplap.sandbox.supervisor import ProcessEnded
+from shiplap.sandbox.request_errors import ProcessEnded
 from shiplap.tuning import SelectionOptions, WorkerProcess, measure, recipe_of, select
 from shiplap.tuning.candidate import ReferenceCandidate, candidate_label
 from shiplap.tuning.engine import recipe_of_sizes

@@ -43,6 +43,7 @@ LATE_S = 100e-6  # seconds for which other streams may work after a call
 NEAR_ZERO = 1e-2  # the size of a parameter behind which the rest of a model would hide
 GRADIENT_FORMS = 4  # other forms on which gradients are compared
 GRADIENT_OTHER_LAYOUTS, COMPILING_S = 3, 2.0  # forms of other layouts, and seconds of a comparison that compiles
+ELSEWHERE_FACTOR = 2.0  # of the time of the first call, which a call under other conditions may take
 MAX_JUMPS = 0.5  # the share of elements at which a reference's gradient may jump in a comparison that counts
 GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
 
@@ -55,8 +56,8 @@ class JudgeSession:
         subject: the reference, with the arguments that its constructor takes.
         candidate, reference: the location of each, as a module or file and a name.
         report: called with ``(stage, done, total)`` to show progress.
-        compiled_first: a function that is called after the first call of the candidate. The deadlines are moved by the
-            time that it takes.
+        turn: a function that is called between the steps of the judgement (see ``judge``). The deadlines are moved by
+            the time that it takes.
         reasons: the faults of the candidate. One is enough for a refusal.
         missing: the comparisons that were not made, each with the reason. One is enough for an incomplete verdict.
         unchecked: properties that the verdict does not cover.
@@ -66,6 +67,7 @@ class JudgeSession:
             compared (such as ``gradient``).
         tried: the properties of inputs that some form of inputs varies.
         waived: the required pairs of a property and a thing to compare that do not apply, with the reason.
+        first_call: the seconds of the first comparison of the candidate, which may have compiled it.
         clock: the times of the stages so far.
     """
 
@@ -75,7 +77,7 @@ class JudgeSession:
     reference: JudgeTarget
     report: ProgressReport
     budget: JudgeBudget
-    compiled_first: Callable[[], None] | None = None
+    turn: Callable[[bool], None] | None = None
     reasons: list[Reason] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     unchecked: list[str] = field(default_factory=list)
@@ -84,6 +86,7 @@ class JudgeSession:
     ledger: Ledger = field(default_factory=Ledger)
     tried: set[str] = field(default_factory=set)
     waived: dict[Key, str] = field(default_factory=dict)
+    first_call: float = 0.0
     clock: StageClock = field(default_factory=StageClock)
 
     @property
@@ -93,24 +96,34 @@ class JudgeSession:
         """
         return self.subject.problem
 
-    def wait_for_others(self, *paces: StepDeadline) -> None:
-        """Call ``compiled_first``, which waits until no other judgement compiles or runs. Do nothing if it is None.
-
-        The deadlines of this judgement, of its processes and of the stages ``paces`` are then moved by the time of the
-        wait.
+    def wait_for_others(self, *paces: StepDeadline, times: bool = False) -> float:
+        """Call ``turn``, which waits while another judgement measures times, or until no other one works if ``times``
+        is true. Return the seconds of the wait, which are 0 if ``turn`` is None. The time is granted to this judgement,
+        as by ``granted_time``.
         """
-        if self.compiled_first is None:
-            return
         began = time.monotonic()
-        self.compiled_first()
-        waited = time.monotonic() - began
-        # The time was spent for others, so this judgement gets it back.
-        self.budget = replace(self.budget, began=self.budget.began + waited)
-        for prisoner in self.clock.prisoners:
-            prisoner.until += waited
-        self.clock.waited += waited
-        for pace in paces:
-            pace.last += waited
+        if self.turn is None:
+            return 0.0
+        with self.granted_time(*paces):
+            self.turn(times)
+        return time.monotonic() - began
+
+    @contextmanager
+    def granted_time(self, *paces: StepDeadline) -> Iterator[None]:
+        """Return a context manager for a wait that is no work of this judgement. The deadlines of the judgement, of its
+        processes and of the stages ``paces`` are moved by the time that the body takes.
+        """
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            waited = time.monotonic() - began
+            self.budget = replace(self.budget, began=self.budget.began + waited)
+            for prisoner in self.clock.prisoners:
+                prisoner.until += waited
+            self.clock.waited += waited
+            for pace in paces:
+                pace.last += waited
 
     def note_always_alike(self, name: str, why: str) -> None:
         """Record under ``name``, with the reason ``why``, that an argument has the same value in every draw.
@@ -350,11 +363,11 @@ def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) 
     """Compare one call of the candidate on inputs of ``form`` in another thread, in inference mode, with deterministic
     algorithms and another number of threads, as a server may call it. A fault is recorded in ``case``.
 
-    A candidate may raise an error there, since no caller gets a wrong result then. If much of the time of the
-    judgement is over, nothing is compared, since code that ``torch.compile`` has compiled is compiled once more.
+    A candidate may raise an error there, since no caller gets a wrong result then. Code that ``torch.compile`` has
+    compiled is compiled once more. So nothing is compared if twice the time of the first call is no longer left.
     """
     what = "another thread, inference mode, deterministic algorithms and another number of threads"
-    if time.monotonic() > case.budget.ends_of_extra:
+    if time.monotonic() + ELSEWHERE_FACTOR * case.first_call > case.budget.ends:
         case.unchecked.append(f"{what}: there was no time")
         return
     with case.record_faults(f"{form.label} in {what}"):
@@ -532,12 +545,12 @@ def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
     In the layout ``"plain"`` the last dim is contiguous, and in ``"turned"`` the first one. In ``"one"``, all elements
     are one number with stride 0, as in the gradient of a sum.
     """
+    shapes = {"one": (), "turned": result.shape[::-1]}
+    # On the device of the result: a CPU takes seconds to draw as many numbers as a large result has.
+    drawn = torch.randn(shapes.get(way, result.shape), dtype=torch.float64, device=result.device).to(result.dtype)
     if way == "one":
-        return torch.randn((), dtype=torch.float64).to(result.device, result.dtype).expand(result.shape)
-    if way == "turned":
-        turned = torch.randn(result.shape[::-1], dtype=torch.float64).to(result.device, result.dtype)
-        return turned.permute(*reversed(range(result.dim())))
-    return torch.randn(result.shape, dtype=torch.float64).to(result.device, result.dtype)
+        return drawn.expand(result.shape)
+    return drawn.permute(*reversed(range(result.dim()))) if way == "turned" else drawn
 
 
 def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:

@@ -36,15 +36,16 @@ from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, MachineLack, TargetProcess
-from shiplap.sandbox.device_memory import DeviceError
+from shiplap.sandbox.device_memory import DeviceError, device_driver
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import OperatorUse
+from shiplap.sandbox.request_errors import Timeout
 from shiplap.sandbox.source_scan import (
     constants_in_sources,
     find_suspicious_names,
     parameters_in_source,
 )
-from shiplap.sandbox.supervisor import SandboxLauncher, Timeout
+from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 
 __all__ = ["JudgeOptions", "judge"]
@@ -71,7 +72,7 @@ def judge(
     options: JudgeOptions | None = None,
     launcher: SandboxLauncher | None = None,
     report: ProgressReport = lambda what, done, total: None,
-    compiled_first: Callable[[], None] | None = None,
+    turn: Callable[[bool], None] | None = None,
     **changes: Any,
 ) -> JudgeResult:
     """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict with
@@ -87,8 +88,8 @@ def judge(
         options: the options, by default ``JudgeOptions()``.
         launcher: a launcher to reuse, which saves its start. By default each judgement starts one.
         report: called with ``(stage, done, total)`` to show progress.
-        compiled_first: a function that is called after the first call of the candidate, which may compile. It may wait
-            for other judgements, since the time that it takes does not count.
+        turn: a function that is called between the steps of the judgement, with True before times are measured and with
+            False otherwise. It may wait for other judgements, since the time that it takes does not count.
         changes: fields of :class:`JudgeOptions` that replace those of ``options``.
 
     Raises:
@@ -125,7 +126,7 @@ def judge(
                 vary_layouts=options.vary_layouts,
                 seed=secrets.randbits(62),
             )
-        case = JudgeSession(options, made, judged, asked, report, budget, compiled_first, clock=clock)
+        case = JudgeSession(options, made, judged, asked, report, budget, turn, clock=clock)
         _run_checks(case, home, stack)
     cells = _cells_of(case)
     if not case.reasons:  # a refusal ends the judgement early, so that cells stay untouched by its own doing
@@ -233,6 +234,7 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
         }
         for stage, check in checks.items():
             if not case.reasons:
+                case.wait_for_others(times=stage == "times" and case.options.timed)
                 with case.clock.stage(stage):
                     check()
 
@@ -318,6 +320,7 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     # A step of a large shape says nothing about how long one of a smaller shape takes.
     paces = {reduced: StepDeadline(case.budget.last) for reduced in (False, True)}
     brief = case.problem.takes > SLOW_CALL_S and any(f.reduced for f in forms)
+    answered = witness.prisoner.answering
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
@@ -327,8 +330,9 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
             compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
+        enough += case.wait_for_others(*paces.values())
         if not number:  # the first call may compile, so the share begins after it
-            case.wait_for_others(*paces.values())
+            case.first_call = witness.prisoner.answering - answered
             enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
@@ -405,6 +409,8 @@ def _check_one_form(
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)
         case.calls += 1
 
+    if case.options.device != "cpu":
+        device_driver().leave_room()  # for the process of the candidate
     with pace.step(witness.prisoner):
         args = case.problem.draw(form)
         try:
@@ -489,8 +495,9 @@ def _compare_operators(
     if _in_any_order(again) != _in_any_order(first):
         raise CandidateError("remembers", "a second call on the same values runs other operators than the first")
     witness.check_interpreter()
-    most = max(sum(use.count for use in listed) for listed in (first, own) if not isinstance(listed, str))
-    case.problem.queueable = min(case.problem.queueable, max(1, QUEUED_KERNELS // max(1, most)))
+    if case.options.device != "cpu":
+        most = max(sum(use.count for use in listed) for listed in (first, own) if not isinstance(listed, str))
+        case.problem.queueable = min(case.problem.queueable, max(1, QUEUED_KERNELS // max(1, most)))
 
 
 def _measure_all_forms(

@@ -35,7 +35,8 @@ def gradient_jumps(problem: JudgeProblem, args: Sequence[Any], seeds: Sequence[T
     if it says that the machine lacks a resource.
     """
     wide = [widen_tensor(a) if isinstance(a, Tensor) else a for a in args]
-    rng, ends = torch.Generator().manual_seed(0), time.monotonic() + SECONDS
+    place = next((a.device for a in wide if isinstance(a, Tensor)), torch.device("cpu"))
+    rng, ends = torch.Generator(place).manual_seed(0), time.monotonic() + SECONDS
     bounds: list[tuple[Tensor, Tensor]] = []
     for number in range(MOST_PAIRS):
         if number >= LEAST_PAIRS and time.monotonic() > ends:
@@ -75,7 +76,7 @@ def _random_step(value: Any, rng: torch.Generator) -> Tensor | None:
     if not isinstance(value, Tensor) or value.dtype != torch.float64:
         return None
     size = value.detach().abs() + value.detach().square().mean().sqrt().nan_to_num(1.0, 1.0, 1.0) + NEAR
-    noise = torch.rand(value.shape, generator=rng, dtype=torch.float64).mul_(2).sub_(1)
+    noise = torch.rand(value.shape, generator=rng, device=rng.device, dtype=torch.float64).mul_(2).sub_(1)
     return noise.to(value.device) * size * NEAR
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.sandbox.supervisor import Bounds, SandboxedProcess, Timeout
+from shiplap.sandbox.request_errors import Timeout
+from shiplap.sandbox.supervisor import Bounds, SandboxedProcess
 
 ONE_CALL_SHARE = 2 / 3  # share of the whole time that one call, which may compile, can take
 ENDING_S, ENDING = 0.5, 0.04  # seconds, and share of the time, for ending all processes
-EXTRA_UNTIL = 0.3  # share of the time after which nothing begins that is not required and may compile
 PLANNED_SHARE = 0.9  # share of the time for planned work, since the last step may take longer than those before
 
 
@@ -22,7 +22,8 @@ class JudgeOptions:
 
     Attributes:
         seconds: the time of the whole judgement, 60 s by default. The verdict comes within it, whatever the candidate
-            does. Comparisons that are not made in this time make the verdict incomplete.
+            does. Comparisons that are not made in this time make the verdict incomplete. The time in which a launcher
+            imports for the first time what the candidate uses of torch, such as its compiler, does not count.
         rounds: the largest number of timed batches of calls for each shape, 12 by default. Batches of 16 calls or more
             are timed 5 times. If time is short, there are at least 5 batches, or 3 for calls of more than 10 ms. Each
             call has new values.
@@ -98,11 +99,6 @@ class JudgeBudget:
     def last(self) -> float:
         """The time (by ``time.monotonic``) at which the last process of the judgement must end."""
         return self.began + self.seconds - min(ENDING_S + ENDING * self.seconds, 0.5 * self.seconds)
-
-    @property
-    def ends_of_extra(self) -> float:
-        """The time (by ``time.monotonic``) after which no unrequired comparison begins that may compile."""
-        return self.began + EXTRA_UNTIL * self.seconds
 
     @property
     def one_call(self) -> float:

@@ -13,6 +13,7 @@ import torch
 
 from shiplap.errors import error
 from shiplap.judge.checks import JudgeSession
+from shiplap.judge.library_imports import library_modules
 from shiplap.judge.target import JudgeTarget
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.arguments import ArgumentArena
@@ -20,9 +21,12 @@ from shiplap.sandbox.candidate import TargetProcess
 from shiplap.sandbox.device_memory import device_driver
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
+from shiplap.sandbox.request_errors import ProcessEnded, Timeout
+from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap.torch_private.dynamo import VECTOR_MODULE
 
 DECLARATIONS = "shiplap.dispatch"
+PREPARING_S = 120.0  # seconds in which the launcher has to import what a candidate uses of torch
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
 
 
@@ -48,6 +52,9 @@ class JudgedProcesses:
         """
         self._case, self._launcher, self._stack = case, launcher, stack
         self._reference: TargetProcess | None = None
+        self._modules = library_modules(case.candidate.file, case.reference.file)
+        if case.options.device != "cpu":  # whose code needs no vector instructions
+            self._modules = [module for module in self._modules if module != VECTOR_MODULE]
         # Closed behind the processes, whose end ends the threads.
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
         witness = self._start(case.candidate)
@@ -101,6 +108,8 @@ class JudgedProcesses:
         """
         case, folder = self._case, str(Path(target.file).parent) if target.file else ""
         try:
+            with case.granted_time():
+                self._launcher.import_libraries(self._modules, time.monotonic() + PREPARING_S)
             if case.subject.kind == "reference":  # of a declared op, which all processes import
                 self._launcher.preload([DECLARATIONS], case.budget.last)
             prisoner = self._launcher.start(

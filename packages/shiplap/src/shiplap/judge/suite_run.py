@@ -1,4 +1,4 @@
-"""The judgement of a suite: candidates compile side by side, and everything else runs one after another.
+"""The judgement of a suite: candidates compile and are checked side by side, and times are measured one by one.
 
 Each verdict is one line of JSON, written as soon as it is known. A later run with the same file goes on behind it.
 """
@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -60,52 +60,54 @@ class SuiteVerdict:
 
 
 class TimingTurns:
-    """Turns for judgements that run side by side in threads. Several of them may compile at once, but only one at a
-    time runs what follows the compilation.
+    """Turns for judgements that run side by side in threads. They load, compile and check their candidates side by
+    side. While one of them measures times, the others wait.
 
-    A judgement runs inside ``judgement()``. Once it has called the function that this context yields, no other
-    judgement compiles or runs until it ends.
+    A judgement runs inside ``judgement()``, and calls the function that this context yields between its steps.
     """
 
     def __init__(self) -> None:
         """Start with no judgement."""
         self._state = threading.Condition()
-        self._compiling = 0
+        self._working = 0  # judgements that neither wait nor measure times
+        self._claims = 0  # judgements that measure times or wait for that
         self._busy = False
 
     @contextmanager
-    def judgement(self) -> Iterator[Callable[[], None]]:
-        """Return a context manager for one judgement. Its value is a function without arguments, which the judgement
-        calls when its candidate has compiled.
+    def judgement(self) -> Iterator[Callable[[bool], None]]:
+        """Return a context manager for one judgement, which is entered when no other one measures times or waits for
+        that. Its value is a function that the judgement calls between its steps.
 
-        The function waits until no other judgement compiles or runs, so that times are not disturbed. The context
-        itself is entered only when no judgement runs its timed part.
+        With True, the function waits until no other judgement works. After that, none works until this judgement ends.
+        With False, it waits as long as another judgement measures times or waits for that.
         """
         with self._state:
-            self._state.wait_for(lambda: not self._busy)
-            self._compiling += 1
+            self._state.wait_for(lambda: not self._claims)
+            self._working += 1
         alone = False
 
-        def take_turn() -> None:
-            """Wait until no other judgement compiles or runs. After that, none starts to compile or run until this
-            judgement ends.
-            """
+        def wait_turn(times: bool) -> None:
+            """Wait until this judgement may make its next step, which measures times if ``times`` is true."""
             nonlocal alone
             with self._state:
-                self._compiling -= 1
+                if alone:
+                    return
+                self._working -= 1
+                self._claims += times
                 self._state.notify_all()
-                self._state.wait_for(lambda: not self._busy and not self._compiling)
-                self._busy = alone = True
+                self._state.wait_for(lambda: not (self._busy or (self._working if times else self._claims)))
+                self._working += not times
+                self._busy = alone = times
 
         try:
-            yield take_turn
+            yield wait_turn
         finally:
             with self._state:
-                # ``take_turn`` has already counted this judgement as no longer compiling.
                 if alone:
                     self._busy = False
+                    self._claims -= 1
                 else:
-                    self._compiling -= 1
+                    self._working -= 1
                 self._state.notify_all()
 
 
@@ -119,7 +121,8 @@ def run_suite(
     """Yield a verdict on each problem. Up to ``jobs`` problems are judged at a time.
 
     If ``file`` is given, verdicts in it from an earlier run with the same reference, candidate and options come first.
-    They are not judged again. Each new verdict is appended to the file. If the caller stops early, all processes
+    They are not judged again. Each new verdict is appended to the file. A problem for which memory or another resource
+    was missing while several were judged is judged again at the end, alone. If the caller stops early, all processes
     are ended.
     """
     # By digest: a changed candidate is judged again.
@@ -140,17 +143,23 @@ def run_suite(
         """
         launcher = free.pop()
         try:
-            with turns.judgement() as take_turn:
-                return _judge_problem(problem, digest, options, launcher, take_turn)
+            with turns.judgement() as turn:
+                return _judge_problem(problem, digest, options, launcher, turn)
         finally:
             free.append(launcher)
 
     pool = ThreadPoolExecutor(len(launchers), "shiplap suite")
     try:
-        pending = {pool.submit(work, *each) for each in left}
+        pending, crowded = {pool.submit(work, *each): each for each in left}, list[tuple[SuiteProblem, str]]()
         while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from _store_verdicts(done, file)
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                verdict, judged = future.result(), pending.pop(future)
+                if jobs > 1 and _lacks_memory(verdict):
+                    crowded.append(judged)
+                else:
+                    yield _store_verdict(verdict, file)
+        for judged in crowded:  # alone, since what others held may have been missing
+            yield _store_verdict(work(*judged), file)
     finally:
         # Not waited for: the processes of running judgements are ended next.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -158,16 +167,19 @@ def run_suite(
             launcher.finish()
 
 
-def _store_verdicts(done: set[Future[SuiteVerdict]], file: Path | None) -> Iterator[SuiteVerdict]:
-    """For each finished future in ``done``, append its verdict to ``file`` as a line of JSON and yield it. If ``file``
-    is None, nothing is written.
-    """
-    for verdict in (future.result() for future in done):
-        if file is not None:
-            begins = not file.is_file() or not file.stat().st_size or file.read_bytes()[-1:] == b"\n"
-            # Behind a line that was cut off.
-            safe_io.append_text(file, ("" if begins else "\n") + json.dumps(verdict.as_json()) + "\n")
-        yield verdict
+def _lacks_memory(verdict: SuiteVerdict) -> bool:
+    """Return whether a verdict is incomplete since the device or the machine lacked memory or another resource."""
+    missing = dict((verdict.result or {}).get("missing", {}))
+    return verdict.verdict == "incomplete" and not missing.keys().isdisjoint(("device", "machine"))
+
+
+def _store_verdict(verdict: SuiteVerdict, file: Path | None) -> SuiteVerdict:
+    """Append ``verdict`` to ``file`` as a line of JSON, and return it. If ``file`` is None, nothing is written."""
+    if file is not None:
+        begins = not file.is_file() or not file.stat().st_size or file.read_bytes()[-1:] == b"\n"
+        # Behind a line that was cut off.
+        safe_io.append_text(file, ("" if begins else "\n") + json.dumps(verdict.as_json()) + "\n")
+    return verdict
 
 
 def _judge_problem(
@@ -175,21 +187,19 @@ def _judge_problem(
     digest: str,
     options: JudgeOptions,
     launcher: SandboxLauncher,
-    take_turn: Callable[[], None],
+    turn: Callable[[bool], None],
 ) -> SuiteVerdict:
     """Return the verdict on one problem of a suite, with ``digest`` in it.
 
-    ``take_turn`` is called when the candidate has compiled, and waits for other judgements. If the reference cannot be
-    loaded or raises an error, the verdict is ``"unusable"``.
+    ``turn`` is called between the steps of the judgement, and waits for others (see ``judge``). If the reference cannot
+    be loaded or raises an error, the verdict is ``"unusable"``.
     """
     named = problem.name, problem.format, digest
     if problem.unusable:
         return SuiteVerdict(*named, UNUSABLE, reason=problem.unusable)
     options = replace(options, vary_shapes=options.vary_shapes and problem.vary_shapes)
     try:
-        result = judge(
-            problem.reference, problem.candidate, options=options, launcher=launcher, compiled_first=take_turn
-        )
+        result = judge(problem.reference, problem.candidate, options=options, launcher=launcher, turn=turn)
     except Exception as e:  # of the reference, which runs in this process; the other problems go on
         return SuiteVerdict(*named, UNUSABLE, reason=error_line(e)[:300])
     reasons = [f"{r.check}: {r.evidence}" for r in result.reasons] + [f"{k}: {v}" for k, v in result.missing]

@@ -90,13 +90,26 @@ class JudgeTarget:
         """
         if self.home.endswith(".py"):
             return self.home
-        spec, places = None, None
-        for name in accumulate(self.home.split("."), "{}.{}".format):
+        return file_of_module(self.home)
+
+
+def file_of_module(module: str) -> str:
+    """Return the path of the file of ``module``, found without importing it or its packages. It is an empty string if
+    the file is not known.
+    """
+    spec: ModuleSpec | None = None
+    places: Sequence[str] | None = None
+    for name in accumulate(module.split("."), "{}.{}".format):
+        try:
             spec = _find_module_spec(name, places)
-            if spec is None:
-                return ""
-            places = spec.submodule_search_locations
-        return str(Path(spec.origin).resolve()) if spec is not None and spec.has_location and spec.origin else ""
+        except KeyError:  # a folder without an __init__.py, in a package that is not imported
+            at = [os.path.join(place, name.rpartition(".")[2]) for place in places or ()]
+            spec, places = None, [place for place in at if os.path.isdir(place)]
+            continue
+        if spec is None:
+            return ""
+        places = spec.submodule_search_locations
+    return str(Path(spec.origin).resolve()) if spec is not None and spec.has_location and spec.origin else ""
 
 
 def _find_module_spec(name: str, places: Sequence[str] | None) -> ModuleSpec | None:

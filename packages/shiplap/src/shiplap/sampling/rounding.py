@@ -90,7 +90,8 @@ class _RoundingMode(TorchDispatchMode):
         and ``1 + eps``. ``seed`` determines the factors.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
+        self.eps, self.seed = eps, seed
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator ``func`` with random rounding errors in its operands, its result and its partial sums. An
@@ -134,9 +135,12 @@ class _RoundingMode(TorchDispatchMode):
         ``1 + growth * eps``.
         """
         width = growth * self.eps
-        # Drawn on the CPU, so that every device gets the same factors.
-        noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
-        return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
+        # A CPU takes seconds to draw as many numbers as a large result on a GPU has.
+        place = t.device if t.device.type == "cuda" else torch.device("cpu")
+        if place not in self._generators:
+            self._generators[place] = torch.Generator(place).manual_seed(self.seed)
+        noise = torch.rand(t.shape, generator=self._generators[place], device=place, dtype=torch.float64)
+        return noise.mul_(2).sub_(1).mul_(width).add_(1).to(t.device, torch.float64 if not t.is_complex() else t.dtype)
 
 
 def _can_round(t: Any) -> bool:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox.device_memory import FLAG_BYTES, KIND, DeviceBlock, device_driver, lies_on_device
+from shiplap.sandbox.process_memory import make_sealed_file
 from shiplap.sandbox.protocol import (
     Packed,
     PackedDict,
     PackedList,
     PackedText,
     TensorLocation,
-    make_sealed_file,
     strided_extent,
     tree_leaves,
 )

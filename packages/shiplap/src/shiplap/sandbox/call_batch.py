@@ -36,7 +36,7 @@ from shiplap.sandbox.device_memory import KIND, DeviceBlock, DeviceError
 from shiplap.sandbox.kept_results import ResultSpan, ResultSpans
 from shiplap.sandbox.proc_filesystem import RequestTime
 from shiplap.sandbox.protocol import TensorLocation, strided_extent
-from shiplap.sandbox.supervisor import Timeout
+from shiplap.sandbox.request_errors import Timeout
 
 MOST_ALIGNED = 8  # bytes: elements of results are read in units of at most so many
 _batch_numbers = count(1)

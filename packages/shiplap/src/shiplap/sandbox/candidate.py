@@ -32,15 +32,9 @@ from shiplap.sandbox.protocol import (
     printable_text,
     strided_extent,
 )
+from shiplap.sandbox.request_errors import ProcessEnded, RequestFailed, Timeout, UnsupportedArguments
 from shiplap.sandbox.strided_memory import elements_overlap
-from shiplap.sandbox.supervisor import (
-    LACKS,
-    ProcessEnded,
-    RequestFailed,
-    SandboxedProcess,
-    Timeout,
-    UnsupportedArguments,
-)
+from shiplap.sandbox.supervisor import LACKS, SandboxedProcess
 
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.

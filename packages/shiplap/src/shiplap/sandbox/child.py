@@ -13,6 +13,7 @@ import gc
 import mmap
 import os
 import socket
+import tempfile
 import threading
 import weakref
 from collections import Counter, deque
@@ -57,6 +58,8 @@ from shiplap.sandbox.protocol import (
     tree_leaves,
 )
 from shiplap.sandbox.rng_state import RngWatch
+from shiplap.torch_private.dynamo import use_temporary_folder
+from shiplap.torch_private.process_state import set_deterministic
 
 _baseline: FunctionSnapshot | None = None  # taken before this process was forked
 LOOKED_AT = 8  # first calls on a GPU after which the state of the process is read, and then each of so many
@@ -115,6 +118,8 @@ def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
     """
     os.chdir(order.scratch)
     os.environ.update(order.environment)
+    tempfile.tempdir = None  # that of the launcher, if it has looked for it
+    use_temporary_folder()
     cell = SandboxPolicy(order.scratch, tuple(order.readable), order.file_size, order.device, tuple(order.hidden))
     missing = lock_process(cell) if order.locked else {}
     # As many threads as in the process that judges, so that times can be compared.
@@ -558,13 +563,13 @@ def _call_elsewhere(target: Callable[..., Any], *args: Any) -> Any:
         except BaseException as e:
             failed.append(e)
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    set_deterministic(True, warn_only=True)
     try:
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
     finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        set_deterministic(strict, warn_only=warns)
         torch.set_num_threads(threads)
     if failed:
         raise failed[0]

@@ -279,6 +279,13 @@ class DeviceDriver:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
+    def leave_room(self) -> None:
+        """Empty torch's cache of freed memory in this process if it holds more than is free on the GPU. No other
+        process could use that memory.
+        """
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > torch.cuda.mem_get_info()[0]:
+            torch.cuda.empty_cache()
+
     def release_retired(self) -> None:
         """Wait for all queued GPU work, then unmap the blocks that were garbage collected without being closed."""
         if self.retired:

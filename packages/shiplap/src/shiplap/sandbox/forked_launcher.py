@@ -23,7 +23,8 @@ from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, SECRET_VARI
 from shiplap.sandbox.proc_filesystem import stat_fields
 from shiplap.sandbox.process_memory import MemorySpan
 from shiplap.sandbox.protocol import ImportModule
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import SandboxLauncher
 
 START_S = 20.0  # seconds in which the fork replies; a lock that another thread held may keep it from that
 FIRST_FREE_FILE = 3

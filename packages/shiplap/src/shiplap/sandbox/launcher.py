@@ -22,9 +22,12 @@ import time
 from shiplap.sandbox import child, protocol
 from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
+from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
+from shiplap.torch_private.process_state import forks_can_use_device
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
+SERVED = (protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, protocol.ImportLibraries)
 
 
 def close_files(first: int) -> None:
@@ -52,9 +55,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
-            message, files = receive_message(
-                connection, protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, handles=2
-            )
+            message, files = receive_message(connection, *SERVED, handles=2)
         except (BrokenMessage, OSError):  # the connection has ended, or the time to rest is over
             return _end_groups(forked, folder)
         connection.settimeout(None)
@@ -71,6 +72,8 @@ def serve_forks(handle: int, folder: str = "") -> None:
             with contextlib.suppress(ImportError):  # whoever needs the module gets the error
                 importlib.import_module(message.module)
             child.take_baseline()
+        elif isinstance(message, protocol.ImportLibraries):
+            reply = protocol.Answer(_import_libraries(message))
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
@@ -89,6 +92,21 @@ def serve_forks(handle: int, folder: str = "") -> None:
             return _end_groups(forked, folder)
         if isinstance(message, protocol.Rest):
             connection.settimeout(message.seconds)
+
+
+def _import_libraries(message: protocol.ImportLibraries) -> bool:
+    """Import those of the modules of ``message`` that exist, and prepare Inductor if it is among them. Return whether
+    processes that are forked afterwards can still use a GPU.
+
+    The snapshot of functions that exists is left without these modules, since a candidate may import them itself.
+    """
+    for module in message.modules:
+        with contextlib.suppress(Exception):  # whoever needs the module gets the error
+            importlib.import_module(module)
+    if VECTOR_MODULE in message.modules:
+        with contextlib.suppress(Exception):  # as without a compiler
+            prepare_inductor(message.folder)
+    return forks_can_use_device()
 
 
 def _end_groups(forked: set[int], folder: str) -> None:

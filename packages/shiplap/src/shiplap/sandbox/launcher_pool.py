@@ -20,7 +20,8 @@ import time
 from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.protocol import ImportModule, Rest
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import SandboxLauncher
 
 IDLE_S = 60.0  # seconds for which a launcher waits
 GRACE_S = 30.0  # further seconds after which the launcher ends by itself

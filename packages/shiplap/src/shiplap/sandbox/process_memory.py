@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,3 +31,15 @@ def read_process_memory(pid: int, address: int, length: int) -> bytearray:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         done += got
     return content
+
+
+def make_sealed_file(name: str, size: int) -> int:
+    """Return the descriptor of a new file ``name`` in memory, of ``size`` zeros. No process can change its length."""
+    handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(handle, size)
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

@@ -9,9 +9,7 @@ Results are never sent: a reply says where in the memory of the process they lie
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
-import os
 import socket
 import struct
 import time
@@ -26,6 +24,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from shiplap.sandbox.device_memory import HANDLE_BYTES
+from shiplap.sandbox.process_memory import make_sealed_file
 
 MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a reply
 MAX_REQUEST_BYTES = 1 << 26  # bytes
@@ -303,6 +302,15 @@ class ImportModule(Request[Done], frozen=True):
     module: str = ""
 
 
+class ImportLibraries(Request[Answer], frozen=True):
+    """A request to import the ``modules`` of torch and Triton that exist, so that all processes that are forked later
+    have them. Files that these need are put into ``folder``. The reply says whether they can still use an accelerator.
+    """
+
+    modules: list[str]
+    folder: str
+
+
 class CheckDevice(Request[ResultPlaces], frozen=True):
     """A request to add one to the tensor in the arguments, on an accelerator."""
 
@@ -503,18 +511,6 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
             raise BrokenMessage("the connection has ended")
         data += part
     return data, files
-
-
-def make_sealed_file(name: str, size: int) -> int:
-    """Return the descriptor of a new file ``name`` in memory, of ``size`` zeros. No process can change its length."""
-    handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(handle, size)
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
 
 
 class Heartbeat:

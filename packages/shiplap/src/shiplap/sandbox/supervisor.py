@@ -54,6 +54,7 @@ from shiplap.sandbox.protocol import (
     reply_of,
     send_message,
 )
+from shiplap.sandbox.request_errors import ProcessEnded, RequestFailed, Timeout, UnsupportedArguments
 from shiplap.sandbox.scratch_folder import open_unnamed_file, scratch_environment
 
 # Seconds until the limits are checked first, what is added for each second of a request, and at most. A check reads the
@@ -77,35 +78,6 @@ LAUNCHER_PROGRAM = (
     "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from shiplap.sandbox.launcher import main; main()"
 )
-
-
-class ProcessEnded(Exception):
-    """An error that says that a sandboxed process or its launcher has ended, or was ended for a violation.
-
-    Attributes:
-        lack: whether the machine ended the process or lacks a resource. The process is then not at fault.
-    """
-
-    def __init__(self, how: str, *, lack: bool = False) -> None:
-        """Make the error. ``how`` is a text about the end of the process. ``lack`` is true if the machine lacked
-        something, and false if the process is at fault.
-        """
-        super().__init__(printable_text(how))
-        self.lack = lack
-
-
-class Timeout(ProcessEnded):
-    """An error that says that a sandboxed process was ended because the time of the whole judgement is over. It is also
-    raised at the end of a request's time if programs that the process has started still run, as compilers do.
-    """
-
-
-class RequestFailed(Exception):
-    """An error for a request in which a sandboxed process has raised an error. The process continues."""
-
-
-class UnsupportedArguments(Exception):
-    """An error for arguments that a callable in a sandboxed process does not support. The callable is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +125,7 @@ class SandboxLauncher:
         self.sealed = True
         self.prisoners: set[int] = set()
         self._preloaded: set[str] = set()  # modules that the process imported on request
+        self._imports_libraries = True  # whether forks can still use a GPU after such imports
 
     def __enter__(self) -> SandboxLauncher:
         """Return the launcher."""
@@ -224,6 +197,28 @@ class SandboxLauncher:
                 self.ask(protocol.ImportModule(module), until=until)
                 self._preloaded.add(module)
 
+    @property
+    def _libraries(self) -> str:
+        """The folder for what imported libraries have made, which sandboxed processes may read. It may not exist."""
+        return os.path.join(self.folder, "libraries")
+
+    def import_libraries(self, modules: Sequence[str], until: float = math.inf) -> None:
+        """Import those of the ``modules`` of torch and Triton that exist in the launcher's process, unless that was
+        done before. Raise the errors of ``ask``.
+
+        If processes forked afterwards could not use a GPU, start another process, which imports none of them.
+        """
+        self._ready()
+        new = [module for module in modules if module not in self._preloaded]
+        if new and self._imports_libraries:
+            os.makedirs(self._libraries, 0o700, exist_ok=True)
+            self._imports_libraries = self.ask(protocol.ImportLibraries(new, self._libraries), until=until).yes
+            if not self._imports_libraries:
+                self.close()
+                self._ready()
+            else:
+                self._preloaded |= set(new)
+
     def _start(self) -> socket.socket:
         """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""
         if self._over:
@@ -292,7 +287,8 @@ class SandboxLauncher:
         self._ready()
         scratch, output = self._make_scratch()
         places, threads = scratch_environment(scratch), threads or torch.get_num_threads()
-        order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
+        readable = [*readable, *([self._libraries] if os.path.isdir(self._libraries) else [])]
+        order = protocol.Fork(scratch, readable, [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
         # A process that does not read, or a little at a time, must not let this one wait.
         ours.settimeout(bounds.seconds)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, read_source
@@ -23,7 +23,9 @@ PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "id"}
 COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount"}
 GROWING = {"append", "add", "extend", "insert", "appendleft", "update", "setdefault"}
 SHRINKING = {"clear", "pop", "popitem", "popleft", "remove", "discard"}
+TOO_DEEP = "expressions that are nested too deeply to be looked through"
 STEPS = (ast.Add, ast.Sub, ast.Mult)  # operators with which code counts
+COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)
 JUDGED_CALLS = 1000  # a judgement makes more calls than this
 NATIVE_COUNT = re.compile(r"\bstatic\s+[\w:<>\s]*?\b(\w+)\s*(?:=[^;]*|\{[^;]*)?;")
 NATIVE_UNSTEADY = re.compile(
@@ -41,13 +43,26 @@ def find_unsteady_decisions(file: str) -> list[str]:
     """
     found = find_call_counters(file)
     for source in gather_sources(file):
-        content = read_source(source)
-        if source.suffix != ".py":
-            found += [f"line {line}: {what}" for line, what in _native_decisions(content.decode(errors="replace"), 1)]
-            continue
-        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            found += [f"line {line}: {what}" for line, what in sorted({*_unsteady_decisions(ast.parse(content))})]
+        if source.suffix == ".py":
+            found += _decisions_in(source, lambda tree: sorted({*_unsteady_decisions(tree)}))
+        else:
+            text = read_source(source).decode(errors="replace")
+            found += [f"line {line}: {what}" for line, what in _native_decisions(text, 1)]
     return list(dict.fromkeys(found))
+
+
+def _decisions_in(source: Path, find: Callable[[ast.Module], Iterable[tuple[int, str]]]) -> list[str]:
+    """Return a string ``line N: reason`` for each decision that ``find`` returns for the syntax tree of a Python file.
+
+    The list is empty for a file that Python cannot parse, and which no process can import. For one that is nested too
+    deeply to be looked through here, it has ``TOO_DEEP``, since a process with another limit may import it.
+    """
+    try:
+        return [f"line {line}: {what}" for line, what in find(ast.parse(read_source(source)))]
+    except (SyntaxError, ValueError):
+        return []
+    except (RecursionError, MemoryError):
+        return [TOO_DEEP]
 
 
 def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -162,19 +177,22 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
     """Return the name of the unsteady function whose value an expression is or is computed from, or an empty string.
     ``held`` are the names that hold such values. Elements of displays and arguments of other calls do not count.
     """
-    if isinstance(node, ast.Call):
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        drawn = name in DRAWS or (name in CHANCES and _place_name(getattr(node.func, "value", node)) == "torch")
-        if _is_one_number(node) if drawn else name in CLOCKS | CHANCES | PROCESSES | COUNTS:
-            return str(name)
-        inner = [*node.args] if name in ("int", "float", "abs", "round", "str", "bool", "len") else []
-        inner += [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        return next((what for each in inner if (what := _unsteady_source(each, held))), "")
-    if isinstance(node, (ast.Name, ast.Attribute)) and (what := held.get(_place_name(node), "")):
-        return what
-    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)):
-        parts = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
-        return next((what for each in parts if (what := _unsteady_source(each, held))), "")
+    left = [node]  # no recursion: a sum of a thousand terms is nested as deeply
+    while left:
+        at = left.pop()
+        inner: list[ast.expr] = []
+        if isinstance(at, ast.Call):
+            name = getattr(at.func, "attr", getattr(at.func, "id", ""))
+            drawn = name in DRAWS or (name in CHANCES and _place_name(getattr(at.func, "value", at)) == "torch")
+            if _is_one_number(at) if drawn else name in CLOCKS | CHANCES | PROCESSES | COUNTS:
+                return str(name)
+            inner = [*at.args] if name in ("int", "float", "abs", "round", "str", "bool", "len") else []
+            inner += [at.func.value] if isinstance(at.func, ast.Attribute) else []
+        elif isinstance(at, (ast.Name, ast.Attribute)) and (what := held.get(_place_name(at), "")):
+            return what
+        elif isinstance(at, COMPUTED):
+            inner = [each for each in ast.iter_child_nodes(at) if isinstance(each, ast.expr)]
+        left += reversed(inner)
     return ""
 
 
@@ -248,13 +266,10 @@ def find_call_counters(file: str) -> list[str]:
     count which code of the file changes, such as the number of calls so far.
 
     Global names, names of an enclosing function and attributes count. No number of calls shows that a candidate with
-    such a decision is right in all later ones. The list is empty for files that cannot be parsed.
+    such a decision is right in all later ones.
     """
-    found: list[str] = []
-    for source in (s for s in gather_sources(file) if s.suffix == ".py"):
-        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            found += [f"line {line}: {name}" for line, name in _call_counters(ast.parse(read_source(source)))]
-    return found
+    sources = (s for s in gather_sources(file) if s.suffix == ".py")
+    return [found for source in sources for found in _decisions_in(source, _call_counters)]
 
 
 def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
@@ -276,8 +291,10 @@ def unsteady_decisions_of_function(fn: Any) -> list[str]:
     first = {at.__code__.co_firstlineno for at in used}
     try:
         tree = ast.parse(read_source(used[0].__code__.co_filename))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError):
         return []
+    except (RecursionError, MemoryError):
+        return [TOO_DEEP]
     definitions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     own = [d for d in definitions if first.intersection([d.lineno, *(each.lineno for each in d.decorator_list)])]
     # What names of the module hold decides as well, and other code of the module does not.

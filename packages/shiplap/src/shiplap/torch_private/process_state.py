@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _imp
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -17,6 +19,7 @@ from torch.nn.modules import module as modules
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
 
+OPEN_FILES, USED_BY_DRIVER = "/proc/self/fd", "/dev/nvidia-uvm"
 _SHOWN = "aten::_cast_Byte"  # an operator for which no library has reason to register anything
 _HOOKS = tuple(name for name in sorted(vars(modules)) if name.startswith("_global_"))
 _PYTHON = re.compile(r"registered at (\S+\.py):\d+")
@@ -55,6 +58,32 @@ def process_settings() -> dict[str, Any]:
         ),
         "anomaly detection": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
     }
+
+
+def set_deterministic(enabled: bool, *, warn_only: bool) -> None:
+    """Set whether torch uses deterministic algorithms, as ``torch.use_deterministic_algorithms`` does. ``warn_only``
+    says whether an operator without such an algorithm warns only.
+
+    The public function also sets a flag of Inductor, and imports Inductor's configuration for that, which takes
+    seconds. A process that has not imported it has no code of Inductor that could read the flag.
+    """
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    else:
+        torch._C._set_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def forks_can_use_device() -> bool:
+    """Return whether processes that are forked from this one now can use a GPU of CUDA. They cannot if this process has
+    begun to use its driver, as the mere count of the GPUs does.
+    """
+    opened = [os.path.join(OPEN_FILES, name) for name in os.listdir(OPEN_FILES)]
+    if any(os.readlink(file) == USED_BY_DRIVER for file in opened if os.path.islink(file)):
+        return False
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def _count_hooks(hooks: Any) -> int:

@@ -23,7 +23,8 @@ from shiplap.errors import ShiplapError, error, notice
 from shiplap.sandbox.forked_launcher import ForkedLauncher
 from shiplap.sandbox.launcher_pool import IdleLauncher, standby
 from shiplap.sandbox.protocol import Heartbeat, ImportModule, Reply, Request
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxedProcess
+from shiplap.sandbox.request_errors import ProcessEnded, RequestFailed
+from shiplap.sandbox.supervisor import Bounds, SandboxedProcess
 from shiplap.tuning.bench import COMPILERS, Bench, ConfirmedClaim, LocalBench
 from shiplap.tuning.measure import RacePlan, Timing
 from shiplap.tuning.sandboxed import workers

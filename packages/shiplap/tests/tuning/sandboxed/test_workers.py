@@ -12,7 +12,8 @@ from shiplap.sandbox.candidate import TargetProcess
 from shiplap.sandbox.launcher_pool import standby
 from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
 from shiplap.sandbox.protocol import MESSAGE_HEAD, AwaitExit, parse_message
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.tuning import WorkerProcess, worker_process
 from shiplap.tuning.sandboxed import workers
 from shiplap.tuning.sandboxed.workers import KernelProcesses, OpenTask, ProcessUnavailable

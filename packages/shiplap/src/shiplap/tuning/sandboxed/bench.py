@@ -25,8 +25,8 @@ from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.request_errors import UnsupportedArguments
 from shiplap.sandbox.source_scan import suspicious_names_of_function
-from shiplap.sandbox.supervisor import UnsupportedArguments
 from shiplap.sandbox.unsteady_source import unsteady_decisions_of_function
 from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate, KernelCandidate

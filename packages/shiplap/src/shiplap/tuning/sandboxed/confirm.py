@@ -26,7 +26,7 @@ from shiplap.sampling.run import reference_effects, reference_effects64
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.proc_filesystem import RequestTime
-from shiplap.sandbox.supervisor import UnsupportedArguments
+from shiplap.sandbox.request_errors import UnsupportedArguments
 from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.inputs import Inputs

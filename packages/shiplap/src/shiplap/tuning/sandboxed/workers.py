@@ -15,7 +15,8 @@ from msgspec import field
 
 from shiplap.sandbox.candidate import CandidateError, TargetProcess
 from shiplap.sandbox.protocol import Done, ImportModule, Message, Number, Reply, Request
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
 from shiplap.tuning.measure import RacePlan, Timing
 from shiplap.tuning.verify import VerifyOutcome
 

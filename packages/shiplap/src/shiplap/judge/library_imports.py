@@ -1,0 +1,61 @@
+"""The modules of torch and Triton that a candidate will import, found in its source and in that of its packages.
+
+Their import takes longer than most of the calls of a judgement: some 5 s for torch's compiler. The launcher therefore
+imports them before it forks, so that the process of the candidate and that of the reference need not, nor do those of
+later judgements with the same launcher. Only modules that are named here are imported, whatever a source says.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+
+from shiplap.judge.target import file_of_module
+from shiplap.sandbox.source_scan import gather_sources, read_source
+from shiplap.torch_private.dynamo import VECTOR_MODULE
+
+MOST_SOURCES = 128  # of a candidate and the packages that it uses
+COMPILER = ("torch._dynamo", "torch._inductor.compile_fx", VECTOR_MODULE)
+SIGNS = {  # in a source: the modules that code with such a text imports
+    re.compile(rb"\btorch\s*\.\s*compile\b|\btorch\.compiler\b|\b_inductor\b|\b_dynamo\b"): COMPILER,
+    re.compile(rb"\bimport\s+triton\b|\bfrom\s+triton\b"): ("triton", "triton.language.extra.libdevice"),
+    re.compile(rb"\btorch\.distributed\.tensor\b|\bDTensor\b"): ("torch.distributed.tensor",),
+    re.compile(rb"\bcpp_extension\b"): ("torch.utils.cpp_extension",),
+}
+IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][\w.]*)", re.MULTILINE)
+KNOWN = {*sys.stdlib_module_names, "torch", "triton", "numpy", "shiplap"}  # packages that are not searched
+
+
+def library_modules(*files: str) -> list[str]:
+    """Return the modules of torch and Triton that code in the Python ``files`` will import, as far as their text and
+    that of the modules beside them and in installed packages shows. Nothing is imported.
+    """
+    found: dict[str, None] = {}
+    for source in _used_sources([f for f in files if f]):
+        text = read_source(source)
+        found |= dict.fromkeys(name for sign, names in SIGNS.items() if sign.search(text) for name in names)
+    return list(found)
+
+
+def _used_sources(files: Iterable[str]) -> Iterator[Path]:
+    """Yield the sources that the Python ``files`` use, directly or indirectly: those beside them, and those of the
+    modules of other packages than the best known ones. At most ``MOST_SOURCES`` are yielded.
+    """
+    left = [source for file in files for source in gather_sources(file)]
+    seen, looked_up = set[Path](), set[str]()
+    while left and len(seen) < MOST_SOURCES:
+        source = left.pop(0)
+        if source in seen:
+            continue
+        seen.add(source)
+        yield source
+        names = {m.decode() for m in IMPORT.findall(read_source(source))} - looked_up
+        looked_up |= names
+        for name in names:
+            if name.partition(".")[0] not in KNOWN:
+                parts = set(accumulate(name.split("."), "{}.{}".format)) - (looked_up - {name})
+                looked_up |= parts
+                left += [Path(file) for part in parts if (file := file_of_module(part)).endswith(".py")]

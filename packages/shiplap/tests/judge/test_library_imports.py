@@ -1,0 +1,125 @@
+"""The launcher imports what a candidate will import of torch, and a fork of it has that, with compiled headers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shiplap as sl
+from shiplap.judge.library_imports import COMPILER, library_modules
+from shiplap.judge.target import file_of_module
+from shiplap.sandbox import protocol
+from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap_testing.forked import python
+from tests.judge.cheats import HEAD
+from tests.judge.test_cheats import REFERENCE
+
+TRITON = ["triton", "triton.language.extra.libdevice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "modules"),
+    [
+        ("import torch\n", []),
+        ("import torch\ncandidate = torch.compile(torch.relu)\n", list(COMPILER)),
+        ("import triton\nimport triton.language as tl\n", TRITON),
+        ("from torch.utils.cpp_extension import load_inline\n", ["torch.utils.cpp_extension"]),
+        ("import torch._secret_module\n", []),  # no name of the source is imported
+    ],
+)
+def test_the_text_of_a_candidate_shows_what_it_imports(tmp_path: Path, text: str, modules: list[str]) -> None:
+    (tmp_path / "it.py").write_text(text)
+    assert library_modules(str(tmp_path / "it.py"), "") == modules
+
+
+def test_the_packages_that_a_candidate_imports_are_read_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packages" / "kernels_of_others"
+    (package / "ops" / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("from kernels_of_others.ops.inner import norm\n")
+    # Neither ``ops`` nor ``inner`` has an __init__.py.
+    (package / "ops" / "inner" / "norm.py").write_text("import triton\nimport kernels_of_others\n")
+    (package / "ops" / "inner" / "__init__.py").write_text("import kernels_of_others.ops.inner.norm\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    (tmp_path / "it.py").write_text("from kernels_of_others import norm\n")
+    assert library_modules(str(tmp_path / "it.py")) == TRITON
+    assert "kernels_of_others" not in sys.modules
+    assert file_of_module("kernels_of_others.ops.inner.norm") == str(package / "ops" / "inner" / "norm.py")
+    assert file_of_module("kernels_of_others.ops.none") == ""
+
+
+PREPARED = """
+import os, sys, tempfile, torch
+from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
+from shiplap.torch_private.process_state import forks_can_use_device
+import torch._inductor.compile_fx, torch._inductor.cpu_vec_isa
+with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as own:
+    threads = torch.get_num_threads()
+    prepare_inductor(folder)
+    assert torch.get_num_threads() == threads and "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    headers = {p: os.stat(p).st_mtime_ns for d, _, n in os.walk(folder) for p in (os.path.join(d, f) for f in n)}
+    assert any(name.endswith(".gch") for name in headers), list(headers)
+    assert forks_can_use_device()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TMPDIR"] = own
+    assert torch.equal(torch.compile(lambda x: x * 2 + 1)(torch.arange(5.0)), torch.arange(5.0) * 2 + 1)
+    assert not [f for _, _, n in os.walk(own) for f in n if f.endswith(".gch")]
+    print("prepared")
+"""
+
+
+@pytest.mark.long  # it takes a compiler half a minute
+def test_headers_are_compiled_once_for_all_forks() -> None:
+    done = python("-c", PREPARED)
+    assert done.stdout.strip() == "prepared", done.stderr
+
+
+def test_a_fork_has_what_its_launcher_imported_on_request(tmp_path: Path) -> None:
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    # The candidate is wrong in a process that has not imported the module before.
+    text = "import sys\nHAS = 'wave' in sys.modules\ndef candidate(x, w):\n    return honest(x, w) + (not HAS)\n"
+    (tmp_path / "it.py").write_text(HEAD + text)
+    with SandboxLauncher() as launcher:
+        launcher.import_libraries(["wave", "a_module_that_is_not_there"])
+        launcher.import_libraries(["wave"])
+        options: dict[str, Any] = {"launcher": launcher, "seconds": 120, "timed": False}
+        result = sl.judge(tmp_path / "problem.py", tmp_path / "it.py", **options)
+    assert result.verdict == "accepted", str(result)
+
+
+def test_a_launcher_whose_forks_could_use_no_device_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[protocol.ImportLibraries] = []
+    ask = SandboxLauncher.ask
+
+    def answer(self: SandboxLauncher, message: Any, *args: Any, **keywords: Any) -> Any:
+        if not isinstance(message, protocol.ImportLibraries):
+            return ask(self, message, *args, **keywords)
+        asked.append(message)
+        return protocol.Answer(False)
+
+    monkeypatch.setattr(SandboxLauncher, "ask", answer)
+    with SandboxLauncher() as launcher:
+        launcher.preload()
+        first = launcher.pid
+        launcher.import_libraries(["wave"])
+        assert launcher.pid not in (first, -1)
+        second = launcher.pid
+        launcher.import_libraries(["wave", "colorsys"])
+        assert launcher.pid == second
+    assert [message.modules for message in asked] == [["wave"]]
+
+
+def test_the_count_of_devices_forbids_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shiplap.torch_private import process_state
+
+    assert process_state.forks_can_use_device()
+    opened = os.open(os.devnull, os.O_RDONLY)
+    try:
+        monkeypatch.setattr(process_state, "USED_BY_DRIVER", os.readlink(f"/proc/self/fd/{opened}"))
+        assert not process_state.forks_can_use_device()
+    finally:
+        os.close(opened)
