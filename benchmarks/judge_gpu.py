@@ -365,7 +365,8 @@ def _warm_launchers(wanted: list[tuple[str, str, str, bool]], count: int) -> lis
         (torch.randn(64, 64, device=DEVICE, requires_grad=True) @ torch.randn(64, 64, device=DEVICE)).sum().backward()
         for each in warmed:
             each.result()
-    print(json.dumps({"seconds_of_the_start": round(time.monotonic() - began, 1), "modules": modules}), flush=True)
+    started = {"seconds_of_the_start": round(time.monotonic() - began, 1), "modules": modules}
+    print(json.dumps({**started, "not_imported": sorted(launchers[0].harmful)}), flush=True)
     return launchers
 
 

@@ -92,25 +92,26 @@ def test_a_fork_has_what_its_launcher_imported_on_request(tmp_path: Path) -> Non
 
 
 def test_a_launcher_whose_forks_could_use_no_device_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[protocol.ImportLibraries] = []
+    asked: list[list[str]] = []
     ask = SandboxLauncher.ask
 
     def answer(self: SandboxLauncher, message: Any, *args: Any, **keywords: Any) -> Any:
-        if not isinstance(message, protocol.ImportLibraries):
-            return ask(self, message, *args, **keywords)
-        asked.append(message)
-        return protocol.Answer(False)
+        if isinstance(message, protocol.ImportLibraries):
+            asked.append(message.modules)
+            return protocol.Number([*message.modules, "wave"].index("wave"))
+        return ask(self, message, *args, **keywords)
 
     monkeypatch.setattr(SandboxLauncher, "ask", answer)
     with SandboxLauncher() as launcher:
-        launcher.preload()
+        launcher.import_libraries(["colorsys"])
         first = launcher.pid
-        launcher.import_libraries(["wave"])
-        assert launcher.pid not in (first, -1)
+        launcher.import_libraries(["colorsys", "quopri", "wave"])
         second = launcher.pid
+        assert second not in (first, -1)
         launcher.import_libraries(["wave", "colorsys"])
         assert launcher.pid == second
-    assert [message.modules for message in asked] == [["wave"]]
+        assert launcher.harmful == {"wave"}
+    assert asked == [["colorsys"], ["quopri", "wave"], ["colorsys", "quopri"]]
 
 
 def test_the_count_of_devices_forbids_forks(monkeypatch: pytest.MonkeyPatch) -> None:

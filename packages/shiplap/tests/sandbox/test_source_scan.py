@@ -148,7 +148,7 @@ def test_dates_and_sockets_of_other_modules_are_named(kernel: Path, text: str) -
         ("class K:\n    def f(self):\n        self.n += 1\n        return 'call %d' % self.n\n", 0),
         ("class K:\n    def f(self):\n        self.made += 1\n", 0),
         ("def f(x):\n    n = 0\n    while n < 9:\n        n += 1\n    return x\n", 0),
-        ("class K:\n    def f(self, x):\n        self.sum += x\n        return self.sum < 9\n", 0),
+        ("class K:\n    def f(self, x):\n        self.sum += x\n        return self.sum < 9\n", 1),
     ],
 )
 def test_decisions_by_a_count_of_calls_are_found(kernel: Path, text: str, count: int) -> None:

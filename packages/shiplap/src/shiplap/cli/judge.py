@@ -74,7 +74,7 @@ def command(
         Path | None,
         typer.Option("--out", metavar="FILE", help="Append the verdicts of a suite as JSON lines, and resume there."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Candidates of a suite that are checked side by side.")] = 2,
+    jobs: Annotated[int, typer.Option("--jobs", help="Candidates of a suite checked side by side.")] = 2,
     sample: Annotated[
         str, typer.Option("--sample", metavar="N[:SEED]", help="Judge N problems of the suite, drawn by a seed.")
     ] = "",

@@ -43,7 +43,6 @@ LATE_S = 100e-6  # seconds for which other streams may work after a call
 NEAR_ZERO = 1e-2  # the size of a parameter behind which the rest of a model would hide
 GRADIENT_FORMS = 4  # other forms on which gradients are compared
 GRADIENT_OTHER_LAYOUTS, COMPILING_S = 3, 2.0  # forms of other layouts, and seconds of a comparison that compiles
-ELSEWHERE_FACTOR = 2.0  # of the time of the first call, which a call under other conditions may take
 MAX_JUMPS = 0.5  # the share of elements at which a reference's gradient may jump in a comparison that counts
 GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
 
@@ -357,31 +356,6 @@ def _compare_evaluation(case: JudgeSession, witness: TargetProcess, form: InputF
                 raise CandidateError(e.check, f"in evaluation: {e.evidence}") from None
             case.calls += 1
     witness.set_evaluation(False)
-
-
-def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
-    """Compare one call of the candidate on inputs of ``form`` in another thread, in inference mode, with deterministic
-    algorithms and another number of threads, as a server may call it. A fault is recorded in ``case``.
-
-    A candidate may raise an error there, since no caller gets a wrong result then. Code that ``torch.compile`` has
-    compiled is compiled once more. So nothing is compared if twice the time of the first call is no longer left.
-    """
-    what = "another thread, inference mode, deterministic algorithms and another number of threads"
-    if time.monotonic() + ELSEWHERE_FACTOR * case.first_call > case.budget.ends:
-        case.unchecked.append(f"{what}: there was no time")
-        return
-    with case.record_faults(f"{form.label} in {what}"):
-        args = case.problem.draw(form)
-        try:
-            with StepDeadline(case.budget.last).step(witness.prisoner):
-                witness.call(args, case.problem.expect_effects(form, args), elsewhere=True)
-            case.calls += 1
-        except MachineLack:
-            raise
-        except CandidateError as e:
-            if e.check != "raised":
-                raise
-            case.unchecked.append(f"{what}: the candidate raises there: {e.evidence}"[:200])
 
 
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:

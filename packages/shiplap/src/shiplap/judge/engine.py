@@ -20,12 +20,12 @@ from shiplap.judge.checks import (
     Endurance,
     JudgeSession,
     ProgressReport,
-    call_elsewhere,
     check_new_parameters,
     compare_gradients,
     describe_resubmission,
 )
 from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
+from shiplap.judge.conditions import call_elsewhere
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import SEEDING, SLOW_CALL_S
 from shiplap.judge.processes import JudgedProcesses
@@ -200,7 +200,9 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     case.unchecked += UNCHECKED_OF_FUNCTIONS if case.subject.kind != "reference" else []
     if case.subject.kind != "reference" and not case.options.vary_layouts:
         case.unchecked.append("layouts other than contiguous ones")
-    case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
+    case.unchecked += [
+        "fakes, torch.compile, graph replay and second gradients: 'shiplap audit' looks at those of an op"
+    ]
     # Cheap, and before any code of the candidate runs.
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))

@@ -262,13 +262,13 @@ class TargetProcess:
         expected: ExpectedEffects | None = None,
         *,
         in_place: bool = False,
-        elsewhere: bool = False,
+        conditions: str = "",
     ) -> CallOutcome:
         """Call the target on ``args``. Return the times and the largest error in units of the tolerance. If
         ``expected`` is given, compare the effects with it, and raise ``CandidateError`` if they differ. Otherwise the
         error is 0. If ``in_place`` is true and the layout of the tensors is that of the last call, the values are
-        written into the tensors of that call. Otherwise the call gets new tensors. If ``elsewhere`` is true, it is made
-        in another thread and in inference mode.
+        written into the tensors of that call. Otherwise the call gets new tensors. ``conditions`` are those of the
+        caller (see ``protocol.CallTarget``).
         """
         last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
@@ -283,7 +283,7 @@ class TargetProcess:
         given = last or MappedArguments.of(handle, packed)
         self._given = given
         try:
-            message = protocol.CallTarget(packed, last is not None, self._in_use(), elsewhere)
+            message = protocol.CallTarget(packed, last is not None, self._in_use(), conditions)
             reply, took = self.request(message, "raised", *arena.files(handle))
         finally:
             self.use_block(arena.block)

@@ -276,8 +276,8 @@ class Child:
         with the arguments. If ``message.again`` is true, the call uses the tensors of the last call instead, into which
         the other process has written new values.
 
-        The arguments and results of ``message.keep`` earlier calls stay in memory. If ``message.elsewhere`` is true,
-        the call is made by ``_call_elsewhere``.
+        The arguments and results of ``message.keep`` earlier calls stay in memory. ``message.conditions`` names
+        the conditions of the call in ``CONDITIONS``.
         """
         while len(self._kept) > message.keep:
             self._kept.popleft()
@@ -287,7 +287,7 @@ class Child:
             memory = _map(file)
             args = list(self._unpack(message.args, memory))
         before = argument_facts(args)
-        target = partial(_call_elsewhere, self.target) if message.elsewhere else self.target
+        target = partial(CONDITIONS[message.conditions], self.target) if message.conditions else self.target
         with torch.no_grad():
             if not _on_devices(args):
                 started = perf_counter_ns()
@@ -574,6 +574,16 @@ def _call_elsewhere(target: Callable[..., Any], *args: Any) -> Any:
     if failed:
         raise failed[0]
     return outcome[0]
+
+
+def _call_under_autocast(target: Callable[..., Any], *args: Any) -> Any:
+    """Return what ``target`` returns for ``args`` under autocast to bfloat16."""
+    with torch.autocast("cuda" if _on_devices(list(args)) else "cpu", torch.bfloat16):
+        return target(*args)
+
+
+CONDITIONS = {"thread": _call_elsewhere, "autocast": _call_under_autocast}
+"""Functions that call a target under other conditions of the caller, by name."""
 
 
 def _count_uses(uses: list[tuple[str, list[Any]]]) -> list[protocol.OperatorUse]:

@@ -73,7 +73,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
                 importlib.import_module(message.module)
             child.take_baseline()
         elif isinstance(message, protocol.ImportLibraries):
-            reply = protocol.Answer(_import_libraries(message))
+            reply = protocol.Number(_import_libraries(message))
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
@@ -94,19 +94,20 @@ def serve_forks(handle: int, folder: str = "") -> None:
             connection.settimeout(message.seconds)
 
 
-def _import_libraries(message: protocol.ImportLibraries) -> bool:
-    """Import those of the modules of ``message`` that exist, and prepare Inductor if it is among them. Return whether
-    processes that are forked afterwards can still use a GPU.
+def _import_libraries(message: protocol.ImportLibraries) -> int:
+    """Import those of the modules of ``message`` that exist, and prepare Inductor if it is among them. Return the
+    number of modules, or of those before the first one after whose import forked processes cannot use a GPU.
 
     The snapshot of functions that exists is left without these modules, since a candidate may import them itself.
     """
-    for module in message.modules:
-        with contextlib.suppress(Exception):  # whoever needs the module gets the error
+    for number, module in enumerate(message.modules):
+        with contextlib.suppress(Exception):  # whoever needs the module gets the error, as without a compiler
             importlib.import_module(module)
-    if VECTOR_MODULE in message.modules:
-        with contextlib.suppress(Exception):  # as without a compiler
-            prepare_inductor(message.folder)
-    return forks_can_use_device()
+            if module == VECTOR_MODULE:
+                prepare_inductor(message.folder)
+        if not forks_can_use_device():
+            return number
+    return len(message.modules)
 
 
 def _end_groups(forked: set[int], folder: str) -> None:

@@ -302,9 +302,10 @@ class ImportModule(Request[Done], frozen=True):
     module: str = ""
 
 
-class ImportLibraries(Request[Answer], frozen=True):
+class ImportLibraries(Request[Number], frozen=True):
     """A request to import the ``modules`` of torch and Triton that exist, so that all processes that are forked later
-    have them. Files that these need are put into ``folder``. The reply says whether they can still use an accelerator.
+    have them. Files that these need are put into ``folder``. The reply is the number of modules before the first one
+    after whose import no forked process can use an accelerator.
     """
 
     modules: list[str]
@@ -356,13 +357,14 @@ class Inspect(Request[Inspection], frozen=True):
 class CallTarget(Request[TargetCalled], frozen=True):
     """A request to call the target. If ``again`` is true, the call uses the tensors of the last call, into which this
     process has written new values. Otherwise it gets new tensors from ``args``. ``keep`` is the number of earlier calls
-    whose results are kept. If ``elsewhere`` is true, the call is made in another thread, as a server may make it.
+    whose results are kept. ``conditions`` are those of the caller: ``"thread"`` for another thread, as in a server,
+    ``"autocast"`` for autocast to bfloat16, or an empty string for the usual ones.
     """
 
     args: Packed
     again: bool = False
     keep: int = 1 << 30  # earlier calls whose results stay in use
-    elsewhere: bool = False
+    conditions: TypeName = ""
 
 
 class ListOperators(Request[OperatorList], frozen=True):

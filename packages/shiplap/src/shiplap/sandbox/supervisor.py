@@ -109,6 +109,7 @@ class SandboxLauncher:
     Attributes:
         sealed: whether each forked process is restricted by every facility of the sandbox, without access to a device.
         prisoners: the ids of the sandboxed processes. Other threads add to it and remove from it at any time.
+        harmful: modules after whose import no fork of the process could use a GPU.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ class SandboxLauncher:
         self.sealed = True
         self.prisoners: set[int] = set()
         self._preloaded: set[str] = set()  # modules that the process imported on request
-        self._imports_libraries = True  # whether forks can still use a GPU after such imports
+        self.harmful: set[str] = set()
 
     def __enter__(self) -> SandboxLauncher:
         """Return the launcher."""
@@ -206,18 +207,18 @@ class SandboxLauncher:
         """Import those of the ``modules`` of torch and Triton that exist in the launcher's process, unless that was
         done before. Raise the errors of ``ask``.
 
-        If processes forked afterwards could not use a GPU, start another process, which imports none of them.
+        If processes that are forked after the import of a module could not use a GPU, another process is started, and
+        the module is added to ``harmful`` and is not imported again.
         """
         self._ready()
-        new = [module for module in modules if module not in self._preloaded]
-        if new and self._imports_libraries:
+        while new := [module for module in modules if module not in self._preloaded | self.harmful]:
             os.makedirs(self._libraries, 0o700, exist_ok=True)
-            self._imports_libraries = self.ask(protocol.ImportLibraries(new, self._libraries), until=until).yes
-            if not self._imports_libraries:
+            harmless = self.ask(protocol.ImportLibraries(new, self._libraries), until=until).value
+            self._preloaded |= set(new[:harmless])
+            if harmless < len(new):
+                self.harmful.add(new[harmless])
                 self.close()
                 self._ready()
-            else:
-                self._preloaded |= set(new)
 
     def _start(self) -> socket.socket:
         """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""

@@ -12,19 +12,31 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from shiplap.sandbox.kept_counts import (
+    DECIDING_CALLS,
+    GROWING,
+    SHRINKING,
+    changed_container,
+    counted_places,
+    place_name,
+    read_places,
+    targets_of,
+    used_up_places,
+)
 from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, read_source
 
-CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
-CLOCKS |= {f"{name}_ns" for name in CLOCKS}
+CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"}
+CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"times", "getrusage", "uptime"}
 """Functions that say how long a machine, a process or a thread runs. Honest candidates measure their time by them."""
 CHANCES = {"random", "randint", "randrange", "getrandbits", "uniform", "urandom", "token_bytes", "randbelow", "uuid4"}
 DRAWS = {"rand", "randn"}  # of torch and numpy, which honest candidates compare elementwise
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "id"}
-COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount"}
-GROWING = {"append", "add", "extend", "insert", "appendleft", "update", "setdefault"}
-SHRINKING = {"clear", "pop", "popitem", "popleft", "remove", "discard"}
+COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount", "getsizeof", "active_count"}
+COUNTS |= {"getsize", "listdir", "scandir", "tell", "read_text", "read_bytes", "readline", "readlines", "getpos"}
+"""Functions whose results grow from call to call, where a candidate makes them grow, as it may the size of a file."""
+FILE_FACTS = {"st_size", "st_mtime", "st_mtime_ns", "st_nlink", "st_ino"}
+LONG_ALIGNMENT = 4096  # bytes; an address by a larger number is a chance
 TOO_DEEP = "expressions that are nested too deeply to be looked through"
-STEPS = (ast.Add, ast.Sub, ast.Mult)  # operators with which code counts
 COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)
 JUDGED_CALLS = 1000  # a judgement makes more calls than this
 NATIVE_COUNT = re.compile(r"\bstatic\s+[\w:<>\s]*?\b(\w+)\s*(?:=[^;]*|\{[^;]*)?;")
@@ -73,7 +85,7 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     numbers = _constants_by_name(tree)
     held, growing = _unsteady_names(nodes), _growing_names(nodes)
     lasting = {n for n in _outer_names(tree) if n not in numbers}
-    shrunk = {_changed_container(n, SHRINKING) for n in nodes}
+    shrunk = {changed_container(n, SHRINKING) for n in nodes}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _native_decisions(node.value, node.lineno)
@@ -92,10 +104,11 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"the length of {name}, which grows"
             if (name := _next_of(side)) and name in lasting:
                 yield node.lineno, f"the next element of {name}"
+    yield from ((line, f"the elements of {name}, which are used up") for line, name in used_up_places(tree, lasting))
     for test in _truth_tests(tree):
         if (name := _next_of(test)) and name in lasting:
             yield test.lineno, f"the next element of {name}"
-        if (what := _unsteady_source(test, held)) and what not in CLOCKS | DRAWS:
+        if (what := _unsteady_source(test, held)) and what not in CLOCKS | DRAWS | {"data_ptr"}:
             yield test.lineno, what
 
 
@@ -105,6 +118,8 @@ def _matters(what: str, known: bool, others: list[float | None]) -> bool:
     """
     if what in CLOCKS:  # a time is above zero everywhere
         return any(a is not None and a != 0 for a in others)
+    if what == "data_ptr":  # which honest candidates divide by an alignment
+        return any(a is not None and a > LONG_ALIGNMENT for a in others)
     if what in PROCESSES and others:  # as in ``threads > 1``
         return any(a is not None and a > 1 for a in others) or (known and not any(a is not None for a in others))
     return known or what in CHANCES
@@ -169,7 +184,7 @@ def _unsteady_names(nodes: list[ast.AST]) -> dict[str, str]:
             what = _unsteady_source(node.value, held)
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if what and what not in DRAWS:
-                held |= {name: what for name in map(_place_name, targets) if name}
+                held |= {name: what for name in map(place_name, targets) if name}
     return held
 
 
@@ -183,12 +198,14 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
         inner: list[ast.expr] = []
         if isinstance(at, ast.Call):
             name = getattr(at.func, "attr", getattr(at.func, "id", ""))
-            drawn = name in DRAWS or (name in CHANCES and _place_name(getattr(at.func, "value", at)) == "torch")
-            if _is_one_number(at) if drawn else name in CLOCKS | CHANCES | PROCESSES | COUNTS:
+            drawn = name in DRAWS or (name in CHANCES and place_name(getattr(at.func, "value", at)) == "torch")
+            if _is_one_number(at) if drawn else name in CLOCKS | CHANCES | PROCESSES | COUNTS | {"data_ptr"}:
                 return str(name)
             inner = [*at.args] if name in ("int", "float", "abs", "round", "str", "bool", "len") else []
             inner += [at.func.value] if isinstance(at.func, ast.Attribute) else []
-        elif isinstance(at, (ast.Name, ast.Attribute)) and (what := held.get(_place_name(at), "")):
+        elif isinstance(at, ast.Attribute) and at.attr in FILE_FACTS:
+            return at.attr
+        elif isinstance(at, (ast.Name, ast.Attribute)) and (what := held.get(place_name(at), "")):
             return what
         elif isinstance(at, COMPUTED):
             inner = [each for each in ast.iter_child_nodes(at) if isinstance(each, ast.expr)]
@@ -206,16 +223,9 @@ def _is_one_number(node: ast.Call) -> bool:
 
 
 def _growing_names(nodes: list[ast.AST]) -> set[str]:
-    """Return the names of containers to which some code adds elements."""
-    return {_changed_container(n, GROWING) for n in nodes} - {""}
-
-
-def _changed_container(node: ast.AST, names: set[str]) -> str:
-    """Return the name of the container of which a syntax node calls a method with one of ``names``, or an empty string
-    for another node.
-    """
-    called = node.func if isinstance(node, ast.Call) else None
-    return _place_name(called.value) if isinstance(called, ast.Attribute) and called.attr in names else ""
+    """Return the names of containers to which some code adds elements, by a method or under a key."""
+    keyed = {place_name(n) for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
+    return ({changed_container(n, GROWING) for n in nodes} | keyed) - {""}
 
 
 def _outer_names(tree: ast.Module) -> set[str]:
@@ -235,7 +245,7 @@ def _is_definition(node: ast.AST) -> bool:
 def _measured_length(node: ast.AST) -> str:
     """Return the name of the container whose length an expression is, or an empty string."""
     is_length = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args
-    return _place_name(node.args[0]) if is_length and isinstance(node, ast.Call) else ""
+    return place_name(node.args[0]) if is_length and isinstance(node, ast.Call) else ""
 
 
 def _next_of(node: ast.AST) -> str:
@@ -243,8 +253,8 @@ def _next_of(node: ast.AST) -> str:
     if not isinstance(node, ast.Call):
         return ""
     if isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
-        return _place_name(node.args[0])
-    return _place_name(node.func.value) if isinstance(node.func, ast.Attribute) and node.func.attr == "__next__" else ""
+        return place_name(node.args[0])
+    return place_name(node.func.value) if isinstance(node.func, ast.Attribute) and node.func.attr == "__next__" else ""
 
 
 def _truth_tests(tree: ast.AST) -> Iterator[ast.expr]:
@@ -274,11 +284,45 @@ def find_call_counters(file: str) -> list[str]:
 
 def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
     """Return (line, name) for each decision in a module by a count that its code changes, in the order of lines."""
-    counted = {name for node in ast.walk(tree) for name in _counts_of(node)} - {""}
-    tests = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.BinOp)) and _decides(node)]
-    used = {(test.lineno, name) for test in tests for name in map(_place_name, ast.walk(test)) if name in counted}
-    used |= {(test.lineno, _place_name(test)) for test in _truth_tests(tree) if _place_name(test) in counted}
+    counted = counted_places(tree)
+    if not counted:
+        return []
+    shrunk = {changed_container(n, SHRINKING) for n in ast.walk(tree)}
+    updates = {id(each) for node in ast.walk(tree) for each in _update_of(node)}
+    used: set[tuple[int, str]] = set()
+    for node in ast.walk(tree):
+        for part in _deciding_parts(node) if id(node) not in updates else ():
+            names = read_places(part) & counted
+            # A container that is emptied holds what the last calls have left, and counts none.
+            names -= {name for name in names if name in shrunk and _measured_length(part) == name}
+            used |= {(node.lineno, name) for name in names if hasattr(node, "lineno")}
+    used |= {(t.lineno, name) for t in _truth_tests(tree) for name in read_places(t) & counted - shrunk}
     return sorted(used)
+
+
+def _update_of(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of the value of an assignment, in which a count is changed and decides nothing yet."""
+    value = node.value if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) else None
+    if value is not None:
+        names = {place_name(each) for target in targets_of(node) for each in ast.walk(target)} - {""}
+        if isinstance(node, ast.AugAssign) or names & read_places(value):
+            yield from ast.walk(value)
+
+
+def _deciding_parts(node: ast.AST) -> list[ast.expr]:
+    """Return the parts of a syntax node by whose value code decides or computes: the sides of a comparison and of an
+    operator, an index, and the arguments of functions such as ``min`` and ``range``.
+    """
+    if isinstance(node, ast.Compare):
+        return [node] if len(node.ops) == 1 else [node.left, *node.comparators]
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right] if _decides(node) or not isinstance(node.op, ast.Mod) else []
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return [node.slice]
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return [*node.args] if name in DECIDING_CALLS else []
+    return [node.subject] if isinstance(node, ast.Match) else []
 
 
 def unsteady_decisions_of_function(fn: Any) -> list[str]:
@@ -303,41 +347,6 @@ def unsteady_decisions_of_function(fn: Any) -> list[str]:
     return [f"line {n}: {what}" for n, what in found if any(d.lineno <= n <= (d.end_lineno or n) for d in own)]
 
 
-def _counts_of(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a syntax node changes by a constant and that outlive a call: attributes, elements of
-    lists and dicts, and in a function those that it declares as global or nonlocal.
-    """
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return
-    inner = list(ast.walk(node))
-    outer = {name for each in inner if isinstance(each, (ast.Global, ast.Nonlocal)) for name in each.names}
-    stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    given = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-    own = (stored | {each.arg for each in given}) - outer
-    for each in inner:
-        target = _increased_place(each)
-        if target is None:
-            continue
-        name = _place_name(target)
-        # A list outlives the call if the function neither makes it nor gets it.
-        lasts = isinstance(target, ast.Subscript) and name not in own
-        if lasts or name in outer or isinstance(target, ast.Attribute):
-            yield name
-
-
-def _increased_place(node: ast.AST) -> ast.expr | None:
-    """Return the variable, attribute or element that a statement changes by a constant, as ``n += 1``, ``n = n + 1``
-    and ``n -= 1`` do. Return None for another syntax node.
-    """
-    if isinstance(node, ast.AugAssign):
-        return node.target if isinstance(node.op, STEPS) and isinstance(node.value, ast.Constant) else None
-    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, STEPS)):
-        return None
-    sides = (node.value.left, node.value.right)
-    terms = [ast.unparse(side) for side in sides if not isinstance(side, ast.Constant)]
-    return next((t for t in node.targets if [ast.unparse(t)] == terms), None)
-
-
 def _decides(node: ast.Compare | ast.BinOp) -> bool:
     """Return whether an expression is a comparison or the remainder of a division, by which code decides. A string
     that is formatted with ``%`` is none.
@@ -346,12 +355,3 @@ def _decides(node: ast.Compare | ast.BinOp) -> bool:
         return True
     is_text = isinstance(node.left, ast.Constant) and isinstance(node.left.value, (str, bytes))
     return isinstance(node.op, ast.Mod) and not is_text
-
-
-def _place_name(node: ast.AST) -> str:
-    """Return the name of a variable, or an attribute with a dot before it. For an element such as ``n[0]``, return the
-    name of the container. Return an empty string for another node.
-    """
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
