@@ -15,13 +15,14 @@ from shiplap_testing.effort import sampled
 from tests.judge.tenth import HEAD
 from tests.judge.twelfth import COUNTS, SOUND, WRONG
 
+Judge = Callable[[tuple[str, str]], JudgeResult]
 MISSED = ("wrong while it is traced", "a second gradient of zeros")  # the page on threats names them
 QUICK = ("a result of another dtype",)
 FOUND = [name for name in WRONG if name not in COUNTS and name not in MISSED]
 
 
 @pytest.fixture
-def judged(launcher: SandboxLauncher, tmp_path: Path) -> Callable[[tuple[str, str]], JudgeResult]:
+def judged(launcher: SandboxLauncher, tmp_path: Path) -> Judge:
     (tmp_path / "candidate").mkdir()
 
     def run(case: tuple[str, str]) -> JudgeResult:
@@ -40,12 +41,12 @@ def judged(launcher: SandboxLauncher, tmp_path: Path) -> Callable[[tuple[str, st
 
 
 @pytest.mark.parametrize("name", sampled(FOUND, long=[n for n in FOUND if n not in QUICK]))
-def test_a_candidate_that_is_wrong_for_others_is_not_accepted(judged, name: str) -> None:
+def test_a_candidate_that_is_wrong_for_others_is_not_accepted(judged: Judge, name: str) -> None:
     assert judged(WRONG[name]).verdict != "accepted"
 
 
 @pytest.mark.parametrize("name", sampled(SOUND, 1))
-def test_a_sound_candidate_with_state_is_accepted(judged, name: str) -> None:
+def test_a_sound_candidate_with_state_is_accepted(judged: Judge, name: str) -> None:
     result = judged(SOUND[name])
     assert result.verdict == "accepted", str(result)
 

@@ -17,6 +17,7 @@ from shiplap.sampling.compare import Difference
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.machine_lack import is_lack
 
+COMPILES_S = 2.0  # seconds of the first call from which on autocast, which may compile once more, is left out
 COMPILED_AGAIN = 2.0  # of the time of the first call, which a call under other conditions may take
 GROSS, SPREAD = 0.5, 4.0  # of the size of a result, and of the reference's own change: what no rounding explains
 OTHER_THREAD = "another thread, inference mode, deterministic algorithms and another number of threads"
@@ -24,14 +25,17 @@ OTHER_THREAD = "another thread, inference mode, deterministic algorithms and ano
 
 def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
     """Compare one call of the candidate on inputs of ``form`` in another thread, in inference mode, with deterministic
-    algorithms and another number of threads, as a server may call it. Then compare one call under autocast. A fault is
-    recorded in ``case``.
+    algorithms and another number of threads, as a server may call it. Then compare one call under autocast, unless the
+    candidate seems to compile. A fault is recorded in ``case``.
     """
     with case.record_faults(f"{form.label} in {OTHER_THREAD}"), _unless_late(case, OTHER_THREAD, "raised") as is_time:
         if is_time:
             args = case.problem.draw(form)
             _call_once(case, witness, args, case.problem.expect_effects(form, args), "thread")
     if case.reasons:
+        return
+    if case.first_call > COMPILES_S:
+        case.unchecked.append("autocast: the first call took so long that the candidate seems to compile for each way")
         return
     # A candidate may have results in another dtype than its reference there.
     with (

@@ -44,8 +44,8 @@ def place_name(node: ast.AST) -> str:
     if key and (called == "vars" or getattr(node, "attr", "") == "__dict__"):
         return f".{key}"
     if isinstance(node, ast.Call) and called in ("getattr", "setattr") and len(node.args) > 1:
-        name = node.args[1]
-        return f".{name.value}" if isinstance(name, ast.Constant) else ""
+        name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+        return f".{name}" if isinstance(name, str) else ""
     return f".{node.attr}" if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
