@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,32 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
             if kinds[True] and self.loader not in self.assigned_work and not self.assigned_work[node]:
                 self.loader = node
             return kinds[node is self.loader]
+
+        def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+            """Record the tests that the worker ``node`` has collected.
+
+            If the worker takes the place of one that has crashed and has collected other tests, no test can be assigned
+            to it. The run then reports a failed collection and ends the worker. Waiting units that no other worker may
+            run are dropped, since the run would wait for them without an end.
+            """
+            super().add_node_collection(node, collection)
+            if node in self.registered_collections:
+                return
+            others = [each for each in self.nodes if each is not node and not each.shutting_down]
+            lost = [unit for unit in self.workqueue if not any(self._may_run(each, unit) for each in others)]
+            waiting = {unit: [*self.workqueue.pop(unit).values()] for unit in lost}
+            text = f"{node.gateway.id} takes the place of a worker that has crashed, and has collected other tests."
+            text += " Not run: " + ", ".join(unit for unit, completed in waiting.items() if not all(completed))
+            report = pytest.CollectReport(nodeid=node.gateway.id, outcome="failed", longrepr=text, result=[])
+            config.hook.pytest_collectreport(report=report)
+            node.shutdown()
+
+        def _may_run(self, node: Any, unit: str) -> bool:
+            """Return whether the worker ``node``, which has not been ended, may run the waiting unit ``unit`` now or
+            later. A worker that has run nothing may become the one that loads a device.
+            """
+            of_its_kind = unit.startswith(ON_DEVICE) == (node is self.loader)
+            return self.numnodes == 1 or of_its_kind or not self.assigned_work[node]
 
         def remove_node(self, node: Any) -> str | None:
             """Mark the test during which the worker ``node`` ended as completed, so that no other worker runs it.
