@@ -104,12 +104,14 @@ test: COST = --dearest 10
 # One worker more runs the tests that load a device into their process, and no others (shiplap_testing.schedule). With
 # --changed in ARGS, the nearest tests to a change run before all others, and those of a device in a run beside them.
 PLAIN_TESTS  = -n $(WORKERS) $(SPREAD) $(COST) -m "not device and not long and not docs"
+# WORKERS may be a word of pytest-xdist, such as auto: the one more is then among them.
+ALL_WORKERS = $(if $(filter auto logical,$(WORKERS)),$(WORKERS),$$(( $(WORKERS) + 1 )))
 DEVICE_TESTS = -n 1 $(COST) -m "device and not long and not docs" packages/shiplap-backend
 test: $(STAMP) ## run the tests
 ifneq (,$(findstring --changed,$(ARGS)))
 	@$(BIN)/python -m shiplap_testing.nearest $(ARGS) -- $(PLAIN_TESTS) -- $(DEVICE_TESTS)
 else
-	@$(BIN)/python -m pytest -q -n $$(( $(WORKERS) + 1 )) $(SPREAD) $(COST) -m "not long and not docs" $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(ALL_WORKERS) $(SPREAD) $(COST) -m "not long and not docs" $(ARGS)
 endif
 
 lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, headers, links
@@ -154,8 +156,9 @@ records: $(STAMP) ## list recorded measurements, which are stale and what measur
 # So many processes take the accelerators in turn, each with its part of the memory of one; what measures or needs two
 # has them alone, afterwards.
 GPU_WORKERS ?= 12
-# One process collects few files sooner than all.
-WHOLE_DEVICE = $$(grep -rl whole_device packages/*/tests --include="test_*.py")
+# One process collects few files sooner than all. Paths in ARGS take their place.
+PATHS = $(strip $(foreach word,$(ARGS),$(wildcard $(firstword $(subst ::, ,$(word))))))
+WHOLE_DEVICE = $(if $(PATHS),,$$(grep -rl whole_device packages/*/tests --include="test_*.py"))
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	@one=0; two=0; \

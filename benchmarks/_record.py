@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from records import changed_files, clean_commit, files_of
 
-__all__ = ["ROOT", "changed_files", "cpu_model", "record", "write"]
+__all__ = ["ROOT", "changed_files", "cpu_model", "describe_machine", "record", "write"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,7 +33,24 @@ def cpu_model() -> str:
     return platform.processor()
 
 
-def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **measured: Any) -> dict[str, Any]:
+def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the ``device`` that this machine is, and the ``versions`` of Python, torch, numpy and ``packages``."""
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "numpy", *packages):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {"device": f"{cpu_model()}, {os.cpu_count()} cores", "versions": versions}
+
+
+def record(
+    sources: Sequence[str],
+    packages: Sequence[str],
+    device: str = "",
+    machines: Sequence[Mapping[str, Any]] = (),
+    **measured: Any,
+) -> dict[str, Any]:
     """``measured`` with its provenance.
 
     Args:
@@ -41,18 +58,15 @@ def record(sources: Sequence[str], packages: Sequence[str], device: str = "", **
             files. ``FILE::NAME`` says which definition of a Python file was measured.
         packages: distributions whose versions matter, besides torch and numpy.
         device: what it ran on, by default this CPU.
+        machines: where the parts were measured, as :func:`describe_machine` says, if that may be another machine.
     """
-    versions = {"python": platform.python_version()}
-    for name in ("torch", "numpy", *packages):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+    here = {**describe_machine(packages), **({"device": device} if device else {})}
+    found = list({json.dumps(each): dict(each) for each in machines}.values()) or [here]
     for pattern in sources:
         files_of(pattern, ROOT)  # FileNotFoundError for a pattern that names nothing
     return {
-        "device": device or f"{cpu_model()}, {os.cpu_count()} cores",
-        "versions": versions,
+        **found[0],
+        **({"machines": found} if len(found) > 1 else {}),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "commit": clean_commit(sources, ROOT),
         "sources": list(sources),

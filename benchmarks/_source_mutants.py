@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,28 @@ def make_mutant(
         if ast.dump(ast.parse(mutant.change(data))) != ast.dump(ast.parse(data)):
             return mutant
     return None
+
+
+def keep_sample(mutants: list[SourceMutant], place: Path) -> list[SourceMutant]:
+    """Return the sample of mutants that the file ``place`` keeps, or write ``mutants`` there if it does not exist.
+
+    In a file that has changed since, a mutant is the nearest expression with the same text. Without one it is left out.
+    """
+    if not place.exists():
+        place.write_text(json.dumps([asdict(mutant) for mutant in mutants]))
+    kept = (find_again(SourceMutant(**each)) for each in json.loads(place.read_text()))
+    return [mutant for mutant in kept if mutant]
+
+
+def find_again(mutant: SourceMutant) -> SourceMutant | None:
+    """Return a mutant of an earlier state of its file as one of the present state, or None if its expression is
+    gone.
+    """
+    path = ROOT / mutant.file
+    data = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(data).hexdigest()[:16] == mutant.sha:
+        return mutant
+    sites = [site for site in find_sites(ast.parse(data)) if site[1] == mutant.kind]
+    made = (make_mutant(mutant.room, mutant.number, path, data, *site) for site in sites)
+    same = [each for each in made if each and (each.before, each.after) == (mutant.before, mutant.after)]
+    return min(same, key=lambda each: abs(each.line - mutant.line), default=None)

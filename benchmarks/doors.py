@@ -8,8 +8,8 @@ Each part is many processes, which run side by side on so many cores. ``--files`
 kinds, ``--calls`` that of the rounds for each op, ``--threads`` that of the seconds in which sixteen threads call an op
 while another one declares it again, attaches native code and tunes. A process that runs when the limit of seconds is
 over is ended and counts as cut. The folder keeps the rows of the others, for as long as the code is the same: the
-next run goes on there, and the record has the rows of all runs. The record says for each part what ran, what was wrong,
-and the processor seconds.
+next run goes on there, and the record has the rows of all runs, also of those on other machines, which it names. The
+record says for each part what ran, what was wrong, and the processor seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from _record import ROOT, record, write
+from _record import ROOT, describe_machine, record, write
 from records import code_text
 
 sys.path[:0] = [str(ROOT)]
@@ -43,6 +43,7 @@ SOURCES = (
     *("packages/shiplap/tests/safe_io/storm.py", "packages/shiplap/tests/safe_io/users.py"),
 )
 PARTS = ("files", "calls", "threads", "sanitizers", "lacks")
+PACKAGES = ("shiplap",)
 FILES_EACH, ROUNDS_EACH, SECONDS_EACH, THREADS = 20_000, 50, 150, 16
 MOMENTS, KILLS, LACK_PARTS = 40, 60, 8
 COUNTS = re.compile(r"(\d+) (rows|rounds|calls|uses|changes|passed|failed|wrong|errors?)\b")
@@ -133,6 +134,7 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
             job, began, log = running.pop(pid)
             rows.append(describe_job(job, os.waitstatus_to_exitcode(status), log, time.monotonic() - began))
             rows[-1] |= {"cpu_s": round(used.ru_utime + used.ru_stime, 1), "code": digest_job(job)}
+            rows[-1]["machine"] = describe_machine(PACKAGES)
             print(json.dumps(rows[-1])[:300], flush=True)
             with kept.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
@@ -221,7 +223,8 @@ def main() -> int:
     for name, sums in measured.items():
         print(name, json.dumps(sums))
     if given.json:
-        result = record(SOURCES, ("shiplap",), seed=given.seed, parts=measured, failures=wrong)
+        machines = [row.pop("machine") for row in rows if "machine" in row]
+        result = record(SOURCES, PACKAGES, machines=machines, seed=given.seed, parts=measured, failures=wrong)
         write(given.json, result)
     return int(bool(wrong))
 

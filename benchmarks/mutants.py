@@ -7,14 +7,16 @@ each mutant a fork of the same process gets the changed code in place of the fun
 order of ``make test ARGS=--changed`` for the mutant's lines, as many as take ``--together`` seconds, up to the first
 failure. What no test kills there, and what is not the code of a function, runs again in a copy of the repository whose
 file is changed, with tests that are collected there, those that start processes too. A test kills only if it passes
-without the change. ``--jobs`` forks do this side by side. Rows are kept in the folder, so that the next run goes on
-where the limit ended the last one; ``equivalents.json`` there names mutants that no test can kill, with the reason.
+without the change. ``--jobs`` forks do this side by side. The sample and its rows are kept in the folder, so that the
+next run goes on where the limit ended the last one; ``equivalents.json`` there names mutants that no test can kill,
+with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import importlib.util
 import json
 import os
@@ -36,8 +38,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
-from _record import ROOT, record, write
-from _source_mutants import ROOMS, SOURCE, SourceMutant, draw_mutants
+from _record import ROOT, describe_machine, record, write
+from _source_mutants import ROOMS, SOURCE, SourceMutant, draw_mutants, keep_sample
 
 from shiplap_testing import cost
 from shiplap_testing.changed import Graph
@@ -59,6 +61,7 @@ NEAR = (
 )
 MARKS = "not gpu and not long and not docs and not device"
 ONE_S = 20.0
+PACKAGES = ("shiplap",)
 
 
 def list_tests() -> list[str]:
@@ -188,7 +191,6 @@ class Workshop:
         self.ranks = rank_tests(self.tried)
         self.seconds = cost.load()
         self.failed: list[str] = []
-        self.passing: dict[str, bool] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what failed or was left out."""
@@ -209,7 +211,7 @@ class Workshop:
         if mutant.inside and not place.exists() and time.monotonic() < self.ends:
             row = self.try_mutant(mutant, items)
             if row["killed"] or time.monotonic() < self.ends:
-                place.write_text(json.dumps({**row, "way": "exchanged"}))
+                place.write_text(json.dumps({**row, "way": "exchanged", "machine": describe_machine(PACKAGES)}))
                 print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
 
     def run_items(self, items: list[pytest.Item], pass_on: Callable[[Any], None]) -> None:
@@ -249,10 +251,15 @@ class Workshop:
 
     def is_passing(self, name: str, items: dict[str, pytest.Item]) -> bool:
         """Return whether a test passes in a fork without a change."""
-        if name not in self.passing:
+        place = self.folder / "passing" / hashlib.sha256(name.encode()).hexdigest()[:16]
+        if not place.exists():  # no other fork of this process has run it yet
             rows, _ = fork_child(lambda pass_on: self.run_items([items[name]], pass_on), 120, 60)
-            self.passing[name] = bool(rows) and rows[0][1] == "passed"
-        return self.passing[name]
+            place.parent.mkdir(exist_ok=True)
+            beside = place.with_name(f"{place.name}.{os.getpid()}")
+            beside.write_text(json.dumps([name, bool(rows) and rows[0][1] == "passed"]))
+            beside.replace(place)
+        passes: bool = json.loads(place.read_text())[1]
+        return passes
 
 
 def rank_tests(mutants: list[SourceMutant]) -> dict[str, dict[str, float]]:
@@ -329,7 +336,7 @@ def try_text(given: argparse.Namespace, mutant: SourceMutant, chosen: list[str],
     before = json.loads(row_place.read_text()) if row_place.exists() else {}
     count += before.get("ran", 0) if given.also else 0
     row = {"killed": killer, "ran": count, "of": len(chosen), "way": "text"}
-    row_place.write_text(json.dumps(row))
+    row_place.write_text(json.dumps({**row, "machine": describe_machine(PACKAGES)}))
     print(mutant.name, Path(mutant.file).name, mutant.line, row, file=sys.__stderr__, flush=True)
 
 
@@ -397,7 +404,7 @@ def summarise(given: argparse.Namespace, mutants: list[SourceMutant], places: di
             if k in ("room", "number", "file", "line", "kind", "before", "after")
         }
         rows.append({**where, "outcome": outcome, **row, "reason": equal.get(mutant.name, "")})
-    measured: dict[str, Any] = {"places": places}
+    measured: dict[str, Any] = {"places": places, "machines": [row.pop("machine") for row in rows if "machine" in row]}
     for room in (*ROOMS, "all"):
         count = Counter(row["outcome"] for row in rows if room in ("all", row["room"]))
         counted = count["killed"] + count["survived"]
@@ -425,6 +432,7 @@ def main() -> int:
     os.chdir(ROOT)
     (given.folder / "rows").mkdir(parents=True, exist_ok=True)
     mutants, places = draw_mutants(given.seed, given.each)
+    mutants = keep_sample(mutants, given.folder / "sample.json")
     if given.text:
         import hypothesis  # noqa: F401
         import numpy  # noqa: F401
@@ -438,7 +446,7 @@ def main() -> int:
     print(json.dumps({name: measured[name] for name in ("places", *ROOMS, "all")}))
     if given.json:
         sources = [f"{SOURCE}/{room}/*.py" for room in ROOMS]
-        write(given.json, record(sources, ("shiplap",), seed=given.seed, each=given.each, **measured))
+        write(given.json, record(sources, PACKAGES, seed=given.seed, each=given.each, **measured))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -110,6 +111,38 @@ def test_what_a_hook_runs_is_part_of_lint() -> None:
     hooks = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text("utf-8"))["repos"][0]["hooks"]
     for hook in hooks:
         assert hook["entry"].removesuffix(" --fix") in lint, hook["id"]
+
+
+def make_prints(*words: str) -> str:
+    """Return the commands that ``make`` would run with the arguments ``words``."""
+    command = ["make", "--dry-run", "--no-print-directory", *words]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("workers", "wanted"), [("3", "-n $(( 3 + 1 )) "), ("auto", "-n auto "), ("logical", "-n logical ")]
+)
+def test_workers_are_a_number_or_a_word_of_xdist(workers: str, wanted: str) -> None:
+    assert wanted in make_prints("test", f"WORKERS={workers}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "replaced"),
+    [
+        ("", False),
+        ("-k conv", False),
+        ('-k "one or two"', False),
+        ("tests -x", True),
+        ("tests/test_workflows.py::test_a", True),
+    ],
+)
+def test_a_path_takes_the_place_of_the_tests_of_a_whole_device(arguments: str, replaced: bool) -> None:
+    (run,) = [
+        line for line in make_prints("test-gpu", f"ARGS={arguments}").splitlines() if "gpu and whole_device" in line
+    ]
+    assert arguments in run
+    assert ("grep" in run) != replaced
 
 
 @pytest.mark.parametrize("form", sorted(GITHUB.glob("ISSUE_TEMPLATE/[!c]*.yml")), ids=lambda p: p.stem)

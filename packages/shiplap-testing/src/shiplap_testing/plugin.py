@@ -1,5 +1,6 @@
 """Fixtures of all tests: names that no other test declares, compilers and settings left as they were."""
 
+import ast
 import os
 import random
 import re
@@ -13,14 +14,17 @@ from functools import cache
 from glob import glob
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
 import pytest
 import typer.testing
+from _pytest.compat import NOTSET
 from typer.main import get_command
 
 from shiplap_testing import compilers, nearest
+from shiplap_testing.definitions import absolute
 from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
 
 # Before torch is loaded. Workers of pytest-xdist have as many threads each as there are cores: threads that spin while
@@ -341,21 +345,62 @@ def release_patches(patch: pytest.MonkeyPatch, loaded: Collection[str]) -> list[
     the replaced names.
 
     A module that imports a patched name from another one keeps it when the patch is undone, so that a later test of the
-    same worker would see it. A function or class is replaced under each name that it has there, any other value only
-    under its own. ``loaded`` are the names of the modules that were imported before the test.
+    same worker would see it. Its source says from where it has a name: a module that has the same value from elsewhere
+    keeps it, such as a function of torch that a test has put in the place of another one. A function that the test has
+    made exists nowhere else, and is replaced under each name. ``loaded`` are the names of the modules that were
+    imported before the test.
     """
     if _are_loaded(loaded):  # most tests import nothing
         return []
-    late = [(n, m) for n, m in list(sys.modules.items()) if n not in loaded and n.startswith("shiplap")]
+    late = {n: m for n, m in list(sys.modules.items()) if n not in loaded and n.startswith("shiplap")}
     released = []
-    for target, name, original in patch._setattr if late else ():
-        patched = getattr(target, name, None)
-        for module_name, module in late if patched is not None else ():
-            for kept, value in list(vars(module).items()):
-                if module is not target and value is patched and (kept == name or callable(patched)):
-                    setattr(module, kept, original)
-                    released.append(f"{module_name}.{kept}")
+    for target, name, original, values in _list_patches(patch) if late else ():
+        homes, before = {(getattr(target, "__name__", ""), name)}, -1
+        while before < len(released):  # a module may have the name from another one of them
+            before = len(released)
+            for module_name, module in late.items():
+                copies = [k for k, v in vars(module).items() if any(v is each for each in values)]
+                for kept in copies if module is not target else ():
+                    if _is_made_by_test(vars(module)[kept]) or kept in _imported_names(module, homes):
+                        setattr(module, kept, original)
+                        homes.add((module_name, kept))
+                        released.append(f"{module_name}.{kept}")
     return released
+
+
+def _list_patches(patch: pytest.MonkeyPatch) -> list[tuple[Any, str, Any, list[Any]]]:
+    """Return (target, name, original, values) of each attribute that ``patch`` has replaced. The values are those that
+    it has had since, the present one last. An attribute that did not exist before is left out.
+    """
+    listed: dict[tuple[int, str], tuple[Any, str, list[Any]]] = {}
+    for target, name, before in patch._setattr:
+        listed.setdefault((id(target), name), (target, name, []))[2].append(before)
+    return [
+        (target, name, first, [v for v in (*values, getattr(target, name)) if v is not first])
+        for target, name, (first, *values) in listed.values()
+        if hasattr(target, name) and first is not NOTSET
+    ]
+
+
+def _is_made_by_test(value: Any) -> bool:
+    """Return whether ``value`` is a callable that no module has under its name, as one that a test has made."""
+    home = sys.modules.get(getattr(value, "__module__", None) or "")
+    return callable(value) and getattr(home, getattr(value, "__qualname__", ""), None) is not value
+
+
+def _imported_names(module: ModuleType, homes: Collection[tuple[str, str]]) -> set[str]:
+    """Return the names under which the source of ``module`` imports one of ``homes``, which are pairs of a module and a
+    name in it. An import from a package around that module counts as well.
+    """
+    file, package = Path(module.__file__ or ""), module.__package__ or ""
+    tree = ast.parse(file.read_bytes() if file.suffix == ".py" else b"")
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return {
+        alias.asname or alias.name
+        for node in found
+        for alias in node.names
+        if any(alias.name == name and f"{home}.".startswith(f"{absolute(node, package)}.") for home, name in homes)
+    }
 
 
 @pytest.hookimpl(tryfirst=True)

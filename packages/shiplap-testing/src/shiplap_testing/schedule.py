@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,32 @@ def unit_of(nodeid: str) -> str:
     return function if folder.endswith("/gpu") and not folder.endswith("/tests/gpu") else file
 
 
+def refuse_worker(scheduler: Any, node: Any) -> None:
+    """Report a failed collection and end the worker ``node``, which takes the place of one that has crashed and has
+    collected other tests. No test can be assigned to it.
+
+    Units that wait in ``scheduler`` and that no other worker may run are dropped, since the run would wait for them
+    without an end.
+    """
+    others = [each for each in scheduler.nodes if each is not node and not each.shutting_down]
+
+    def has_worker(unit: str) -> bool:
+        """Return whether one of ``others`` may run ``unit``. One that has run nothing may still load a device."""
+        for each in others:
+            of_its_kind = unit.startswith(ON_DEVICE) == (each is scheduler.loader)
+            if scheduler.numnodes == 1 or of_its_kind or not scheduler.assigned_work[each]:
+                return True
+        return False
+
+    lost = [unit for unit in scheduler.workqueue if not has_worker(unit)]
+    waiting = {unit: [*scheduler.workqueue.pop(unit).values()] for unit in lost}
+    text = f"{node.gateway.id} takes the place of a worker that has crashed, and has collected other tests."
+    text += " Not run: " + ", ".join(unit for unit, completed in waiting.items() if not all(completed))
+    report = pytest.CollectReport(nodeid=node.gateway.id, outcome="failed", longrepr=text, result=[])
+    scheduler.config.hook.pytest_collectreport(report=report)
+    node.shutdown()
+
+
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return a scheduler that gives each unit of tests (see :func:`unit_of`) to one worker.
 
@@ -121,6 +147,12 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
             if kinds[True] and self.loader not in self.assigned_work and not self.assigned_work[node]:
                 self.loader = node
             return kinds[node is self.loader]
+
+        def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+            """Record the tests that the worker ``node`` has collected, or refuse them (see :func:`refuse_worker`)."""
+            super().add_node_collection(node, collection)
+            if node not in self.registered_collections:
+                refuse_worker(self, node)
 
         def remove_node(self, node: Any) -> str | None:
             """Mark the test during which the worker ``node`` ended as completed, so that no other worker runs it.

@@ -107,6 +107,37 @@ def test_a_module_that_is_imported_while_a_name_is_patched_does_not_keep_the_pat
         del sys.modules[name]
 
 
+def test_a_patch_is_released_only_where_a_module_has_it_from_the_patched_one(tmp_path, monkeypatch):
+    """A module may have the same value from elsewhere: a function that exists, or an equal number."""
+    for name, text in {
+        "first": "LIMIT = 3\ndef name():\n    return 'original'\n",
+        "chain": "from shiplap_second import other as third\n",
+        "second": "from shiplap_first import LIMIT, name as other\n",
+        "apart": "import os\nfrom os import getcwd\nname, LIMIT, OWN = os.getcwd, 0, 0\n",
+    }.items():
+        (tmp_path / f"shiplap_{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    first = import_module("shiplap_first")
+    original, loaded = first.name, frozenset(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first, "name", os.getcwd)
+        chain = import_module("shiplap_chain")
+        patch.setattr(first, "name", os.getpid)  # is set twice
+        patch.setattr(first, "LIMIT", 0)
+        patch.setattr(first, "missing", os.getcwd, raising=False)
+        apart = import_module("shiplap_apart")
+        second = sys.modules["shiplap_second"]
+        second.LIMIT = 0
+        released = plugin.release_patches(patch, loaded)
+    assert set(released) == {"shiplap_chain.third", "shiplap_second.other", "shiplap_second.LIMIT"}
+    assert chain.third is second.other is first.name is original
+    assert second.LIMIT == first.LIMIT == 3
+    assert apart.name is apart.getcwd is os.getcwd
+    assert apart.LIMIT == apart.OWN == 0
+    for name in ("first", "chain", "second", "apart"):
+        del sys.modules[f"shiplap_{name}"]
+
+
 DRAWN = """
 import random, numpy, pytest, torch
 

@@ -37,7 +37,9 @@ class Run:
             getvalue=lambda name: ["popen"] * count,
             getoption=lambda name, default=None: default,
             option=SimpleNamespace(loadscopereorder=False),
+            hook=SimpleNamespace(pytest_collectreport=lambda report: self.failed.append(report.longrepr)),
         )
+        self.failed = list[str]()
         self.scheduler, self.nodes = schedule.make_scheduler(config, None), [Node(f"gw{n}") for n in range(count)]
         for node in self.nodes:
             self.begin(node)
@@ -96,3 +98,26 @@ def test_a_worker_that_has_ended_in_a_test_of_a_device_has_a_successor() -> None
     run.go_on()
     assert {*run.nodes[-1].given} == ON_DEVICE - {crashed}
     assert sorted(run.nodes[0].given) == sorted({*TESTS} - ON_DEVICE)
+
+
+@pytest.mark.parametrize(("count", "of_device"), [(2, True), (2, False), (3, True), (3, False)])
+def test_a_successor_that_collects_other_tests_fails_the_run_and_ends_it(count: int, of_device: bool) -> None:
+    run = Run(count)
+    crashed = next(node for node in run.nodes if (node is run.scheduler.loader) == of_device)
+    first = crashed.given[0]
+    run.scheduler.remove_node(crashed)
+    run.nodes.remove(crashed)
+    successor = Node("gw9")
+    run.scheduler.add_node(successor)
+    run.scheduler.add_node_collection(successor, TESTS[1:])
+    run.scheduler.schedule()
+    run.go_on()
+    assert run.scheduler.tests_finished, "else the run would wait without an end"
+    assert successor.shutting_down
+    assert not successor.given
+    (text,) = run.failed
+    assert "collected other tests" in text
+    lost = {*TESTS} - {first} - {*chain.from_iterable(node.given for node in run.nodes)}
+    assert lost or count > 2
+    units = {schedule.ON_DEVICE * (test in ON_DEVICE) + test.partition("::")[0] for test in lost}
+    assert {*text.partition("Not run: ")[2].split(", ")} - {""} == units
