@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,6 +227,39 @@ def test_the_command_resumes_and_honours_a_baseline(ops, package, monkeypatch, t
     assert audit() == 0, "a finding that the baseline lists"
     assert audit(baseline=None) == 1
     assert {*stored_results(out / "results.jsonl")} == {right, wrong}
+
+
+def test_checks_for_which_no_time_is_left_are_counted(ops, request_of):
+    """The first check of a call is always made."""
+    name = "undeclared_ops::right"
+    result = audit_installed_op(name, ops[name], [seen((3, 4))], replace(request_of, check_seconds=0.0))
+    assert result.calls
+    assert result.checks <= 1
+    assert result.unchecked > 20
+    report = InstalledReport("package", "1", [result])
+    assert report.summary()["unchecked"] == {name: result.unchecked}
+    assert any("left out for time" in str(line) for line in report.lines())
+
+
+def test_ops_of_other_distributions_are_not_the_packages(tmp_path, monkeypatch):
+    """The package imports another one, which registers an op."""
+    (tmp_path / "foreign_neighbour.py").write_text(
+        "import torch\nlibrary = torch.library.Library('foreign_space', 'DEF')\n"
+        "library.define('f(Tensor x) -> Tensor')\n"
+    )
+    (tmp_path / "foreign_user.py").write_text(
+        "import torch, foreign_neighbour\nspace = [torch.library.Library('other_space', 'DEF')]\n"
+        "space[0].define('g(Tensor x) -> Tensor')\nloader = __spec__.loader.get_filename\n"
+    )
+    for name in ("foreign_neighbour", "foreign_user"):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "top_level.txt").write_text(f"{name}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = find_package_ops("foreign_user", importlib.import_module)
+    assert set(found) == {"other_space::g"}
+    assert type(sys.modules["foreign_neighbour"].__loader__).__name__ == "SourceFileLoader"
 
 
 def test_a_recorded_call_keeps_sizes_dtypes_and_ranges():

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from shiplap.audit.child_process import ChildDeath
-from shiplap.audit.installed import engine
-from shiplap.audit.installed.apart import InstalledOverload, find_apart, record_apart
+from shiplap.audit.installed import apart, engine
+from shiplap.audit.installed.apart import InstalledOverload, find_apart, import_before_forks, record_apart
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import InstalledFunction
 from shiplap.audit.installed.recipes import TensorRecipe, evaluate
 from shiplap.audit.installed.search import has_no_kernel
-from shiplap.cli.audit_installed import InstalledOptions, _find_subjects, audit_package
+from shiplap.cli.audit_installed import InstalledOptions, _find_subjects, _split_arguments, audit_package
 from shiplap.cli.recording import run_recorded
 from shiplap.errors import ShiplapError
 
@@ -56,7 +57,7 @@ def options(tmp_path, monkeypatch):
 def find(options):
     found = find_apart("apart_package", lambda: _find_subjects(options))
     assert not isinstance(found, ChildDeath), found
-    return found[0]
+    return found.subjects
 
 
 def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch):
@@ -87,6 +88,39 @@ def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch):
     assert "layout" in findings["apart_ops::trailing"]
     assert "gradient" in findings["apart_package:Triple"]
     assert "apart_package" not in sys.modules
+
+
+@pytest.mark.parametrize("user", ["apart_package", "apart_driver"])
+def test_modules_that_leave_the_gpu_alone_are_imported_before_forks(options, tmp_path, monkeypatch, user):
+    """A module that uses the GPU, and those behind it, are left to the children."""
+    modules = ["apart_broken", "apart_helper", "apart_driver", "apart_package"]
+    for name in modules:  # what an earlier test has imported comes back behind this one
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
+    for name in ("apart_helper", "apart_driver", "apart_broken"):
+        (tmp_path / f"{name}.py").write_text("raise OSError\n" if name == "apart_broken" else "")
+    (tmp_path / "apart_package.py").write_text(f"import apart_helper, apart_driver\n{PACKAGE}")
+    found = find_apart("apart_package", lambda: _find_subjects(options))
+    assert not isinstance(found, ChildDeath), found
+    assert {"apart_helper", "apart_driver", "apart_package"} <= set(found.modules)
+    monkeypatch.setattr(apart, "uses_gpu", lambda: user in sys.modules)
+    expected = ["apart_helper"] if user == "apart_driver" else ["apart_helper", "apart_driver"]
+    assert import_before_forks("apart_package", modules) == expected
+    assert user not in sys.modules
+
+
+def test_files_of_tests_are_recorded_by_as_many_processes_as_jobs(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    for name in ("test_a.py", "test_b.py", "test_c.py", "other.py"):
+        (tmp_path / "tests" / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    groups = _split_arguments(Path("pytest"), ["-q", "tests/other.py", "tests"], 2)
+    assert groups == [
+        ["-q", "tests/other.py", "tests/test_b.py"],
+        ["-q", "tests/test_a.py", "tests/test_c.py"],
+    ]
+    assert _split_arguments(Path("pytest"), ["-q"], 2) == [["-q"]]
+    assert _split_arguments(Path("run.py"), ["tests"], 2) == [["tests"]]
 
 
 def test_a_program_that_dies_leaves_no_call_and_is_named(options, tmp_path):

@@ -109,7 +109,16 @@ Search = Annotated[
         "--search",
         metavar="SECONDS",
         help="With --installed: seconds of processor time of the search for calls of one op. By default 6, and less "
-        "for a package of more than 100 ops.",
+        "for a large package.",
+    ),
+]
+Minutes = Annotated[
+    float,
+    typer.Option(
+        "--minutes",
+        min=0.1,
+        help="With --installed: the audit divides this time among the ops, and leaves out checks for which none is "
+        "left. The program of --record takes its own time.",
     ),
 ]
 Costs = Annotated[
@@ -204,6 +213,7 @@ def command(
     update_baseline: UpdateBaseline = False,
     out: Out = None,
     search: Search = None,
+    minutes: Minutes = 20.0,
 ) -> None:
     """Run every check on declared ops, and report what each check found.
 
@@ -233,6 +243,7 @@ def command(
             jobs,
             functions,
             device,
+            minutes,
         )
         if status := audit_package(given, as_json=json, html=html):
             raise typer.Exit(status)

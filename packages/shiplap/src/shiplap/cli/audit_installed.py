@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 RESULTS = "results.jsonl"  # in the folder of --out: one line an op, from which an interrupted run goes on
 PAGE = "index.html"
-_SEARCH_SECONDS = 600.0  # for all ops of a package, so that an audit of a large one ends within 20 minutes
+_SEARCH_SHARE, _CHECK_SHARE = 0.3, 0.5  # of the time of all jobs; scripts of findings are run in the rest
+_LEAST_CHECK_SECONDS = 4.0  # of processor time of the checks of one op: a compiled call takes that long
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,11 @@ class InstalledOptions:
     these namespaces are audited in place of the package's. ``arguments`` are those of the script ``record``, whose
     calls are recorded. ``baseline`` is the file of known findings, which is written anew if ``update_baseline`` is
     true. ``folder`` is that of the results. ``seed`` determines the samples. ``seconds`` limits the search for calls of
-    one op, or is None for a limit that follows from the number of ops. ``jobs`` is the number of ops that are audited
-    at once. If ``functions`` is true, the package's ``autograd.Function`` classes and the functions that call them are
-    audited as well. ``device`` is the type of the device on which calls are searched; recorded calls run where they
-    were recorded.
+    one op, or is None for a limit that follows from ``minutes`` and the number of ops. ``jobs`` is the number of ops
+    that are audited at once. If ``functions`` is true, the package's ``autograd.Function`` classes and the functions
+    that call them are audited as well. ``device`` is the type of the device on which calls are searched; recorded calls
+    run where they were recorded. The checks of each op get an equal share of ``minutes``, which are those of the audit
+    without the recorded program.
     """
 
     package: str
@@ -52,6 +56,7 @@ class InstalledOptions:
     jobs: int
     functions: bool = False
     device: str = "cpu"
+    minutes: float = 20.0
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
@@ -106,8 +111,10 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     if options.device == "cpu":  # before the ops are audited in forks, which inherit the imported compiler
         prepare_process()
     open_ops = {name: op for name, op in ops.items() if name not in stored}
-    seconds = min(6.0, _SEARCH_SECONDS / max(len(open_ops), 1)) if options.seconds is None else options.seconds
-    request = InstalledRequest(options.package, version, options.seed, seconds, options.folder, options.device)
+    share = 60 * options.minutes * options.jobs / max(len(open_ops), 1)  # of processor time, if each job has a core
+    seconds = min(6.0, _SEARCH_SHARE * share) if options.seconds is None else options.seconds
+    checks = max(_LEAST_CHECK_SECONDS, _CHECK_SHARE * share)
+    request = InstalledRequest(options.package, version, options.seed, seconds, options.folder, options.device, checks)
     done = count(1)
     with tuning_progress(False if quiet else None) as advance:
 
@@ -155,9 +162,13 @@ def _find_and_record_apart(
             imports the package, and as ``_find_subjects``.
     """
     from shiplap.audit.child_process import ChildDeath, run_isolated
-    from shiplap.audit.installed.apart import find_apart, record_apart
+    from shiplap.audit.installed.apart import find_apart, import_before_forks, record_apart
+    from shiplap.scaffold.calls import MOST_CALLS
 
     device = options.device
+    # Whether there is a GPU is asked of the library that manages them, since a process that has counted devices by the
+    # driver cannot fork one that uses them.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if isinstance(refused := run_isolated(lambda send: console.require_device(device)), ChildDeath):
         raise error("SL605", where=f"--device {device}", got=str(refused), expected="a device of this machine")
     find_in_current_folder(options.package)
@@ -170,13 +181,42 @@ def _find_and_record_apart(
             got=str(found),
             expected="a package with ops or, with --functions, with functions",
         )
-    subjects, unimported = found
-    _note_failed(unimported)
+    subjects = found.subjects
+    _note_failed(found.failed)
+    import_before_forks(options.package, found.modules)
     record = options.record
     if record is None:
         return {**subjects}, {}, ""
-    recorded, failed = record_apart(subjects, options.seed, lambda m: run_recorded(record, options.arguments, m))
-    return {**subjects}, recorded, failed
+    groups = _split_arguments(record, options.arguments, options.jobs)
+    with ThreadPoolExecutor(len(groups)) as pool:  # each thread waits for a process of its own
+        made = list(
+            pool.map(
+                lambda arguments: record_apart(subjects, options.seed, lambda m: run_recorded(record, arguments, m)),
+                groups,
+            )
+        )
+    recorded: dict[str, list[CallRecipe]] = {}
+    for calls, _ in made:
+        for name, found_calls in calls.items():
+            known = recorded.setdefault(name, [])
+            known += [c for c in found_calls if c not in known][: MOST_CALLS - len(known)]
+    return {**subjects}, recorded, next((text for _, text in made if text), "")
+
+
+def _split_arguments(record: Path, arguments: Sequence[str], jobs: int) -> list[list[str]]:
+    """Return the arguments of the recorded program for each of the processes in which it runs.
+
+    There is one process, but for pytest: its files of tests are divided among as many processes as ``jobs``, and the
+    other arguments are those of each process.
+    """
+    paths = [a for a in arguments if a.endswith(".py") and Path(a).is_file()]
+    folders = [a for a in arguments if Path(a).is_dir()]
+    if str(record) != "pytest" or not (paths or folders):
+        return [list(arguments)]
+    rest = [a for a in arguments if a not in paths and a not in folders]
+    paths += [str(p) for folder in folders for p in sorted(Path(folder).rglob("test_*.py"))]
+    groups = [paths[i::jobs] for i in range(min(jobs, len(paths)))]
+    return [[*rest, *group] for group in groups] or [list(arguments)]
 
 
 def _note_failed(modules: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from shiplap.declare.signature import read_spec
 from shiplap.dispatch.adopt import AdoptedOp
 from shiplap.errors import ShiplapError, error
 from shiplap.scaffold.calls import DispatchedCall, SeenTensor, as_empty_tensors
+from shiplap.scaffold.foreign_ops import ForeignOps
 from shiplap.scaffold.infer import InferredDeclaration, infer_declaration, infer_nothing
 from shiplap.scaffold.module import DraftedOp, adopt_keywords, first_sentence, make_drafted_function
 from shiplap.scaffold.probe import dtype_follows_arguments, probe_meta_kernel
@@ -52,7 +53,7 @@ def find_package_ops(
     """Return the torch ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
     ``ShiplapError``.
 
-    An op that torch, or the module of another package, is known to have registered is not among them. If ``namespaces``
+    An op that torch, or a module of another package, has registered is not among them. If ``namespaces``
     is not empty, return all ops of these namespaces instead.
 
     Raises:
@@ -60,7 +61,8 @@ def find_package_ops(
     """
     # Ops that are registered by the import are the package's, unless it was imported before.
     loaded, before = package in sys.modules, registered_names()
-    load(package)
+    with ForeignOps(package) as foreign:
+        load(package)
     # Taken after the import, since the package's modules hold their libraries only then.
     after, own = registered_names(), library_namespaces(package)
     torchs = library_namespaces("torch") - own
@@ -72,7 +74,8 @@ def find_package_ops(
             return space in namespaces
         if module:
             return module == package or module.startswith(package + ".")
-        return space not in torchs and (space in own or space == package or (name not in before and not loaded))
+        imported = name not in before and name not in foreign.names and not loaded
+        return space not in torchs and (space in own or space == package or imported)
 
     # Sorted, so that two drafts of one package can be compared.
     ops = {n: op for n in sorted(after) if mine(n) and (op := _overload_or_none(n)) is not None}

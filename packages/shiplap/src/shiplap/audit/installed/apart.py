@@ -7,13 +7,17 @@ and the import of a package for GPUs may use it already, so that only children i
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+import torch
 
+from shiplap import torch_private
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, run_isolated
 from shiplap.audit.installed.functions import FoundFunctions, FunctionRecorder, InstalledFunction
 from shiplap.audit.installed.recipes import CallRecipe, recipe_from_text, recipe_of_call
@@ -64,13 +68,24 @@ def describe_overload(name: str, package: str, op: Overload) -> InstalledOverloa
         return InstalledOverload(name, package, None, str(e))
 
 
+@dataclass(frozen=True)
+class FoundApart:
+    """The ops and functions of a package by name, in a form from which another process can load them. ``failed`` has
+    the reason of each module that could not be imported, and ``modules`` the names of the modules that were, in order.
+    """
+
+    subjects: dict[str, LoadedLater]
+    failed: dict[str, str]
+    modules: list[str]
+
+
 def find_apart(
     package: str, find: Callable[[], tuple[Mapping[str, Overload], FoundFunctions]]
-) -> tuple[dict[str, LoadedLater], dict[str, str]] | ChildDeath:
-    """Return the ops and functions that ``find()`` returns in a child process, by name, in a form from which another
-    process can load them, and the reason of each module that could not be imported. If the child dies, return its
+) -> FoundApart | ChildDeath:
+    """Return the ops and functions that ``find()`` returns in a child process. If the child dies, return its
     ``ChildDeath``. An error of Shiplap's catalogue that ``find`` raises is raised here as well.
     """
+    before = set(sys.modules)
 
     def work(send: SendEvent) -> Any:
         """Return the descriptions of the ops and of the functions as plain data, or the parts of an error."""
@@ -79,7 +94,8 @@ def find_apart(
         except ShiplapError as e:
             return error_parts(e)
         overloads = [describe_overload(name, package, op) for name, op in ops.items()]
-        return msgspec.to_builtins([overloads, list(found.functions.values()), found.failed])
+        modules = [name for name in list(sys.modules) if name not in before]
+        return msgspec.to_builtins([overloads, list(found.functions.values()), found.failed, modules])
 
     made = run_isolated(work, _LIMITS)
     if isinstance(made, ChildDeath):
@@ -88,7 +104,48 @@ def find_apart(
         raise error(**made)
     overloads = msgspec.convert(made[0], list[InstalledOverload])
     subjects: list[LoadedLater] = [*overloads, *msgspec.convert(made[1], list[InstalledFunction])]
-    return {subject.name: subject for subject in subjects}, made[2]
+    return FoundApart({subject.name: subject for subject in subjects}, made[2], made[3])
+
+
+def uses_gpu() -> bool:
+    """Return whether this process has begun to use a GPU, so that its forks cannot."""
+    opened = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+    # The driver opens these files when it starts, and the library that only counts devices opens others.
+    devices = [os.readlink(file) for file in opened if os.path.lexists(file)]
+    return torch.cuda.is_initialized() or any(d.startswith(("/dev/nvidia-uvm", "/dev/kfd")) for d in devices)
+
+
+def import_before_forks(package: str, modules: Sequence[str]) -> list[str]:
+    """Import in this process, of the ``modules`` that ``package`` imports, those whose import uses no GPU, and the
+    package itself if it uses none. Return their names. Children that are forked afterwards need not import them.
+
+    A child process imports one after the other first, and ends at the first one that uses a GPU.
+    """
+    others = [m for m in modules if not (m + ".").startswith(package + ".")]
+
+    def work(send: SendEvent) -> list[str]:
+        """Return the names of the modules that could be imported without a use of a GPU."""
+        fine = list[str]()
+        for name in (*others, package):
+            if _is_importable(name):
+                if uses_gpu():
+                    break
+                fine.append(name)
+        return fine
+
+    # Both compilers take seconds to import.
+    torch_private.reset_compiler()
+    fine = run_isolated(work, _LIMITS)
+    return [name for name in ([] if isinstance(fine, ChildDeath) else fine) if _is_importable(name)]
+
+
+def _is_importable(name: str) -> bool:
+    """Import the module ``name``, and return whether that succeeded."""
+    try:
+        importlib.import_module(name)
+    except Exception:  # a module may raise anything
+        return False
+    return True
 
 
 def record_apart(

@@ -6,6 +6,7 @@ import contextlib
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, malformed_calls
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp
 from shiplap.audit.installed.script import write_script
-from shiplap.audit.installed.search import WANTED_CALLS, SearchState, search_calls, try_recorded
+from shiplap.audit.installed.search import WANTED_CALLS, SearchState, search_calls, try_recorded, used_seconds
 from shiplap.sampling.run import suppress_warnings
 from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import Overload
@@ -59,6 +60,7 @@ OTHER_SIZES = (0, 1, 33)  # in place of each size that a call has
 _RESTARTS = 60  # of a search whose calls end the process
 _STANDSTILLS = 3  # calls that reach a limit of time, which is 10 or 20 seconds, after which the search is given up
 _DEATHS = 6  # after which the rest of the jobs of one op is given up
+_WAITING = 10  # times as long as its processor time may be, the checks of one op also wait, as for a device
 # A program that runs another one, with the folders in which this process has found the package, behind its own.
 _RUN = "import sys; sys.path += sys.argv[1:]; exec(compile(sys.stdin.read(), 'finding', 'exec'))"
 _MOST_VALUES = 1_000_000  # of all tensors of a call with other sizes
@@ -70,8 +72,9 @@ _DEVICE_LIMITS = ChildLimits(busy_s=120.0, idle_s=60.0, memory=16 << 30)
 @dataclass(frozen=True)
 class InstalledRequest:
     """The options of an audit of a package. ``seconds`` limits the processor time of the search for calls of
-    one op. ``folder`` is the folder to which scripts of findings are written, or None for no scripts. ``device`` is the
-    type of the device on which the calls of a search run; recorded calls run where they were recorded.
+    one op, and ``check_seconds`` that of its checks. ``folder`` is the folder to which scripts of findings are written,
+    or None for no scripts. ``device`` is the type of the device on which the calls of a search run; recorded calls run
+    where they were recorded.
     """
 
     package: str
@@ -80,6 +83,7 @@ class InstalledRequest:
     seconds: float = 6.0
     folder: Path | None = None
     device: str = "cpu"
+    check_seconds: float = math.inf
 
     @property
     def limits(self) -> ChildLimits:
@@ -163,7 +167,8 @@ def audit_installed_op(
     form = _form_of(op)
     if form is None:
         return InstalledOp(name, unreached=found.reason)
-    result = _run_jobs(name, op, [j for t in found.calls for j in _jobs_of_call(t.call, form)], asked.limits)
+    jobs = [j for t in found.calls for j in _jobs_of_call(t.call, form)]
+    result = _run_jobs(name, op, jobs, asked.limits, asked.check_seconds)
     # A crash in the search is a finding, even if no call of the jobs crashes.
     if found.crashes and not any(f.check == "crash" for f in result.findings):
         result = replace(result, findings=(found.crashes[0], *result.findings))
@@ -207,7 +212,7 @@ def _find_calls(
             """
             with suppress_warnings():
                 called = callable_of(op)
-                if not list(try_recorded(called, form, recorded, state, send)):
+                if not list(try_recorded(called, form, recorded, state, send, asked.check_seconds / 2)):
                     search_calls(called, form, seed, left, state, send, asked.device)
 
         tried: dict[str, Any] = {}
@@ -285,17 +290,21 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
         yield _Job("crash", malformed.texts("guarded"), call.origin, note)
 
 
-def _run_jobs(name: str, op: Subject, jobs: Sequence[_Job], limits: ChildLimits) -> InstalledOp:
+def _run_jobs(
+    name: str, op: Subject, jobs: Sequence[_Job], limits: ChildLimits, seconds: float = math.inf
+) -> InstalledOp:
     """Run all jobs (checks of single calls) on an op in child processes under ``limits``, and return the result with
     the first finding of each check. If a job ends its process, a new process continues with the next job. After six
-    deaths, the remaining jobs are not run.
+    deaths, or after ``seconds`` of processor time, the remaining jobs are not run.
     """
     found: dict[str, InstalledFinding] = {}
     missing: dict[str, None] = {}
     looked = deaths = first = 0
-    while first < len(jobs) and deaths <= _DEATHS:
+    used = 0.0
+    while first < len(jobs) and deaths <= _DEATHS and used < seconds:
         start = at = first
-        for event in stream_events(partial(_run_in_child, op, jobs, start), limits):
+        before = used
+        for event in stream_events(partial(_run_in_child, op, jobs, start, seconds - used), limits):
             job = jobs[at] if isinstance(event, ChildDeath) else jobs[event["job"]]
             if isinstance(event, ChildDeath):
                 deaths += 1
@@ -304,7 +313,9 @@ def _run_jobs(name: str, op: Subject, jobs: Sequence[_Job], limits: ChildLimits)
                 problem = f"{job.check}: {event}" if job.check != "crash" else str(event)
                 found.setdefault("crash", _make_finding(name, "crash", problem, job))
             elif event["kind"] == "begin":
-                at = event["job"]
+                at, used = event["job"], before + event["used"]
+            elif event["kind"] == "late":
+                used = math.inf
             else:
                 looked += event["kind"] == "looked"
                 if text := event.get("missing"):
@@ -314,7 +325,8 @@ def _run_jobs(name: str, op: Subject, jobs: Sequence[_Job], limits: ChildLimits)
                     found.setdefault(job.check, _make_finding(name, job.check, text, job))
         first = at + 1
     calls = sum(job.check == "repeat" and not job.note for job in jobs)
-    return InstalledOp(name, calls, looked, findings=tuple(found.values()), missing=tuple(missing))
+    left = len(jobs) - first
+    return InstalledOp(name, calls, looked, findings=tuple(found.values()), missing=tuple(missing), unchecked=left)
 
 
 def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFinding:
@@ -322,18 +334,22 @@ def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFi
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
-def _run_in_child(op: Subject, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
-    """Run the jobs (checks of single calls) from index ``first`` on, in a child process. Send an event before and after
-    each job, so that the parent process knows which job a crash belongs to. A check that has found something is not run
-    again.
+def _run_in_child(op: Subject, jobs: Sequence[_Job], first: int, seconds: float, send: SendEvent) -> None:
+    """Run the jobs (checks of single calls) from index ``first`` on, in a child process, for ``seconds`` of processor
+    time without the import of the package. Send an event before and after each job, so that the parent process knows
+    which job a crash belongs to. A check that has found something is not run again.
     """
     done: set[str] = set()  # checks that have found something: one finding of each is enough
     unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
     with suppress_warnings():
         called = callable_of(op)
+        since, latest = used_seconds(), time.monotonic() + _WAITING * seconds
         for number in range(first, len(jobs)):
-            job = jobs[number]
-            send({"kind": "begin", "job": number})
+            job, used = jobs[number], used_seconds() - since
+            if number > first and (used > seconds or time.monotonic() > latest):
+                send({"kind": "late", "job": number})
+                return
+            send({"kind": "begin", "job": number, "used": used})
             if job.check in done or (job.texts in unsteady and job.check not in _FIRST):
                 continue
             event = _run_check(called, job)

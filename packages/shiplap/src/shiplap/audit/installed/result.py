@@ -71,7 +71,7 @@ class InstalledOp:
 
     ``unreached`` says why the op accepted no call, and is empty if it accepted one. ``missing`` names registrations
     that torch needs and the op lacks. ``unreproduced`` names the checks whose findings a new process did not show
-    again.
+    again. ``unchecked`` is the number of checks that were left out for want of time, or behind crashes.
     """
 
     op: str
@@ -81,6 +81,7 @@ class InstalledOp:
     findings: tuple[InstalledFinding, ...] = ()
     missing: tuple[str, ...] = ()
     unreproduced: tuple[str, ...] = ()
+    unchecked: int = 0
 
 
 @dataclass
@@ -126,6 +127,7 @@ class InstalledReport:
             "missing": {op.op: list(op.missing) for op in self.ops if op.missing},
             "unreached": {op.op: op.unreached for op in self.ops if not op.calls},
             "unreproduced": {op.op: list(op.unreproduced) for op in self.ops if op.unreproduced},
+            "unchecked": {op.op: op.unchecked for op in self.ops if op.unchecked},
         }
 
     def lines(self) -> Iterator[Line | TextTable]:
@@ -149,6 +151,9 @@ class InstalledReport:
             yield line(f"{count} of {len(self.ops)}: {text}", "dim")
         if unreached := [op.op for op in self.ops if not op.calls and op not in absent]:
             yield line(f"{len(unreached)} not reached: {list_first(unreached)}", "dim")
+        if unchecked := sum(op.unchecked for op in self.ops):
+            late = [op.op for op in self.ops if op.unchecked]
+            yield line(f"{unchecked} checks left out for time, or behind crashes, of {list_first(late)}", "dim")
         if unreproduced := [op.op for op in self.ops if op.unreproduced]:
             yield line(f"a fresh process did not show findings again, left out: {list_first(unreproduced)}", "dim")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import resource
 import time
@@ -94,23 +95,32 @@ class SearchState:
 
 
 def try_recorded(
-    op: Any, form: SchemaForm, calls: Sequence[CallRecipe], state: SearchState, send: SendEvent
+    op: Any,
+    form: SchemaForm,
+    calls: Sequence[CallRecipe],
+    state: SearchState,
+    send: SendEvent,
+    seconds: float = math.inf,
 ) -> Iterator[CallRecipe]:
     """Yield each of the recorded ``calls`` that the op takes, after an event for it was sent. A call that has ended the
-    process before, according to ``state``, is not made again.
+    process before, according to ``state``, is not made again. If a call was taken, no more calls are made after
+    ``seconds`` of processor time. Small calls come first.
     """
-    known, since = {repr(t.call) for t in state.found}, _used_seconds()
-    for call in calls:
+    known, since = {repr(t.call) for t in state.found}, used_seconds()
+    for call in sorted(calls, key=lambda c: sum(math.prod(t.shape) for _, t in c.tensors())):
+        if known and used_seconds() - since > seconds:
+            return
         if repr(call) in known:
             yield call
         elif repr(call) not in state.avoided:
             send(_tried(call, "", None, since))
             if not why_refused(op, call, wrap=""):
                 send(_found(op, form, call))
+                known.add(repr(call))
                 yield call
 
 
-def _used_seconds() -> float:
+def used_seconds() -> float:
     """Return the seconds of processor time of this process and of those that it has started and that have ended, such
     as compilers.
     """
@@ -122,7 +132,7 @@ def _tried(call: CallRecipe, wrap: str, source: CallRecipe | None, since: float 
     """Return the event that ``call`` is made next. ``source`` is the call from which it was made, or None. ``since`` is
     the processor time of this process at the begin of its search.
     """
-    texts, used = call.texts(wrap), _used_seconds() - since
+    texts, used = call.texts(wrap), used_seconds() - since
     return {"kind": "try", "call": repr(call), "texts": texts, "by": call.origin, "origin": repr(source), "used": used}
 
 
@@ -146,8 +156,8 @@ def search_calls(
     latest = time.monotonic() + _WAITING * seconds
     # Time of the processor, so that other work on the machine does not shorten the search. The import of a package does
     # not count, which a process that was not forked from one with the package has made.
-    since = _used_seconds()
-    while _used_seconds() - since < seconds and time.monotonic() < latest and left > 0:
+    since = used_seconds()
+    while used_seconds() - since < seconds and time.monotonic() < latest and left > 0:
         usable = [c for c in frontier[-_FRONTIER:] if state.crashes.get(repr(c), 0) < _MOST_CRASHES]
         source = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else None
         call = draws.first() if source is None else draws.changed(source)
