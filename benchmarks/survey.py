@@ -10,8 +10,8 @@ that ``taskset`` leaves, and as many surveys run at a time as there are pairs of
 call to the output, and those of the stage that predicts. Starting the processes takes as long for any survey.
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
-workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of a round start at the same time, and
-predict one after the other. Before them a survey in one process predicts all tiles, so that no survey that counts
+workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of all rounds start at the same time,
+and predict one after the other. Before them a survey in one process predicts all tiles, so that no survey that counts
 compiles kernels. The first one would do it for all, also in the middle of its tiles, where smaller ones need others.
 The rate is that of the tiles from four tenths of them on, without the last twentieth: then all kernels are loaded. The
 record has the seconds of each tenth, too, those of the stages of a tile, and those of the processor for a tile. Exit
@@ -314,28 +314,28 @@ def _sort_here(options: argparse.Namespace, folder: Path) -> None:
         pool.map(partial(tasks.sort_segment, job), job.segments, chunksize=3)
 
 
-def _start_round(options: argparse.Namespace, folder: Path, names: list[str], turn: int) -> dict[str, Run]:
-    """Start the surveys ``names``, such as ``dask 2``, and return those that wait before their first tile in time.
+def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
+    """Start all surveys of all rounds, and return those that wait before their first tile in time, in the order in
+    which they are to predict. The first round is ``dask 2 0``, ``pool 2 0`` and so on, and every second one is turned
+    round.
 
-    In the first round another survey predicts meanwhile, in one process, and ends before they go on: it compiles the
-    kernels and writes them to the disk, whence all of them load them. Its classes stay, for a comparison.
+    Another survey predicts meanwhile, in one process, and ends before they go on: it compiles the kernels and writes
+    them to the disk, whence all of them load them. Its classes stay, for a comparison.
     """
     runs, until = dict[str, Run](), time.monotonic() + options.patience
-    for name in (*names, *(["warm 0"] if turn == 0 else [])):
-        kind, count, *settings = name.split()
-        target = folder / f"{name}.las"
-        place = target.with_name(f"{target.name}.survey")
-        for part in ("classes", "done", "taken"):
-            shutil.rmtree(place / part, ignore_errors=True)
-        if kind != "pool" and not place.exists():
-            shutil.copytree(folder / "sorted", place, copy_function=os.link)
-        (notes := folder / f"{name} {turn} stages").mkdir()
+    rounds = [(name, turn) for turn in range(options.rounds) for name in options.kinds[:: 1 - turn % 2 * 2]]
+    for kind_name, turn in (*rounds, ("warm 0", 0)):
+        kind, count, *settings = kind_name.split()
+        target = folder / f"{(name := f'{kind_name} {turn}')}.las"
+        if kind != "pool":
+            shutil.copytree(folder / "sorted", target.with_name(f"{target.name}.survey"), copy_function=os.link)
+        (notes := folder / f"{name} stages").mkdir()
         more = {"device": options.device, "pool": options.pool if kind == "pool" else None}
         more |= {"library": "oldsurvey"} if kind == "pool" else {}
         more |= {"workers_threads": settings[0]} if settings else {}
         preload = {"DASK_DISTRIBUTED__WORKER__PRELOAD": _survey_stages.__file__, _survey_stages.STAGES: str(notes)}
         more["environment"] = preload | ({_survey_stages.SWITCH: settings[1]} if settings[1:] else {})
-        gate = folder / f"{name} {turn}"
+        gate = folder / name
         if kind == "warm":
             gate.touch()
         count = count if kind in ("dask", "pool") else "0"
@@ -391,24 +391,20 @@ def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     made_scan(folder / "in.las", round(options.millions[0] * 1e6))
     _sort_here(options, folder)
     print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
-    names = options.kinds
     runs_of, until = dict[str, list[dict[str, Any]]](), begun + options.limit
-    result, same = dict[str, Any](), True
-    for turn in range(options.rounds):
-        begun = time.monotonic()
-        runs = _start_round(options, folder, names if turn % 2 == 0 else names[::-1], turn)
-        tiles = max(int(run.waiting[0].read_text()) for run in runs.values())
-        right = {path.name: path.read_bytes() for path in (folder / "warm 0.las.survey" / "classes").glob("*.bin")}
-        for name, run in runs.items():
-            if measured := _predict_tiles(name, run, tiles, options):
-                if not name.startswith("pool"):
-                    same &= all(path.read_bytes() == right.get(path.name) for path in run.classes.glob("*.bin"))
-                runs_of.setdefault(name, []).append(measured)
-                result = _compare(options, tiles, runs_of, same and len(right) == tiles)
-                keep_record(options, result)
-        print({key: value for key, value in result.items() if key != "runs"}, flush=True)
-        if time.monotonic() + 1.1 * (time.monotonic() - begun) > until:
-            break
+    runs, result, same = _start_all(options, folder), dict[str, Any](), True
+    tiles = max((int(run.waiting[0].read_text()) for run in runs.values()), default=0)
+    right = {path.name: path.read_bytes() for path in (folder / "warm 0 0.las.survey" / "classes").glob("*.bin")}
+    for name, run in runs.items():
+        if time.monotonic() > until:
+            print(name, "is left out", run.stop()[-2000:], flush=True)
+        elif measured := _predict_tiles(name, run, tiles, options):
+            if not name.startswith("pool"):
+                same &= all(path.read_bytes() == right.get(path.name) for path in run.classes.glob("*.bin"))
+            runs_of.setdefault(name.rpartition(" ")[0], []).append(measured)
+            result = _compare(options, tiles, runs_of, same and len(right) == tiles)
+            keep_record(options, result)
+    print({key: value for key, value in result.items() if key != "runs"}, flush=True)
     return result or {"right": False}
 
 
@@ -440,7 +436,7 @@ def main() -> int:
     parser.add_argument("--copies", type=int, default=30)
     parser.add_argument("--target", type=float, help="for speed: as many copies as one core predicts in these seconds")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds, after which no round begins")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds, after which no survey begins to predict")
     parser.add_argument("--patience", type=float, default=120.0, help="for gpus: seconds for the start of a survey")
     parser.add_argument("--tile", type=int)
     parser.add_argument("--model", choices=_survey_models.MODELS, default="wide", help="memory has its own")

@@ -105,7 +105,11 @@ class Template(HasCode):
 
     def candidates(self, env: Env) -> tuple[Values, ...]:
         """Return the compile-time configs to consider for the sizes and scalars ``env``, the default first."""
-        return tuple(self.configs(env)) if callable(self.configs) else self.configs
+        return tuple(self.each_candidate(env))
+
+    def each_candidate(self, env: Env) -> Iterable[Values]:
+        """Return the configs of :meth:`candidates`, which may be made one by one while they are read."""
+        return self.configs(env) if callable(self.configs) else self.configs
 
 
 def read_template(

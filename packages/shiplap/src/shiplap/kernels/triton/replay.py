@@ -35,7 +35,7 @@ from shiplap.kernels.native.build_plan import compile_command, extra_compiler_fl
 from shiplap.kernels.native.cache import cache_folder, is_library_present, load_library
 from shiplap.kernels.triton.launcher import is_verified
 from shiplap.kernels.triton.specialize import why_form_unfit
-from shiplap.settings import settings
+from shiplap.settings import read_setting, settings
 
 HOT_REPLAYS = 32  # calls that Python launches before a compiled launcher pays
 UNBUILT = "python: its launcher is not built"
@@ -302,7 +302,7 @@ def is_replay_wanted() -> bool:
     """Return whether C++ may repeat launches. The environment variable ``SHIPLAP_REPLAY`` must not be 0, and this
     version of Triton must be verified.
     """
-    return settings().replay and _is_known_triton()
+    return bool(read_setting("replay")) and _is_known_triton()
 
 
 @cache
@@ -376,7 +376,7 @@ def _advance_replay_build(op: Op, start: bool) -> None:
     """Open the replay library if it is compiled. Otherwise, if ``start`` is true, start its build if background builds
     are on, or issue a notice of how to build it.
     """
-    if not settings().native:
+    if not read_setting("native"):
         _replay_state.why = "SHIPLAP_NATIVE=0"
         return
     if _replay_state.builder is not None and _replay_state.builder.poll() is None:
@@ -388,7 +388,7 @@ def _advance_replay_build(op: Op, start: bool) -> None:
         assert _replay_state.builder.stdout is not None
         output = _replay_state.builder.stdout.read().decode(errors="replace")
         _give_up_replay(output or f"the builder ended with status {_replay_state.builder.returncode}")
-    elif start and not settings().background_build:
+    elif start and not read_setting("background_build"):
         _replay_state.why = UNBUILT
         notice(
             "replay",

@@ -23,6 +23,7 @@ from torch import Tensor
 from shiplap.codegen.triton import DESCRIBED, WORD, RenderedKernel, render_kernel, template_constants
 from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.config import Config, Values
+from shiplap.declare.generated_code import define_lambda
 from shiplap.declare.kernel import Kernel, KernelTerms, Rerun
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template
@@ -237,7 +238,7 @@ class TemplateKernel(Kernel):
         """
         env, reason = _env_for_template(call.env), ""
         takes = self._config_refusal(call, env)
-        for values in self.template.candidates(env):
+        for values in self.template.each_candidate(env):
             if not (why := takes(values)):
                 return Config.of(values)
             reason = reason or why
@@ -282,15 +283,16 @@ class TemplateKernel(Kernel):
         string if all tensors can. A tensor descriptor needs a dim of stride 1 and rows that start at multiples of 16
         bytes.
         """
-        present = self._tensors_read(call)
-        for name in self.render(call, present, values).described:
-            if (tensor := present.get(name)) is None:
-                continue
+        present, odd = self._tensors_read(call), dict[str, str]()
+        for name in self.described & present.keys():
             # If no dim has stride 1, all dims are in ``rows``.
-            rows = [s * tensor.itemsize % 16 for s in tensor.stride() if s != 1]
-            if tensor.data_ptr() % 16 or any(rows) or len(rows) == tensor.dim():
-                return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
-        return ""
+            rows = [s * present[name].itemsize % 16 for s in present[name].stride() if s != 1]
+            if present[name].data_ptr() % 16 or any(rows) or len(rows) == present[name].dim():
+                strides = tuple(present[name].stride())
+                odd[name] = f"{name} with strides {strides}: rows of a tensor descriptor start at 16 bytes"
+        # Most calls have no such tensor, and need no look at which ones the rendered kernel describes.
+        described = self.render(call, present, values).described if odd else ()
+        return next((odd[name] for name in described if name in odd), "")
 
     def _tensor_arguments(self, call: Binding) -> dict[str, Tensor]:
         """Return a mapping from name to value of the arguments of a call that are tensors. Lists of tensors and None
@@ -368,12 +370,13 @@ class TemplateKernel(Kernel):
         parameters = ["grid", "out", "sout", "dout", *(f"{p}{i}" for i in range(len(names)) for p in "tsd")]
         start = "kernel[grid](" if verb == "launch" else "kernel.compile(grid, "
         text = f"lambda {', '.join(parameters)}: {start}{', '.join([*given, *options])})"
-        launch: Launch = eval(text, {"kernel": self.jitted[rendered.text]})
+        launch: Launch = define_lambda(text, {"kernel": self.jitted[rendered.text]})
         if verb != "launch":
             return launch
         launch = _with_descriptor_memory(launch) if rendered.described else launch
         _clear_when_full(self._launches)[key] = launch
-        _clear_when_full(self._passed)[key] = eval(f"lambda {', '.join(parameters)}: ({', '.join(given)},)")
+        passed = f"lambda {', '.join(parameters)}: ({', '.join(given)},)"
+        _clear_when_full(self._passed)[key] = define_lambda(passed, {})
         return launch
 
 
@@ -388,7 +391,9 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
     for i, (_, sizes_of, strides_of) in enumerate(kept.tensors):
         scope |= {f"s{i}": sizes_of, f"d{i}": strides_of}
     each = "".join(f", args[{place}], s{i}, d{i}" for i, place in enumerate(places))
-    go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
+    go: Callable[[Args, Tensor], None] = define_lambda(
+        f"lambda args, out: launch(grid, out, target, strides{each})", scope
+    )
 
     def rerun(args: Args) -> Tensor:
         """Return a new output of the template for ``args``. They are the arguments of a call that differs from the
