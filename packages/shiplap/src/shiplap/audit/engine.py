@@ -26,7 +26,6 @@ from shiplap.audit.child_process import (
     stream_events,
 )
 from shiplap.audit.cost import CostCard
-from shiplap.audit.device_turns import device_turn
 from shiplap.audit.report import Report, device_without_kernel, make_report
 from shiplap.audit.session import AuditPlan, repeat_sample, run_session
 from shiplap.audit.target import write_reproducer
@@ -51,8 +50,9 @@ RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ende
 SHRINK_SECONDS = 8.0
 _features_lock = threading.Lock()  # so that several audits at once find out once
 
-# Held by an audit whose samples run in this process, as on a GPU. Dynamo, the profiler and the captures of CUDA graphs
-# serve one audit at a time.
+# Held by an audit, or by a measurement of costs, whose calls run in this process, as on a GPU. Dynamo and the profiler
+# serve one audit at a time, a capture of a CUDA graph forbids calls of the CUDA runtime to all threads of the process,
+# and a check of open files or of synchronisation counts what other threads do. Audits in other processes need not wait.
 _in_this_process = threading.RLock()
 
 # Called with the name of a check and the description of a sample.
@@ -334,7 +334,7 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
     """
     if not can_isolate(device):
         try:
-            with device_turn(device, alone=True):
+            with _in_this_process:
                 return measure(op, device=device)
         except Exception as e:
             return error_line(e)
