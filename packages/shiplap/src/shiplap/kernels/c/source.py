@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.kernel import Implementation, KernelTerms, read_strided
@@ -24,6 +25,7 @@ from shiplap.kernels.c.header import header_text
 from shiplap.kernels.c.library import source_libraries
 from shiplap.kernels.native.source_library import CompileRequest, SourceLibrary, SourceText, source_texts
 
+T = TypeVar("T")
 Language = Literal["c", "c++", "cuda"]
 SUFFIX_LANGUAGES: dict[str, Language] = {
     ".c": "c",
@@ -125,7 +127,7 @@ def source(
     """
     # Paths are relative to the file that calls, as those of an import are.
     base = Path(sys._getframe(2).f_code.co_filename).resolve().parent  # behind the check of the arguments
-    paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    paths = _as_list(files)
     where = f"sl.source(..., {symbol!r})"
     check_c_function(where, symbol, align)
     function = cabi("source", symbol, strided=strided, align=align)
@@ -151,12 +153,17 @@ def source(
             fix="pass the path of a source file, or code= with language=",
         )
     request = CompileRequest(
-        tuple(flags),
-        tuple([(base / folder).resolve() for folder in include_dirs]),
-        tuple(libraries),
-        tuple([_read_architecture(a, where) for a in architectures]),
+        tuple(shlex.split(flags) if isinstance(flags, str) else flags),
+        tuple([(base / folder).resolve() for folder in _as_list(include_dirs)]),
+        tuple(_as_list(libraries)),
+        tuple([_read_architecture(a, where) for a in _as_list(architectures)]),
     )
     return SourceImplementation(source_texts(texts, request.include_dirs), request, function)
+
+
+def _as_list(given: T | Iterable[T]) -> list[T]:
+    """Return ``given``, one text, path or number or several of them, as a list. A text alone is one item."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [cast("T", given)]
 
 
 def _read_source(path: Path, where: str) -> SourceText:
