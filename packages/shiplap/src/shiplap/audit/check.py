@@ -312,8 +312,8 @@ def _shrink_failure(
 
 
 def _look_at_another(check: Check, subject: AuditSubject, tried: SampleCase) -> Observation | None:
-    """Return the observation of the sample ``tried`` if it fails the check, and the machine has no part in that. Return
-    None if it passes, or if it has ended a process before.
+    """Return the check's observation of the sample ``tried`` if the sample fails. Return None if it passes, if the
+    machine causes the failure, such as a missing compiler, or if the sample has ended a process before.
     """
     if tried.label in subject.lethal:
         return None

@@ -301,8 +301,9 @@ class _AuditRun:
 
 
 def _learn_processor_features() -> None:
-    """Let Inductor find out in this process for which vector features of the processor it compiles. It compiles and
-    loads a library for each of them, in a new Python process, and keeps the answer, which forked children inherit.
+    """Make Inductor find out in this process which vector instructions of the processor it may use. Each child process
+    of an audit would find that out again, which takes seconds, since Inductor compiles and loads a library for each
+    set of instructions. Processes that are forked from this one have the answer.
     """
     with _features_lock, suppress(Exception):  # the check `compile` says what is wrong with the compiler
         dynamo.processor_features()
@@ -318,8 +319,13 @@ def _fix_for_death(death: ChildDeath) -> str:
     """Return the advice for an op that ended a child process. It depends on how the process ended."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
-    if death.how.startswith(("hangs", "deadlock")):
-        return "let every loop and every lock end for every size that the declaration admits"
+    if death.how.startswith("hangs"):
+        return (
+            "let every loop end for every size that the declaration admits. If the call ends, and only takes longer "
+            'than the audit waits, bound the sizes, as in requires="n <= 1024"'
+        )
+    if death.how.startswith("deadlock"):
+        return "let every lock be released, and wait for nothing that another thread may never do"
     if "exit" in death.how:
         return "raise an error instead of ending the process"
     return "mask the tail of the last tile, and compute addresses from the sizes and strides of the arguments"

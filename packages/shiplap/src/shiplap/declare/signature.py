@@ -80,7 +80,7 @@ def check_keywords(where: object, given: Mapping[str, object], keywords: type = 
 
 def _fix_of_decorated(decorated: object) -> str:
     """Return the advice of the error for an object other than a function under ``@sl.op``."""
-    if isinstance(decorated, torch.library.CustomOpDef):
+    if isinstance(decorated, torch.library.CustomOpDef):  # type: ignore[attr-defined]
         return (
             "remove @torch.library.custom_op, since sl.op registers an op itself, or keep that op and declare it with "
             "@sl.adopt"

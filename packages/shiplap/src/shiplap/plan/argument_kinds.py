@@ -100,11 +100,12 @@ def fix_of_value_for_tensor(arg: Arg, value: Value) -> str:
     if value is None:
         return ABSENT_FIX
     name, kind = arg.name, type(value)
-    number = next((n for n in (bool, int, float, complex) if isinstance(value, n)), None)
-    if number is not None:
+    if isinstance(value, (bool, int, float, complex)):
+        # A float of NumPy is shown as the float that it is.
+        shown = float(value) if isinstance(value, float) else value
         return (
-            f"pass a tensor, such as torch.tensor({number(value)!r}). If {name} is to be a number, annotate it as "
-            f"{name}: {number.__name__}"
+            f"pass a tensor, such as torch.tensor({shown!r}). If {name} is to be a number, annotate it as {name}: "
+            f"{type(shown).__name__}"
         )
     if kind in (list, tuple):
         of_tensors = f"annotate it as {name}: list[{arg.tensor}]"

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar, cast, get_args
+from typing import Literal, get_args
 
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.kernel import Implementation, KernelTerms, read_strided
@@ -25,7 +25,6 @@ from shiplap.kernels.c.header import header_text
 from shiplap.kernels.c.library import source_libraries
 from shiplap.kernels.native.source_library import CompileRequest, SourceLibrary, SourceText, source_texts
 
-T = TypeVar("T")
 Language = Literal["c", "c++", "cuda"]
 SUFFIX_LANGUAGES: dict[str, Language] = {
     ".c": "c",
@@ -161,9 +160,9 @@ def source(
     return SourceImplementation(source_texts(texts, request.include_dirs), request, function)
 
 
-def _as_list(given: T | Iterable[T]) -> list[T]:
-    """Return ``given``, one text, path or number or several of them, as a list. A text alone is one item."""
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [cast("T", given)]
+def _as_list(given: AnyValue) -> list[AnyValue]:
+    """Return ``given``, one text, path or number or an iterable of them, as a list. A text alone is one item."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def _read_source(path: Path, where: str) -> SourceText:
