@@ -17,6 +17,7 @@ from shiplap.audit import Finding, audit
 from shiplap.audit.causes import REQUIRES_FIX, STATE_FIX, environment_fault, group_by_cause
 from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
+from shiplap.audit.small_example import _round
 from shiplap.render.findings import print_findings
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
@@ -184,6 +185,32 @@ def test_a_wrong_gradient_has_a_small_example(ns):
     halved.backward(lambda grad, saved, needs: {"x": grad.flip(0) / 2})
     (finding,) = audit(halved, checks=["gradient"], seed=SEED, isolate=False)
     assert "and the gradient [1, 2] of the result: d/dx [1, 0.5], expected [0.5, 1]" in finding.example
+
+
+def test_round_numbers_of_a_tensor_whose_elements_share_memory():
+    """A write to such a tensor raises an error, which the audit took for a fault of its own."""
+    rows = torch.tensor([[0.2, -1.4, 9.0]])
+    rounded = _round(rows.expand(4, 3))
+    assert rounded.stride() == (0, 1)
+    assert rounded.tolist() == [[0.0, -3.0, 4.0]] * 4
+    assert rows.tolist() == torch.tensor([[0.2, -1.4, 9.0]]).tolist()
+    overlapping = torch.arange(4.0).as_strided((3, 2), (1, 1))
+    assert _round(overlapping).tolist() == [[0.0, 2.0], [2.0, 4.0], [4.0, 4.0]]
+
+
+def test_a_finding_on_an_expanded_tensor_has_a_small_example(ns):
+    @sl.op(f"{ns}::running", contiguous=())
+    def running(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
+        return x + 1
+
+    @running.kernel("cpu", strided=True)
+    def _(x):
+        return x + (2 if x.stride() and 0 in x.stride() and x.numel() > 1 else 1)
+
+    (finding,) = audit(running, checks=["edges"], seed=SEED, isolate=False)
+    assert finding.verdict == "fail"
+    assert "the auditor is wrong" not in finding.fix
+    assert finding.example.startswith("for x=["), finding
 
 
 KEPT: dict[tuple[int, ...], Tensor] = {}

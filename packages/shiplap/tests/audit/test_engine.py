@@ -13,6 +13,8 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import CHECKS, Samples, audit, find
 from shiplap.audit.checks import load_check
+from shiplap.audit.child_process import ChildDeath
+from shiplap.audit.engine import _fix_for_death
 from shiplap.errors import AuditError, LibraryError
 from shiplap_testing.forked import python
 
@@ -211,3 +213,14 @@ def test_audit_leaves_settings_as_they_were():
     after = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), logging.root.manager.disable
     assert before == after
     assert warnings.filters == filters
+
+
+def test_the_advice_after_a_death_fits_how_the_process_ended():
+    """A long loop is no hang: the sizes that it takes may be bounded."""
+    advice = {
+        how: _fix_for_death(ChildDeath(how)) for how in ("hangs: 15 s", "deadlock: idle", "memory: 3 GiB", "exit 3")
+    }
+    assert 'bound the sizes, as in requires="n <= 1024"' in advice["hangs: 15 s"]
+    assert "lock" in advice["deadlock: idle"]
+    assert "free what a call has allocated" in advice["memory: 3 GiB"]
+    assert "raise an error" in advice["exit 3"]

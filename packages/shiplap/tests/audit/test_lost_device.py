@@ -48,7 +48,7 @@ def test_the_cpu_is_never_lost() -> None:
 
 
 def test_audits_in_one_process_run_one_after_the_other(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads that trace or capture at the same time disturb each other."""
+    """Two threads that trace or capture at the same time disturb each other, and so does a measurement of costs."""
 
     @sl.op(f"{ns}::f")
     def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
@@ -56,15 +56,17 @@ def test_audits_in_one_process_run_one_after_the_other(ns: str, monkeypatch: pyt
 
     running, most = [], []
 
-    def run_session(op: sl.Op, plan: object, send: object) -> None:
+    def run_session(op: sl.Op, *rest: object, **more: object) -> None:
         running.append(op)
         most.append(len(running))
         time.sleep(0.01)  # another thread would begin meanwhile
         running.pop()
 
     monkeypatch.setattr(engine, "run_session", run_session)
-    with ThreadPoolExecutor(4) as pool:
+    monkeypatch.setattr(engine, "can_isolate", lambda device: False)
+    with ThreadPoolExecutor(6) as pool:
         audits = [pool.submit(sl.audit, f, checks="schema", isolate=False) for _ in range(4)]
+        audits += [pool.submit(engine.measure_cost_isolated, f, "cpu", run_session) for _ in range(2)]
         for each in audits:
             each.result(timeout=60)
-    assert most == [1] * 4
+    assert most == [1] * 6

@@ -13,6 +13,8 @@ import shiplap as sl
 from shiplap.packaging.model import package_model
 from shiplap_testing.support import fails
 
+V = Float[Tensor, "n"]
+
 
 class Mode(enum.Flag):
     FAST = 1
@@ -28,6 +30,9 @@ ARGUMENTS = {
     "array": (Float[np.ndarray, "n c"], 'write Tensor for the array type: Float[Tensor, "n c"], and pass torch.from_'),
     "integers": (Int64[np.ndarray, "k"], 'write Tensor for the array type: Int64[Tensor, "k"]'),
     "bare array": (np.ndarray, 'annotate Float[Tensor, "n c"] and pass tensors'),
+    "bare tensors": (list[Tensor], 'say the dtype and dims of the members: list[Float[Tensor, "n c"]]'),
+    "bare tensor or None": (Tensor | None, 'Float[Tensor, "n c"] | None'),
+    "a number": (3, "write the type, and a default behind =, as in int = 3"),
     "flags": (Mode, "annotate int and pass member.value; the reference may make Mode of it"),
     "mixed values": (Mixed, "give all members of Mixed values of one type, str or int"),
     "mixed literal": (Literal[1, "a"], "list texts only, or ints only, in the Literal"),
@@ -70,6 +75,54 @@ def test_functions_that_return_something_else_first(ns, name):
     exec(source, scope)
     with fails("SL103", fix, where=f"{ns}::f"):
         sl.op(f"{ns}::f")(scope["f"])
+
+
+DECORATED = {
+    "an op": (lambda ns: sl.op(f"{ns}::g")(identity), "remove one of the two decorators"),
+    "an op of torch": (
+        lambda ns: torch.library.custom_op(f"{ns}::h", mutates_args=())(doubled),
+        "remove @torch.library.custom_op, since sl.op registers an op itself, or keep that op and declare it with @sl",
+    ),
+    "an object": (lambda ns: torch.nn.ReLU(), "write a function that calls the object"),
+}
+
+
+def identity(x: V) -> V:
+    return x * 1
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize("name", DECORATED)
+def test_decorated_objects_that_are_no_functions(ns, name):
+    made, fix = DECORATED[name]
+    with fails("SL103", fix, where=f"{ns}::f"):
+        sl.op(f"{ns}::f")(made(ns))
+
+
+def test_decorators_of_an_op_that_get_something_else(ns):
+    f = sl.op(f"{ns}::f")(identity)
+    with fails("SL122", 'fix      write @op.kernel("cpu")', got="a function as the device type"):
+
+        @f.kernel
+        def _(x, *, out): ...
+
+    with fails("SL110", "fix      pass a function", got="Tensor, whose parameters cannot be read"):
+        f.backward(torch.ones(3))
+
+
+def test_a_workspace_of_a_negative_size(ns):
+    f = sl.op(f"{ns}::f")(identity)
+
+    @f.kernel("cpu", workspace="n - 8")
+    def _(x, *, out, workspace):
+        out.copy_(x)
+
+    assert f(torch.ones(9)).shape == (9,)
+    with fails("SL208", 'write workspace="max(n - 8, 0)"', got="n - 8 = -5"):
+        f(torch.ones(3))
 
 
 REQUIRES = {
@@ -149,6 +202,8 @@ VALUES = {
     "number": (3.0, "torch.tensor(3.0). If x is to be a number, annotate it as x: float"),
     "list": ([1.0], "pass one tensor, such as torch.tensor(values). If x is to be a list of tensors, annotate it"),
     "array": (np.ones(3, "float32"), "torch.from_numpy(a) for the array a that is passed as x"),
+    "scalar of NumPy": (np.float32(3), "torch.tensor(v) for the value v that is passed as x"),
+    "float of NumPy": (np.float64(3), "torch.tensor(3.0). If x is to be a number, annotate it as x: float"),
     "none": (None, "If the argument may be absent, add | None to its annotation"),
 }
 
@@ -162,6 +217,46 @@ def test_a_call_with_something_else_than_a_tensor(ns, name):
     value, fix = VALUES[name]
     with fails("SL209", fix):
         f(value)
+
+
+NUMBERS = {
+    "float for an int": ({"k": 4 / 2}, "write // in place of / where a division makes the number, or int(v)"),
+    "a float of NumPy for an int": ({"k": np.float64(2.5)}, "write // in place of /"),
+    "a narrow float of NumPy for an int": ({"k": np.float32(2.5)}, "write // in place of /"),
+    "an array for an int": ({"k": np.array(2.5)}, "write // in place of /"),
+    "an array for a float": ({"s": np.ones(2)}, "a.item() of an array a with one element. If s is to be several"),
+    "an array for a bool": ({"b": np.ones(2, bool)}, "a.item() of an array a"),
+    "a float of NumPy in a list": ({"ks": [1, np.float32(2.5)]}, "write // in place of /"),
+    "an array for a list": ({"ks": np.ones(2, "int64")}, "such as v.tolist() of the ndarray v"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_call_with_something_else_than_a_number(ns, name):
+    """torch itself cuts a NumPy float32 off to an int, without a warning."""
+
+    @sl.op(f"{ns}::f")
+    def f(x: V, k: int = 1, s: float = 1.0, b: bool = True, ks: list[int] = [1]) -> V:  # noqa: B006
+        return x * k * s * ks[0]
+
+    given, fix = NUMBERS[name]
+    for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        with fails("SL209", fix, where=f"{ns}::f, argument '{next(iter(given))}'"):
+            f(x, **given)
+    if "k" in given:
+        with fails("SL209", fix):
+            f(torch.ones(3), *given.values())
+    integers = {"k": np.int32(1), "s": np.float32(1), "b": np.True_, "ks": [np.int64(1)]}
+    assert f(torch.ones(3), **integers).tolist() == [1.0] * 3
+
+
+def test_an_argument_that_is_passed_by_name_alone(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: V, *, k: int = 1) -> V:
+        return x * k
+
+    with fails("SL209", "pass k by its name, as in k=..."):
+        f(torch.ones(3), 2)
 
 
 def test_only_a_size_of_one_is_told_that_it_does_not_broadcast(ns):

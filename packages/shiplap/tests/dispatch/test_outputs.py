@@ -12,6 +12,7 @@ from shiplap.dispatch.outputs import (
     _ExpectedAxis,
     _ExpectedOutput,
     _is_same_argument,
+    fresh_results,
     outputs_as_expected,
     result_values,
 )
@@ -159,3 +160,37 @@ def test_nested_tensors_are_detached():
     assert not alone.requires_grad
     assert not member.requires_grad
     assert (number, nothing) == (3, None)
+
+
+class NotComparable(Tensor):
+    """A tensor that cannot be compared with None, as one that Dynamo of torch 2.11 traces."""
+
+    def __eq__(self, other: object) -> bool:
+        raise NotImplementedError("a tensor and None")
+
+    __hash__ = Tensor.__hash__
+
+
+def test_a_result_that_is_an_argument_is_compared_with_nothing(ns):
+    @sl.op(f"{ns}::f", mutates=["x"], aliases="x")
+    def f(x: X) -> X:
+        return x.mul_(2)
+
+    x = torch.ones(3).as_subclass(NotComparable)
+    assert fresh_results(f.spec, (x,), x) is None
+    assert fresh_results(f.spec, (x,), None) is None
+
+
+def test_the_gradient_of_a_traced_op_is_not_held_to_the_device_of_its_result(ns):
+    """The reference of such an op may move its results, here to a device without data."""
+
+    @sl.op(f"{ns}::moved", fake="reference")
+    def moved(x: X) -> X:
+        return x.to("meta")
+
+    moved.backward(lambda grad, saved, needs: {"x": torch.ones(3)})
+    x = torch.ones(3, requires_grad=True)
+    out = moved(x)
+    assert out.device.type == "meta"
+    (grad,) = torch.autograd.grad(out, x, torch.ones(3, device="meta"))
+    assert grad.tolist() == [1.0] * 3

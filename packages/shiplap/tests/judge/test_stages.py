@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor, nn
 
 import shiplap as sl
 from shiplap.judge import index_bounds
+from shiplap.judge.engine import _compare_operators
 from shiplap.judge.index_bounds import IndexTrials, TrialTooLong
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import StageClock, StageTime
+from shiplap.sandbox.candidate import CandidateError
+from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.supervisor import SandboxLauncher
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
@@ -194,3 +198,23 @@ def test_the_search_for_forms_leaves_the_first_arguments_as_they_are() -> None:
     before = [t.clone() for t in problem.first]
     assert len(problem.forms(most=2)) > 4
     assert all(map(torch.equal, problem.first, before))
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_operators_of_the_candidate_that_cannot_be_listed_are_a_missing_check(call: int) -> None:
+    """A candidate that hides its operators in the second call is not accepted, and neither is it at fault."""
+    uses = [OperatorUse("aten::add", [[3]])]
+    answers: list[list[OperatorUse] | str] = [uses, uses]
+    answers[call] = "it runs operators in 9999 ways"
+    case: Any = SimpleNamespace(problem=SimpleNamespace(queueable=100), missing={}, unchecked=[])
+    case.problem.draw = case.problem.expect_effects = lambda *args: ()
+    witness: Any = SimpleNamespace(list_operators=lambda *args: answers.pop(0), check_interpreter=lambda: None)
+    twin: Any = SimpleNamespace(list_operators=lambda *args, trusted: [OperatorUse("aten::mul", [[3]])])
+    forms: Any = [SimpleNamespace(timed=True)]
+    _compare_operators(case, witness, twin, forms)
+    assert list(case.missing) == ["operators"]
+    assert "it runs operators in 9999 ways" in case.missing["operators"]
+    assert case.problem.queueable == 100
+    answers[:] = [uses, [*uses, OperatorUse("aten::mul", [[3]])]]
+    with pytest.raises(CandidateError, match="a second call on the same values runs other operators"):
+        _compare_operators(case, witness, twin, forms)

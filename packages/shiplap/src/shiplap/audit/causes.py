@@ -99,8 +99,8 @@ def environment_fault(text: str) -> str:
 
 
 def lack_in_reasons(reasons: Iterable[str]) -> str:
-    """Return the first of ``reasons``, texts that say why something was not observed, that names a lack of the machine,
-    such as one of memory. Advice is appended to it. Return an empty string if none of them does.
+    """Return the first of ``reasons`` that names a resource which the machine lacks, such as memory, with advice behind
+    it. Each reason is a text that says why something was not observed. Return an empty string if none names a lack.
     """
     for reason in reasons:
         if advice := environment_fault(reason):

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 
 from shiplap.audit.causes import EMPTY, environment_fault, fix_of, lack_in_reasons, names_of_varied, varied_of
-from shiplap.audit.device_turns import device_turn
 from shiplap.audit.separation import separate
 from shiplap.audit.small_example import describe_example
 from shiplap.audit.target import write_reproducer
@@ -145,8 +144,6 @@ class Check:
         patience: the seconds of processor time after which a sample counts as hanging, if more than usual.
         obligations: what the check observes on each sample, such as ``value`` or ``gradient``.
         varies: the properties, such as ``thread``, that the check itself varies on each sample.
-        alone: whether samples of other audits of this process must not run on the device while a sample of this check
-            runs.
         quiet: the seconds without any work after which a deadlock is supposed, if more than usual. Compilers may wait
             that long for the compilations of other processes.
     """
@@ -166,7 +163,6 @@ class Check:
     quiet: float | None = None
     obligations: tuple[str, ...] = ("value",)
     varies: tuple[str, ...] = ()
-    alone: bool = False
 
     @property
     def own_limits(self) -> dict[str, float]:
@@ -198,15 +194,11 @@ class Check:
                 continue
             # Sent before the sample runs, so that the parent knows which one has ended the process.
             subject.begins(self, case)
-            with device_turn(case.device, alone=self.alone):
-                seen = self._observe_once(subject, case)
-            tally.add(case, seen)
+            tally.add(case, self._observe_once(subject, case))
         subject.begins(self, None)
         # A series with a failing sample, or cut short, would repeat the failure or miss the evidence.
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
-            with device_turn(str(subject.samples.device), alone=self.alone):
-                seen = _observe_guarded(self.sequence, subject.op, tally.seen)
-            tally.add(None, seen)
+            tally.add(None, _observe_guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
@@ -320,8 +312,8 @@ def _shrink_failure(
 
 
 def _look_at_another(check: Check, subject: AuditSubject, tried: SampleCase) -> Observation | None:
-    """Return the observation of the sample ``tried`` if it fails the check, and the machine has no part in that. Return
-    None if it passes, or if it has ended a process before.
+    """Return the check's observation of the sample ``tried`` if the sample fails. Return None if it passes, if the
+    machine causes the failure, such as a missing compiler, or if the sample has ended a process before.
     """
     if tried.label in subject.lethal:
         return None

@@ -26,7 +26,6 @@ from shiplap.audit.child_process import (
     stream_events,
 )
 from shiplap.audit.cost import CostCard
-from shiplap.audit.device_turns import device_turn
 from shiplap.audit.report import Report, device_without_kernel, make_report
 from shiplap.audit.session import AuditPlan, repeat_sample, run_session
 from shiplap.audit.target import write_reproducer
@@ -51,8 +50,9 @@ RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ende
 SHRINK_SECONDS = 8.0
 _features_lock = threading.Lock()  # so that several audits at once find out once
 
-# Held by an audit whose samples run in this process, as on a GPU. Dynamo, the profiler and the captures of CUDA graphs
-# serve one audit at a time.
+# Held by an audit, or by a measurement of costs, whose calls run in this process, as on a GPU. Dynamo and the profiler
+# serve one audit at a time, a capture of a CUDA graph forbids calls of the CUDA runtime to all threads of the process,
+# and a check of open files or of synchronisation counts what other threads do. Audits in other processes need not wait.
 _in_this_process = threading.RLock()
 
 # Called with the name of a check and the description of a sample.
@@ -301,8 +301,9 @@ class _AuditRun:
 
 
 def _learn_processor_features() -> None:
-    """Let Inductor find out in this process for which vector features of the processor it compiles. It compiles and
-    loads a library for each of them, in a new Python process, and keeps the answer, which forked children inherit.
+    """Make Inductor find out in this process which vector instructions of the processor it may use. Each child process
+    of an audit would find that out again, which takes seconds, since Inductor compiles and loads a library for each
+    set of instructions. Processes that are forked from this one have the answer.
     """
     with _features_lock, suppress(Exception):  # the check `compile` says what is wrong with the compiler
         dynamo.processor_features()
@@ -318,8 +319,13 @@ def _fix_for_death(death: ChildDeath) -> str:
     """Return the advice for an op that ended a child process. It depends on how the process ended."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
-    if death.how.startswith(("hangs", "deadlock")):
-        return "let every loop and every lock end for every size that the declaration admits"
+    if death.how.startswith("hangs"):
+        return (
+            "let every loop end for every size that the declaration admits. If the call ends, and only takes longer "
+            'than the audit waits, bound the sizes, as in requires="n <= 1024"'
+        )
+    if death.how.startswith("deadlock"):
+        return "let every lock be released, and wait for nothing that another thread may never do"
     if "exit" in death.how:
         return "raise an error instead of ending the process"
     return "mask the tail of the last tile, and compute addresses from the sizes and strides of the arguments"
@@ -334,7 +340,7 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
     """
     if not can_isolate(device):
         try:
-            with device_turn(device, alone=True):
+            with _in_this_process:
                 return measure(op, device=device)
         except Exception as e:
             return error_line(e)

@@ -19,7 +19,6 @@ from torch import Tensor
 from shiplap.audit.check import NO_CAPTURE, AuditSubject, Check, Observation
 from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
-from shiplap.audit.device_turns import device_turn
 from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
 from shiplap.dispatch.check_unchanged import writes_are_audited
@@ -114,8 +113,7 @@ def device_fault(device: str) -> str:
     if torch.device(device).type != "cuda":
         return ""
     try:
-        with device_turn(device, alone=False):  # no capture of another thread may see it
-            torch.cuda.synchronize(device)
+        torch.cuda.synchronize(device)
     except RuntimeError as e:
         return error_line(e)
     return ""
@@ -189,8 +187,7 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
             fix="correct the reference, or exclude the input with requires=(...)",
         ) from e
     try:
-        with device_turn(case.device, alone=True):  # it looks at the state of the process
-            make_first_call(op, case, process_state)
+        make_first_call(op, case, process_state)
     except LibraryError:
         raise
     except (Exception, LaunchTooLong):

@@ -318,7 +318,8 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown. Where
     samples run in this process, as on a GPU, the ops are audited one after the other.
 
-    If SIGINT or SIGTERM ends the work of a single thread, the findings until then are returned.
+    If SIGINT or SIGTERM arrives while one thread audits the ops, the findings until then are returned. With several
+    threads, the signals act as in any other command.
     """
     from shiplap.audit import CHECKS, Finding
     from shiplap.audit.checks import load_check

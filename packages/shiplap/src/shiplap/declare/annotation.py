@@ -168,7 +168,8 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
     scalar = _read_scalar_kind(inner, element)
     if scalar is not None:
         return Arg(name, scalar=scalar, optional=optional, length=length)
-    raise error("SL103", where=where, got=_annotation_text(annotation), expected=_EXPECTED, fix=_split_advice(inner))
+    fix = _split_advice(inner, optional=optional)
+    raise error("SL103", where=where, got=_annotation_text(annotation), expected=_EXPECTED, fix=fix)
 
 
 def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
@@ -246,13 +247,18 @@ def _annotation_text(annotation: object) -> str:
     return str(annotation)
 
 
-def _split_advice(annotation: object) -> str:
+def _split_advice(annotation: object, *, optional: bool) -> str:
     """Return advice on what to write in place of an annotation that cannot be read. Return an empty string if there is
-    none.
+    none. If ``optional`` is true, ``annotation`` stood in a union with None.
     """
     # The order matters, since most cases would also fit the general one at the end.
     if annotation is torch.Tensor:
-        return 'say the dtype and dims: Float[Tensor, "n c"]'
+        return f'say the dtype and dims: Float[Tensor, "n c"]{" | None" * optional}'
+    if _sequence_element(annotation)[0] is torch.Tensor:
+        return f'say the dtype and dims of the members: list[Float[Tensor, "n c"]]{" | None" * optional}'
+    if isinstance(annotation, (bool, int, float, str)):
+        kind = type(annotation).__name__
+        return f"write the type, and a default behind =, as in {kind} = {annotation!r}"
     if isinstance(annotation, type) and issubclass(annotation, AbstractArray):
         kind, dims = annotation.__name__.partition("[")[0], annotation.dim_str
         return f'write Tensor for the array type: {kind}[Tensor, "{dims}"], and pass torch.from_numpy(array)'

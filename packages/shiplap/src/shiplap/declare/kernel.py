@@ -326,7 +326,7 @@ def require_device_type(spec: OpSpec, device: object) -> None:
         raise error("SL122", where=where, got=f"{device!r}", expected='a text such as "cpu"', fix=fix)
     if not isinstance(device, str):
         got, expected = f"a {type(device).__name__} as the device type", 'a text such as "cpu"'
-        raise error("SL122", where=where, got=got, expected=expected)
+        raise error("SL122", where=where, got=got, expected=expected, fix='write @op.kernel("cpu")' * callable(device))
     try:
         torch.device(device)
     except RuntimeError:

@@ -65,7 +65,7 @@ def read_parameters(function: Callable[..., object], refuse: Callable[[str, str]
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        fix = f"write a function with named parameters that calls {name}"
+        fix = f"write a function with named parameters that calls {name}" if callable(function) else "pass a function"
         raise refuse(f"{name}, whose parameters cannot be read", fix) from None
     parameters = signature.parameters.values()
     bare = [p.replace(annotation=p.empty) for p in parameters]

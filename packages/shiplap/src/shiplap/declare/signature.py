@@ -16,10 +16,12 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Literal, TypedDict, Unpack, cast, get_args
 
+import torch
+
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
-from shiplap.declare.code_parts import closure_cell_value
+from shiplap.declare.code_parts import HasCode, closure_cell_value
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.keyword_values import annotations_of, check_value, unknown_keyword_error
 from shiplap.declare.return_annotation import is_schema_name, is_single_tuple, read_results
@@ -76,6 +78,18 @@ def check_keywords(where: object, given: Mapping[str, object], keywords: type = 
         check_value(str(where), keyword, value, known[keyword])
 
 
+def _fix_of_decorated(decorated: object) -> str:
+    """Return the advice of the error for an object other than a function under ``@sl.op``."""
+    if isinstance(decorated, torch.library.CustomOpDef):  # type: ignore[attr-defined]
+        return (
+            "remove @torch.library.custom_op, since sl.op registers an op itself, or keep that op and declare it with "
+            "@sl.adopt"
+        )
+    if isinstance(decorated, HasCode):  # a declared op
+        return "remove one of the two decorators: the object is declared already"
+    return "write a function that calls the object; put @staticmethod above @sl.op"
+
+
 def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
     """Return the declaration of the annotated function ``fn`` under the op name ``name``. Raise a ``DeclarationError``
     (``SL1xx``) if the declaration is invalid.
@@ -89,7 +103,7 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
             what="the decorated object is not a function",
             got=f"a {type(fn).__name__}",
             expected="a function defined with def",
-            fix="write a function that calls the object; put @staticmethod above @sl.op",
+            fix=_fix_of_decorated(fn),
         )
     for test, word, fix in (
         (inspect.iscoroutinefunction, "an async function", "write def in place of async def"),

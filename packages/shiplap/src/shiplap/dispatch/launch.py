@@ -88,7 +88,7 @@ def allocate_bytes(size: int, device: torch.device) -> Tensor:
 
 def workspace_size(expr: Expr | None, call: Binding) -> int:
     """Return the bytes of scratch memory that the workspace expression ``expr`` gives for this call. Return 0 if
-    ``expr`` is None.
+    ``expr`` is None. Raise ``SL208`` if the number is negative.
     """
     if expr is None:
         return 0
@@ -98,7 +98,17 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
         env = {**env, "threads": torch.get_num_threads()}
     if "itemsize" in expr.names:
         env = {**env, "itemsize": _widest_itemsize(call)}
-    return int(expr(env))
+    size = int(expr(env))
+    if size < 0:
+        raise error(
+            "SL208",
+            what="the size of the workspace is negative",
+            where="workspace=",
+            got=f"{expr.source} = {size}",
+            expected="a number of bytes",
+            fix=f'write workspace="max({expr.source}, 0)", or exclude such sizes with requires=',
+        )
+    return size
 
 
 def _widest_itemsize(call: Binding) -> int:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import unwrap
 from types import FunctionType
-from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, NoReturn, TypedDict, TypeVar, Unpack, cast, overload
 
 from torch import Tensor
 
@@ -54,6 +54,7 @@ from shiplap.dispatch.state import Sampler, bind_sampler
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_calls import P, R
+from shiplap.torch_private.dispatcher_transforms import show_to_scripts
 from shiplap.torch_private.graph_keys import TORCHS_OWN
 
 Function = TypeVar("Function", bound=Callable[..., Returned])
@@ -413,6 +414,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         else:
             self._register_with_torch()
         declared_ops[self.spec.name] = self
+        show_to_scripts(self, self.spec.name.partition(".")[0])
         compile_cache_key.add_op_to_key(self, self.operator_names)
 
     def _take_over(self, previous: Op) -> None:
@@ -434,6 +436,11 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         holds an op can therefore be deep-copied.
         """
         return self.reference.__qualname__
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Raise ``SL139``. ``torch.jit.script`` calls this method of an object that it is to compile."""
+        expected = "a function or a module that calls the op"
+        raise error("SL139", where=self.spec.name, got="torch.jit.script of the op", expected=expected)
 
     def __dir__(self) -> list[str]:
         """Return the public attributes of an op, for completion, and those that begin with an underscore."""

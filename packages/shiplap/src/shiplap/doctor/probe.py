@@ -220,9 +220,12 @@ class Probe:
                 self.counts[kind] += sum(isinstance(v, torch.Tensor) for _, v in expected)
 
     def _note_difference(self, torch: ModuleType, name: str, value: Any, found: Any, reason: str) -> None:
-        """Append the value ``name`` to ``differences`` with ``reason``, since ``found`` differs from the recorded
-        ``value``. If it is no tensor, append it to ``unstable``, and if it is one of those that are ignored, leave it
-        out of ``differences``.
+        """Record that the value ``name`` is ``found`` in this run and was ``value`` in the recorded one. ``reason``
+        says how they differ.
+
+        The name is added to ``differences``. If it is no tensor, it is added to ``unstable`` as well. If it is also one
+        of the values that the comparison ignores, it is left out of ``differences``, and added to ``zeroed`` if it
+        became 0.
         """
         if not isinstance(value, torch.Tensor) and type(value) is type(found):
             self.unstable.append(name)

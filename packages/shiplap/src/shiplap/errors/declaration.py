@@ -372,6 +372,12 @@ register(
             ),
         ),
         (
+            "SL139",
+            "TorchScript cannot compile the op itself",
+            "torch.jit.script compiles functions and modules of Python. An op is an object that torch knows already.",
+            "pass torch.jit.script a function or a module that calls the op: its graph then has the op as a node",
+        ),
+        (
             "SL140",
             "a keyword is not known",
             (

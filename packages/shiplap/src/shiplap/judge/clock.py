@@ -219,8 +219,10 @@ def _measure_planned(
 
 
 def _fewest_rounds(plan: _BatchPlan) -> int:
-    """Return the least number of rounds of batches of ``plan``. Nothing on the host disturbs calls that are queued on a
-    GPU, and a batch of many calls is a mean of them.
+    """Return the least number of rounds in which batches of ``plan`` are timed.
+
+    Calls that wait in the queue of a GPU need fewer rounds than calls on the host, since other programs do not delay
+    them. Batches of many calls need the fewest, since the time of a batch is a mean over its calls.
     """
     if not plan.queued:
         return MIN_ROUNDS

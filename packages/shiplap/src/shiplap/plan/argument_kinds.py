@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
+import numpy as np
 from torch import Tensor
 
 from shiplap.declare.spec import Arg, OpSpec
+from shiplap.declare.value_kinds import is_int_value, value_kind_name
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
 ABSENT_FIX = "pass a tensor. If the argument may be absent, add | None to its annotation"
 _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
+_NUMPY = (np.ndarray, np.generic)  # arrays and scalars
+_PLAIN = frozenset((int, float, bool, str, type(None)))  # types of values that torch does not convert with a loss
 
 
 def number_check(
     spec: OpSpec, *, recorded: bool = False
 ) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-    """Return ``check(args, kwargs)``, which refuses tensors that torch would turn into numbers with a loss and without
-    a warning. It raises ``SL220`` if an argument declared as a number is a tensor with a gradient, and ``SL209`` if an
-    argument declared as an int is a tensor of floating-point numbers. Return None if no argument is a number.
+    """Return ``check(args, kwargs)``, which refuses values that torch would turn into numbers with a loss and without a
+    warning. It raises ``SL220`` if an argument declared as a number is a tensor with a gradient, and ``SL209`` if an
+    argument declared as an int is a tensor or a NumPy value of floating-point numbers. Return None if no argument is a
+    number.
 
     If ``recorded`` is true, the check runs inside the forward of an ``autograd.Function``, where gradients are off. It
     then reads only the tensor's ``requires_grad``. Otherwise it finds a gradient only while gradients are on.
@@ -34,16 +39,23 @@ def number_check(
 
     def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
         """Raise ``SL220`` if a number argument of the op, or a number in a list, is a tensor that carries a gradient.
-        Raise ``SL209`` if it is an int, and the tensor is not of integers. The argument may be positional or a keyword.
+        Raise ``SL209`` if it is an int, and the tensor or the NumPy value is not of integers. The argument may be
+        positional or a keyword.
         """
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
             for each in value if isinstance(value, (list, tuple)) else (value,):
+                if type(each) in _PLAIN:
+                    continue
+                whole = arg.scalar in ("int", "list[int]")
                 if not isinstance(each, Tensor):
+                    if whole and isinstance(each, _NUMPY) and not is_int_value(each):
+                        fix = fix_of_value_for_number(arg, each)
+                        raise _number_error(spec, arg, "SL209", value_kind_name(each), fix)
                     continue
                 if each.requires_grad if recorded else is_differentiated(each):
                     raise _number_error(spec, arg, "SL220", "a tensor that requires a gradient", "")
-                if arg.scalar in ("int", "list[int]") and (each.is_floating_point() or each.is_complex()):
+                if whole and (each.is_floating_point() or each.is_complex()):
                     fix = "pass an int, such as int(t) of the tensor t to cut off its fraction, or round(t.item())"
                     raise _number_error(spec, arg, "SL209", f"a tensor of {each.dtype}", fix)
 
@@ -55,33 +67,53 @@ def _number_error(spec: OpSpec, arg: Arg, id: str, got: str, fix: str) -> Shipla
     return error(id, where=f"{spec.name}, argument {arg.name!r}", got=got, expected=arg.kind, fix=fix)
 
 
-def fix_of_tensor_for_number(arg: Arg, value: Value) -> str:
-    """Return the fix of a call that passes ``value`` for the argument ``arg``, if that is a number and ``value`` is a
-    tensor. Return an empty string otherwise.
+def is_array(value: object) -> bool:
+    """Return whether ``value`` is an array of NumPy with at least one dim."""
+    return isinstance(value, np.ndarray) and value.ndim > 0
+
+
+def fix_of_value_for_number(arg: Arg, value: object) -> str:
+    """Return the advice of the error for a call that passes ``value``, which is no number of the declared kind, for the
+    argument ``arg``. Return an empty string if ``arg`` is no number, or if nothing is known about such values.
     """
-    if arg.scalar not in _NUMBERS or not isinstance(value, Tensor):
+    kind = arg.scalar.removeprefix("list[").removesuffix("]") if arg.scalar else ""
+    if kind not in _NUMBERS:
         return ""
-    return (
-        f"pass a number, such as t.item() of a tensor t with one element. If {arg.name} is to be several numbers, "
-        "annotate it as a tensor"
-    )
+    several = f"If {arg.name} is to be several numbers, annotate it as a tensor"
+    if kind != arg.scalar and (isinstance(value, Tensor) or is_array(value)):
+        return f"pass a list of numbers, such as v.tolist() of the {type(value).__name__} v"
+    if isinstance(value, Tensor):
+        return f"pass a number, such as t.item() of a tensor t with one element. {several}"
+    if is_array(value):
+        return f"pass a number, such as a.item() of an array a with one element. {several}"
+    if kind == "int" and isinstance(value, (float, *_NUMPY)):
+        return "pass an int: write // in place of / where a division makes the number, or int(v) of the number v"
+    if isinstance(value, _NUMPY):
+        return f"pass a number of Python, such as {'complex' if kind == 'Scalar' else kind}(v) of the value v"
+    return ""
 
 
 def fix_of_value_for_tensor(arg: Arg, value: Value) -> str:
-    """Return the fix of a call that passes ``value``, which is no tensor, for the tensor argument ``arg``."""
+    """Return the advice of the error for a call that passes ``value``, which is no tensor, for the tensor argument
+    ``arg``. The advice says how to make a tensor of such a value, and which annotation would take the value itself.
+    """
     if value is None:
         return ABSENT_FIX
     name, kind = arg.name, type(value)
-    if kind in (bool, int, float, complex):
+    if isinstance(value, (bool, int, float, complex)):
+        # A float of NumPy is shown as the float that it is.
+        shown = float(value) if isinstance(value, float) else value
         return (
-            f"pass a tensor, such as torch.tensor({value!r}). If {name} is to be a number, annotate it as {name}: "
-            f"{kind.__name__}"
+            f"pass a tensor, such as torch.tensor({shown!r}). If {name} is to be a number, annotate it as {name}: "
+            f"{type(shown).__name__}"
         )
     if kind in (list, tuple):
         of_tensors = f"annotate it as {name}: list[{arg.tensor}]"
         return f"pass one tensor, such as torch.tensor(values). If {name} is to be a list of tensors, {of_tensors}"
-    if kind.__module__.partition(".")[0] == "numpy":
-        return f"pass a tensor, such as torch.from_numpy(a) for the array a that is passed as {name}"
+    if isinstance(value, _NUMPY):
+        # A scalar has no memory that a tensor could share.
+        made = "torch.from_numpy(a) for the array a" if is_array(value) else "torch.tensor(v) for the value v"
+        return f"pass a tensor, such as {made} that is passed as {name}"
     return f"pass a tensor as {name}"
 
 
@@ -109,7 +141,8 @@ def arrange_arguments(
             missing = name
         # A positional value beyond the last positional argument has no parameter to go to.
         if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
-            raise _signature_mismatch(spec, schema, "too many positional arguments")
+            fix = f"pass {name} by its name, as in {name}=..." if arg.keyword_only and not by_name else ""
+            raise _signature_mismatch(spec, schema, "too many positional arguments", fix)
     if missing:
         fix = f"pass {missing} as well"
         if len(args) == 1 and isinstance(args[0], (list, tuple)) and not kwargs and not spec.args[0].many:

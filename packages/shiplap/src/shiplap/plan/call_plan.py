@@ -17,7 +17,7 @@ from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.argument_kinds import (
     arrange_arguments,
-    fix_of_tensor_for_number,
+    fix_of_value_for_number,
     fix_of_value_for_tensor,
     number_check,
 )
@@ -111,7 +111,7 @@ class CallPlan:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 where = f"{self.spec.name}, argument {arg.name!r}"
                 wants_tensor = arg.tensor is not None and not arg.many
-                fix = fix_of_value_for_tensor(arg, value) if wants_tensor else fix_of_tensor_for_number(arg, value)
+                fix = fix_of_value_for_tensor(arg, value) if wants_tensor else fix_of_value_for_number(arg, value)
                 wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg), fix=fix)
                 # An empty text is the one value of another kind that the dispatcher lets pass.
                 if not isinstance(value, str) or value:

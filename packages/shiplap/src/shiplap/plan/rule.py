@@ -25,8 +25,9 @@ class ArgumentRule:
         got, expected: the texts of the error.
         argument: the tensor argument that the rule is about, or an empty string.
         title, fix: the words of the error, or empty strings to use those of the catalogue.
-        fix_of_one: the fix of a call whose size under ``got`` is 1, if it is another one.
-        cpp_is_one: with ``fix_of_one``, the C++ condition that this size is 1.
+        fix_of_one: the fix for a call whose wrong size is 1, which may be meant to broadcast. It is empty if such a
+            call has the same fix as any other.
+        cpp_is_one: the C++ condition that the wrong size is 1. It is empty if ``fix_of_one`` is.
         constants: the values that the Python condition uses in addition to the variables of the call.
         cpp_by: in words, what ensures the rule for C++ if the C++ condition is ``true``.
         undecided: in words, the calls that only Python can check against the rule, or an empty string.
@@ -64,7 +65,9 @@ class ArgumentRule:
         return self.fix or CATALOGUE[self.id].fix
 
     def fix_for(self, got: str) -> str:
-        """Return the fix of an error with this text ``got``, or an empty string to use that of the catalogue."""
+        """Return the fix of an error whose line ``got`` has this text, or an empty string if the fix is that of the
+        catalogue. The text shows which size is wrong, such as ``n = 1``.
+        """
         return self.fix_of_one if self.fix_of_one and got.endswith(" = 1") else self.fix
 
     def make_error(self, values: Mapping[str, Local]) -> ShiplapError:

@@ -113,8 +113,9 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _matters(what: str, known: bool, others: list[float | None]) -> bool:
-    """Return whether a comparison of a value from the function ``what`` decides by more than its presence. ``known``
-    says whether it is compared with a number, or is divided, and ``others`` are the numbers.
+    """Return whether the outcome of a comparison depends on the value that the function ``what`` returns, and not only
+    on whether there is one. ``known`` says whether the value is divided, or compared with a number of the code.
+    ``others`` holds the numbers that it is compared with, and None for any other expression.
     """
     if what in CLOCKS:  # a time is above zero everywhere
         return any(a is not None and a != 0 for a in others)

@@ -1,8 +1,9 @@
-"""torch.func and forward-mode gradients, for the Autograd kernel of an op."""
+"""torch.func and forward-mode gradients, for the Autograd kernel of an op, and calls of ops in TorchScript."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from shiplap.torch_private import available
 from shiplap.torch_private.dispatcher_calls import DirectCall
 
 if TYPE_CHECKING:
@@ -262,3 +264,15 @@ def is_mapped(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(is_mapped(v) for v in value)
     return isinstance(value, Tensor) and bool(torch._C._functorch.is_batchedtensor(value))
+
+
+def show_to_scripts(function: object, name: str) -> None:
+    """Make TorchScript compile calls of ``function``, which is no function of Python, as calls of the op ``name``. Do
+    nothing on a version of torch on which no test run has verified that.
+    """
+    if not available("calls past OpOverload.__call__"):
+        return
+    torch.jit._builtins._register_builtin(function, name)
+    # TorchScript knows functions by their id, which another object may get later.
+    forget = weakref.finalize(function, torch.jit._builtins._get_builtin_table().pop, id(function), None)
+    forget.atexit = False

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -141,33 +142,51 @@ def _specialisation_mark(attribute: object) -> str | None:
 launches: list[str] = []  # names of the kernels that have run
 edit: list[Callable[[str], str] | None] = [None]  # source of a template's kernel → source: a defect to be found
 
-_patched: set[type] = set()  # builders of the interpreter whose casts are right
+_casts_lock = threading.Lock()
+_corrected = [0]  # launches that run now with right casts
 
 
-def correct_interpreted_casts() -> None:
-    """Make Triton's interpreter round float32 to bfloat16 as a device does. Later calls have no effect.
+@contextmanager
+def correct_interpreted_casts() -> Iterator[None]:
+    """Make Triton's interpreter convert numbers to and from bfloat16 as torch does, inside the ``with`` block.
 
-    Its own cast cuts digits off, and damages subnormal numbers. A kernel casts in this way whenever it stores float32
-    values into a bfloat16 tensor.
+    Its own cast cuts digits off, damages subnormal numbers, and takes the bits of a bfloat16 for an integer if the
+    other dtype is not float32. A kernel casts in this way whenever it stores wider values into a bfloat16 tensor.
+    Several threads may be inside at the same time. The interpreter's own cast is back after the last one.
+    """
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    with _casts_lock:
+        _corrected[0] += 1
+        builder.cast_impl = partial(_cast_as_torch, builder)  # of this object: the method of its class stays
+    try:
+        yield
+    finally:
+        with _casts_lock:
+            _corrected[0] -= 1
+            if not _corrected[0]:
+                del builder.cast_impl
+
+
+def _cast_as_torch(builder: Any, src: Any, dst_type: Any) -> Any:
+    """Return the interpreter's value ``src`` as ``dst_type``, converted as torch does if one of both is bfloat16. All
+    other casts are those of the interpreter's ``builder``.
     """
     import numpy
     import triton.language as tl
     from triton.runtime import interpreter
 
-    builder = interpreter.InterpreterBuilder
-    if builder in _patched:
-        return
-    _patched.add(builder)
-    own = builder.cast_impl
-
-    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
-        """Return ``src`` as ``dst_type``, as the interpreter's own method does but for float32 to bfloat16."""
-        if src.dtype.scalar != tl.float32 or dst_type.scalar != tl.bfloat16:
-            return own(self, src, dst_type)
-        rounded = torch.from_numpy(numpy.array(src.data, numpy.float32)).bfloat16()
-        return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view(numpy.uint16), tl.bfloat16)
-
-    builder.cast_impl = cast_impl
+    old, new = src.dtype.scalar, dst_type.scalar
+    wide = numpy.asarray(src.data)
+    if old == tl.bfloat16 and new != tl.bfloat16:
+        # The upper half of a float32 with the same value.
+        wide = (wide.astype(numpy.uint32) << 16).view(numpy.float32)
+        return interpreter.TensorHandle(wide.astype(interpreter._get_np_dtype(new)), new)
+    if new != tl.bfloat16 or not (old.is_int() or old in (tl.float16, tl.float32, tl.float64)):
+        return type(builder).cast_impl(builder, src, dst_type)
+    with numpy.errstate(over="ignore"):  # of a float64 that becomes infinite
+        rounded = torch.from_numpy(numpy.array(wide, numpy.float32)).bfloat16()
+    return interpreter.TensorHandle(rounded.view(torch.int16).numpy().view(numpy.uint16), new)
 
 
 BLOCK = 32  # of generated pointwise kernels and reductions: the interpreter runs each block by itself

@@ -16,7 +16,8 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.errors import ShiplapError
 from shiplap.kernels.build import build_op
-from shiplap.kernels.c.library import source_libraries
+from shiplap.kernels.c.library import _fix_of_loader_error, source_libraries
+from shiplap.kernels.native.source_library import SourceLibrary
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -139,6 +140,81 @@ def test_a_name_that_nothing_declares_needs_an_include(ns: str) -> None:
     assert refused("SL421", build_op, op).fix.startswith("correct 'nowhere' in libraries=, or pass the folder of ")
 
 
+PARAMETERS = "const sl_context* ctx, const DLTensor* x, DLTensor* out, double a"
+PLAIN = f"int scale({PARAMETERS}) {{ return SL_OK; }}"
+WRONG_KERNELS = {
+    "a wrong result": ("c++", f"void scale({PARAMETERS}) {{}}", "the parameters and the result that shiplap header"),
+    "static": ("c", f"static int scale({PARAMETERS}) {{ return 0; }}", "write scale without static"),
+    "static in C++": ("c++", f"static int scale({PARAMETERS}) {{ return 0; }}", "write scale without static"),
+    "a header of torch": ("c++", "#include <torch/extension.h>", "write scale without tensors of torch"),
+    "a header of CUDA": ("c++", "#include <cuda_nowhere.h>", "compile the source as CUDA C++: name the file .cu"),
+    "a header of C++": (
+        "c",
+        "#include <vector>",
+        'compile the source as C++: name the file .cpp, or pass language="c++"',
+    ),
+    "a method of torch": (
+        "c++",
+        f"int scale({PARAMETERS}) {{ return x->size(0); }}",
+        "in place of size: data (cast it",
+    ),
+    "nothing declares it": ("c", f"int scale({PARAMETERS}) {{ return (int)other(1.0); }}", "that declares other, or"),
+    "of the C library": (
+        "c",
+        f"int scale({PARAMETERS}) {{ return (int)cos(1.0); }}",
+        "declares cos, which is <math.h>,",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_KERNELS)
+def test_a_kernel_that_does_not_compile_is_told_the_repair(ns: str, name: str) -> None:
+    language, code, fix = WRONG_KERNELS[name]
+    made: Any = sl.source(symbol="scale", code=code, language=language)  # type: ignore[arg-type]
+    assert fix in refused("SL421", build_op, declare(ns, made)).fix
+
+
+def test_a_warning_beside_an_error_is_no_cause(ns: str) -> None:
+    """A C compiler may warn of a function that nothing declares, while another line does not compile."""
+    (text,) = sl.source(symbol="scale", code=C, language="c").texts
+    library = SourceLibrary((), (), (), (), f"{ns}::scale", "scale", "", (text,))
+    warning = "a.c:1:5: warning: implicit declaration of function 'other' [-Wimplicit-function-declaration]"
+    error = "a.c:9:5: error: expected ';' before 'return'"
+    assert library._fix_of_error(f"{warning}\n{error}") == ""
+    assert "declares other" in library._fix_of_error(warning.replace("warning", "error"))
+
+
+def test_a_library_by_the_name_of_its_file(ns: str) -> None:
+    op = declare(ns, sl.source(symbol="scale", code=C, language="c", libraries=["libnowhere.so.3"]))
+    assert refused("SL421", build_op, op).fix.startswith('write libraries=["nowhere"], without "lib" in front')
+
+
+def test_a_text_in_place_of_a_list(ns: str) -> None:
+    """The letters of a text are no flags."""
+    made = sl.source(symbol="scale", code=C, language="c", flags="-O2 -DFACTOR=3", libraries="m", include_dirs="there")
+    assert (made.request.flags, made.request.libraries) == (("-O2", "-DFACTOR=3"), ("m",))
+    assert [folder.name for folder in made.request.include_dirs] == ["there"]
+    assert sl.source(symbol="scale", code=C, language="cuda", architectures="90").request.architectures == ("90",)
+
+
+def test_a_function_in_a_namespace_is_shown(ns: str) -> None:
+    op = declare(ns, sl.source(symbol="scale", code=f"namespace mine {{ {PLAIN} }}", language="c++"))
+    found = refused("SL402", build_op, op)
+    assert found.got == "the C++ function mine::scale(sl_context const*, DLTensor const*, DLTensor*, double)"
+    assert "move scale out of its namespace" in found.fix
+
+
+def test_a_function_without_a_definition_is_shown_as_it_was_written(ns: str) -> None:
+    code = f"int helper(double, int); {PLAIN.replace('SL_OK', 'helper(a, 3)')}"
+    op = declare(ns, sl.source(symbol="scale", code=code, language="c++"))
+    assert "add the source that defines helper(double, int), or link" in refused("SL401", build_op, op).fix
+
+
+def test_the_version_of_a_symbol_is_no_part_of_its_name(tmp_path: Path) -> None:
+    fix = _fix_of_loader_error(tmp_path / "libf.so", "libf.so: undefined symbol: foo, version FOO_2.0")
+    assert "defines foo, or link libf.so" in fix
+
+
 def test_cuda_is_no_kernel_of_the_cpu(ns: str) -> None:
     made = sl.source(symbol="scale", code=C, language="cuda")
     assert refused("SL122", lambda: declare(ns, made)).fix.startswith('bind it with op.kernel("cuda", ...)')
@@ -146,9 +222,11 @@ def test_cuda_is_no_kernel_of_the_cpu(ns: str) -> None:
 
 def test_a_missing_function_is_a_missing_symbol(ns: str) -> None:
     op = declare(ns, sl.source(symbol="scale", code=C.replace("scale(", "other("), language="c"))
-    assert refused("SL402", build_op, op).fix == (
-        "define scale in the source with the prototype that shiplap header prints, or pass the name of the function as "
-        "symbol= of sl.source, and build the op again"
+    found = refused("SL402", build_op, op)
+    assert found.expected == "int scale(const sl_context* ctx, const DLTensor* x, DLTensor* out, double a)"
+    assert found.fix == (
+        "define scale in the source as an ordinary function, which is neither static nor a template, with the "
+        "prototype under 'expected', or pass the name of the function as symbol= of sl.source, and build the op again"
     )
     op.kernel("cpu", sl.source(symbol="other", code=C.replace("scale(", "other("), language="c"), name="scale")
     build_op(op)

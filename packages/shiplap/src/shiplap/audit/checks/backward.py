@@ -32,7 +32,8 @@ from shiplap.torch_private import same_storage
 
 SECOND = "second gradient"  # the obligation of the ledger that an op may refuse
 SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_backward, and keep none elsewhere"
-ROUNDINGS = 32  # by which two sums of the same terms in another order may differ, each of the largest element
+# Two sums of the same terms, added in another order, may differ by this many roundings of the largest element.
+ROUNDINGS = 32
 
 
 def backward_cases(samples: Samples) -> Iterable[SampleCase]:
@@ -107,8 +108,11 @@ def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywo
 
 
 def _difference_beyond_rounding(got: Sequence[Tensor], expected: Sequence[Tensor], than: str) -> str:
-    """Return the message of :func:`bitwise_difference` for the gradients of two backwards, or an empty string if they
-    differ by the rounding of a sum whose terms were added in another order, as atomic additions on a GPU are.
+    """Return the message of :func:`bitwise_difference` for ``got`` and ``expected``, the gradients of two backwards.
+    ``than`` says in the message what the second ones are, such as ``the first time``.
+
+    Return an empty string if they are equal, or differ by so little that their terms may have been added in another
+    order, as atomic additions on a GPU do.
     """
     problem = bitwise_difference(got, expected, than)
     return "" if problem and all(map(_are_close, got, expected)) else problem

@@ -452,7 +452,6 @@ CHECK = Check(
     observe=observe_cuda_graph,
     cases=cuda_graph_cases,
     obligations=("capture",),
-    alone=True,
     varies=("order of calls",),
     needs=("numerics",),
     patience=120.0,

@@ -189,7 +189,6 @@ CHECK = Check(
     observe=observe_cudagraph_trees,
     cases=Samples.plain,
     obligations=("capture",),
-    alone=True,
     varies=("order of calls",),
     needs=("numerics", "cuda_graph"),
     patience=300.0,

@@ -414,7 +414,6 @@ CHECK = Check(
     observe=observe_process,
     cases=process_cases,
     obligations=("mode",),
-    alone=True,
     varies=("mode", "order of calls"),
     fix="set nothing that belongs to the process, draw no random numbers, and keep nothing of a call",
     patience=60.0,

@@ -97,11 +97,12 @@ def _fix_of_loader_error(path: Path, message: str) -> str:
             f"-Wl,-rpath,FOLDER, where FOLDER is the folder of {absent[1]} (in sl.source, this is an item of flags=), "
             "or add that folder to the environment variable LD_LIBRARY_PATH before Python starts"
         )
-    undefined = re.search(r"undefined symbol: (\S+)", message)
+    # The loader may name the version of the symbol after a comma.
+    undefined = re.search(r"undefined symbol: ([^\s,]+)", message)
     if undefined is not None:
         return (
-            f"add the source that defines {undefined[1]}, or link {path.name} with the library that defines it (in "
-            "sl.source, name the library in libraries=)"
+            f"add the source that defines {demangled(undefined[1])}, or link {path.name} with the library that defines "
+            "it (in sl.source, name the library in libraries=)"
         )
     if re.search(r"version `[^']+' not found", message):
         return f"build {path.name} again on this system, or on one with an older C library"
@@ -183,22 +184,41 @@ def _other_declaration_error(form: NativeForm, where: str, stamped: str) -> Ship
     return error("SL403", where=where, got=got, expected=expected, fix=fix)
 
 
-def _exported_functions(file: Path) -> list[str]:
-    """Return the names of the C functions that the library ``file`` exports, sorted. The list is empty if the file
-    cannot be read as an ELF file.
+def _defined_functions(file: Path, table: str) -> list[str]:
+    """Return the names of the functions that the library ``file`` defines, as the linker knows them, sorted. ``table``
+    is the section that lists them: ``.dynsym`` has those that a program can look up, and ``.symtab`` all of them. The
+    list is empty if the file cannot be read as an ELF file.
     """
     from elftools.elf.elffile import ELFFile
     from elftools.elf.sections import SymbolTableSection
 
     try:
         with file.open("rb") as opened:
-            table = ELFFile(opened).get_section_by_name(".dynsym")
-            symbols = list(table.iter_symbols()) if isinstance(table, SymbolTableSection) else []
-            defined = [s.name for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF"]
+            section = ELFFile(opened).get_section_by_name(table)
+            symbols = list(section.iter_symbols()) if isinstance(section, SymbolTableSection) else []
+            return sorted(
+                s.name for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF"
+            )
     except Exception:  # a damaged file makes the reader raise errors of many kinds
         return []
-    # Names with an underscore are those of the runtime and of C++, and signatures are no kernels.
-    return sorted(name for name in defined if not name.startswith("_") and not name.endswith("_signature"))
+
+
+def demangled(name: str) -> str:
+    """Return the C++ function that the linker knows as ``name``, with its parameters, such as ``mine::f(int)``. Return
+    ``name`` itself if it is no such name, or if the C++ library is not there.
+    """
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return name
+    status = ctypes.c_int()
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    address = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
+    if not address:
+        return name
+    text = ctypes.string_at(address).decode(errors="replace")
+    ctypes.CDLL(None).free(ctypes.c_void_p(address))
+    return text
 
 
 def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapError:
@@ -208,21 +228,31 @@ def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapErro
     """
     fix, got, expected = "", "no such symbol", symbol
     if library in source_libraries:
-        # As C++ encodes a function of this name with a pointer as its first parameter.
+        declared = source_libraries[library].prototype
+        functions = [demangled(name) for name in _defined_functions(file, ".symtab") if name.startswith("_Z")]
+        within = next((f for f in functions if f"::{symbol}(" in f), "")
         if f"_Z{len(symbol)}{symbol}P".encode() in file.read_bytes():
-            got = f"a C++ function {symbol} with other parameters"
-            expected = source_libraries[library].prototype
+            got, expected = f"a C++ function {symbol} with other parameters", declared
             fix = (
                 f"add an adapter to the sources: a function of another name, such as {symbol}_kernel, with the "
                 f"parameters under 'expected', which calls {symbol}. Pass its name as symbol= of sl.source, and build "
                 f"the op again. If {symbol} is to be the kernel itself, give it these parameters"
             )
-        else:
+        elif within:
+            got, expected = f"the C++ function {within}", declared
             fix = (
-                f"define {symbol} in the source with the prototype that shiplap header prints, or pass the name of "
-                "the function as symbol= of sl.source, and build the op again"
+                f"move {symbol} out of its namespace, or define {symbol} outside of it with the prototype under "
+                f"'expected' and call {within.partition('(')[0]} there, and build the op again"
             )
-    elif names := _exported_functions(file):
+        else:
+            expected = declared
+            fix = (
+                f"define {symbol} in the source as an ordinary function, which is neither static nor a template, with "
+                "the prototype under 'expected', or pass the name of the function as symbol= of sl.source, and build "
+                "the op again"
+            )
+    # Names with an underscore are those of the runtime and of C++, and signatures are no kernels.
+    elif names := [n for n in _defined_functions(file, ".dynsym") if n[0] != "_" and not n.endswith("_signature")]:
         near = get_close_matches(symbol, names, 3) or names[:5]
         expected = f"a function of the library, such as {', '.join(near)}"
     return error("SL402", where=f"{file.name}: {symbol}", got=got, expected=expected, fix=fix)

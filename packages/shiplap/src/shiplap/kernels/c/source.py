@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def source(
     """
     # Paths are relative to the file that calls, as those of an import are.
     base = Path(sys._getframe(2).f_code.co_filename).resolve().parent  # behind the check of the arguments
-    paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    paths = _as_list(files)
     where = f"sl.source(..., {symbol!r})"
     check_c_function(where, symbol, align)
     function = cabi("source", symbol, strided=strided, align=align)
@@ -151,12 +152,17 @@ def source(
             fix="pass the path of a source file, or code= with language=",
         )
     request = CompileRequest(
-        tuple(flags),
-        tuple([(base / folder).resolve() for folder in include_dirs]),
-        tuple(libraries),
-        tuple([_read_architecture(a, where) for a in architectures]),
+        tuple(shlex.split(flags) if isinstance(flags, str) else flags),
+        tuple([(base / folder).resolve() for folder in _as_list(include_dirs)]),
+        tuple(_as_list(libraries)),
+        tuple([_read_architecture(a, where) for a in _as_list(architectures)]),
     )
     return SourceImplementation(source_texts(texts, request.include_dirs), request, function)
+
+
+def _as_list(given: AnyValue) -> list[AnyValue]:
+    """Return ``given``, one text, path or number or an iterable of them, as a list. A text alone is one item."""
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def _read_source(path: Path, where: str) -> SourceText:

@@ -25,6 +25,13 @@ HEADER = "declaration.h"
 INCLUDES = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
 MOST_HEADERS = 2000
 HOST_FLAGS = ("-O3", "-fPIC", "-shared", "-fvisibility=hidden")
+# C takes a function that nothing declares for one that returns an int, so that its result may be wrong. A flag of the
+# command would be one of C++, too, since the header is compiled as C++ as well.
+C_RULES = """
+#if !defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic error "-Wimplicit-function-declaration"
+#endif
+"""
 STANDARD = {"c": (), "c++": ("-std=c++20",), "cuda": ("-std=c++17",)}
 SUFFIX = {"c": ".c", "c++": ".cpp", "cuda": ".cu"}
 
@@ -206,7 +213,7 @@ class SourceLibrary(CompileRequest):
         """Return a mapping from file name to content of the files in the folder of the build. They are the generated
         header, and sources given as strings.
         """
-        files = {HEADER: self.header}
+        files = {HEADER: self.header + C_RULES}
         for text in self.texts:
             if text.path is None:
                 # #line: messages of the compiler name the place that the author knows.
@@ -290,40 +297,70 @@ class SourceLibrary(CompileRequest):
         missing = re.search(r"fatal error: (?:([^:\n]+): No such file|'([^'\n]+)' file not found)", problem)
         if missing is not None:
             header = (missing[1] or missing[2]).strip()
-            return error(
-                "SL421",
-                where=where,
-                got=problem,
-                expected=f"the header {header}",
-                fix=f"pass the folder of {header} in include_dirs=",
-            )
+            fix = self._fix_of_missing_header(header)
+            return error("SL421", where=where, got=problem, expected=f"the header {header}", fix=fix)
         expected = f"{names} without an error of the compiler"
         return error("SL421", where=where, got=problem, expected=expected, fix=self._fix_of_error(problem))
 
+    def _fix_of_missing_header(self, header: str) -> str:
+        """Return the advice of the error for a ``header`` that the compiler does not find."""
+        languages = {t.language for t in self.texts}
+        if header.startswith(("torch/", "ATen/", "c10/", "pybind11/")):
+            return (
+                f"write {self.symbol} without tensors of torch: it takes the parameters that shiplap header prints, "
+                "and data, shape and strides are fields of DLTensor. An extension of torch that is built already is "
+                "declared with sl.adopt"
+            )
+        if "cuda" not in languages and header.startswith(("cuda", "cub/", "thrust/", "cooperative_groups")):
+            return 'compile the source as CUDA C++: name the file .cu, or pass language="cuda" beside code='
+        if "c++" not in languages and "cuda" not in languages and "." not in header:
+            return 'compile the source as C++: name the file .cpp, or pass language="c++" beside code='
+        return f"pass the folder of {header} in include_dirs="
+
     def _fix_of_error(self, problem: str) -> str:
-        """Return the fix for a compiler's output ``problem`` about a name that nothing declares, a library that is not
-        found, or a function that has other parameters than the declared one. For other errors, return an empty string.
+        """Return the advice of the error for a compiler's output ``problem``. There is some for a name that nothing
+        declares, a library that is not found, and a kernel that is not as its declaration. For other errors, return an
+        empty string.
         """
         if absent := re.search(r"(?:cannot find|unable to find library) -l([\w.+-]+)", problem):
+            plain = re.sub(r"^lib|\.(so|a)[.\d]*$", "", absent[1])
+            if plain != absent[1]:
+                return f'write libraries=["{plain}"], without "lib" in front and without the suffix'
             return (
                 f"correct {absent[1]!r} in libraries=, or pass the folder of lib{absent[1]}.so or lib{absent[1]}.a as "
                 'flags=["-L/that/folder"]'
             )
+        # A warning that stands beside the error has no part in it.
+        problem = "\n".join(line for line in problem.splitlines() if "warning:" not in line)
         # As GCC says it for C++ and for C, and as nvcc and Clang do.
         unknown = re.search(
             r"['‘](\w+)['’] (?:was not declared|undeclared)|implicit declaration of function ['‘](\w+)|"
-            r'identifier "(\w+)" is undefined|use of undeclared identifier [\'‘](\w+)',
+            r'call to undeclared (?:library )?function [\'‘](\w+)|identifier "(\w+)" is undefined|'
+            r"use of undeclared identifier ['‘](\w+)",
             problem,
         )
         if unknown is not None:
             name = next(filter(None, unknown.groups()))
+            # GCC names the header of a function of the C library in a note.
+            hint = re.search(r"include (?:['‘])?(<[\w.]+>)", problem)
             library = "<stdio.h>" if {t.language for t in self.texts} <= {"c", ""} else "<cstdio>"
-            example = f", which is {library}" if name in ("snprintf", "printf", "fprintf") else ""
+            known = hint[1] if hint else library if name in ("snprintf", "printf", "fprintf") else ""
+            example = f", which is {known}" if known else ""
             return f"write the #include of the header that declares {name}{example}, or correct the name"
-        if re.search(rf"conflicting (?:types for|declaration)[^\n]*\b{self.symbol}\b|only in linkage", problem):
+        if re.search(
+            rf"static declaration of ['‘]{self.symbol}\b|['‘]?{self.symbol}\b.* was declared [^\n]*static", problem
+        ):
+            return f"write {self.symbol} without static, which hides a function from other files"
+        other = rf"(?:conflicting (?:types for|declaration)|ambiguating new declaration of)[^\n]*\b{self.symbol}\b"
+        if re.search(rf"{other}|only in linkage|distinguished by return type", problem):
             return (
-                f"give {self.symbol} the parameters that shiplap header prints. If {self.symbol} is a function that is "
-                "to stay as it is, add an adapter to the sources: a function of another name with those parameters, "
-                f"which calls {self.symbol}. Pass its name as symbol= of sl.source"
+                f"give {self.symbol} the parameters and the result that shiplap header prints. If {self.symbol} is a "
+                "function that is to stay as it is, add an adapter to the sources: a function of another name with "
+                f"those parameters, which calls {self.symbol}. Pass its name as symbol= of sl.source"
+            )
+        if member := re.search(r"['‘\"](?:const )?(?:struct )?DLTensor['’\"] has no member[^\n]*['‘\"](\w+)", problem):
+            return (
+                f"read a field of DLTensor in place of {member[1]}: data (cast it, as in static_cast<const float*>"
+                "(x->data)), shape[i], strides[i], ndim, or dtype"
             )
         return ""

@@ -98,7 +98,6 @@ class LaunchedKernel(CFunctionKernel):
                 fix=f'bind the kernel with {spec.opname}.kernel("cuda", ...)',
             )
         if self.interpreted:
-            correct_interpreted_casts()
             self.native.settle("Triton's interpreter runs the kernel")
 
     def configure(self, values: Values) -> None:
@@ -234,7 +233,7 @@ class LaunchedKernel(CFunctionKernel):
         if 0 in grid:
             return
         if self.interpreted:
-            with measure_launch_time(declared.kernel, grid):
+            with measure_launch_time(declared.kernel, grid), correct_interpreted_casts():
                 declared.kernel[grid](*values, **options)
             return
         compiled = _make_launcher(declared.kernel)[grid](*values, **options)
