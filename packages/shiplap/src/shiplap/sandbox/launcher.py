@@ -20,7 +20,7 @@ import sys
 import time
 
 from shiplap.sandbox import child, protocol
-from shiplap.sandbox.landlock import remove_folder
+from shiplap.sandbox.landlock import readable_places, remove_folder
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -44,6 +44,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
     if the supervisor is killed.
     """
     child.take_baseline()
+    readable_places()  # forks share what has been looked at for it
     forked = set[int]()
     gc.freeze()
     gc.enable()  # ``LAUNCHER_PROGRAM`` switches it off for the import of torch
