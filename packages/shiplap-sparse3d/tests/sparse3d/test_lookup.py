@@ -6,7 +6,14 @@ import pytest
 
 from shiplap_sparse3d.cuda import lookup
 
-GRIDS = [(1, 1, 1), (1 << 20, 1 << 20, 1 << 20), (1 << 21, 1 << 20, 1 << 12), (1 << 20, 1 << 11, 1), (7, 0, 9), (5, 6, 7)]
+GRIDS = [
+    (1, 1, 1),
+    (1 << 20, 1 << 20, 1 << 20),
+    (1 << 21, 1 << 20, 1 << 12),
+    (1 << 20, 1 << 11, 1),
+    (7, 0, 9),
+    (5, 6, 7),
+]
 
 
 @pytest.mark.parametrize("shape", GRIDS)
