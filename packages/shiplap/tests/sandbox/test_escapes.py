@@ -170,6 +170,25 @@ def test_of_too_many_names_the_nearest_are_shown(tmp_path: Path, monkeypatch: py
     assert {os.path.relpath(part, tmp_path) for part in shown} == {"k.py", "a/b.py"}
 
 
+def test_where_programs_are_installed_what_root_alone_may_read_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, mode in {"app/settings": 0o600, "app/run": 0o755, "tool/lib/a.so": 0o644, "secret/key": 0o644}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "secret").chmod(0o700)
+    shown = {os.path.relpath(part, tmp_path) for part in landlock.shown_parts(str(tmp_path), private=True)}
+    assert shown == {"app/run", "tool"}
+    monkeypatch.setattr(landlock, "MOST_ENTRIES", 1)
+    landlock.shown_parts.cache_clear()
+    assert set(landlock.shown_parts(str(tmp_path), private=True)) >= {str(tmp_path / "app"), str(tmp_path / "tool")}
+    if os.geteuid() == 0:
+        places = landlock.program_places()
+        assert {"/usr/bin", "/usr/lib"} <= {*places}
+        assert not {"/usr", "/usr/local/private"} & {*places}
+
+
 def test_folders_of_modules_are_shown_without_names_with_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / ".ssh").mkdir()

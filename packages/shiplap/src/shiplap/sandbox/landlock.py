@@ -59,7 +59,6 @@ NUMBERED = re.compile(r"(cpu|node)\d+")
 DEVICE_HARDWARE = "devices class bus module dev"  # what the driver of an accelerator looks up
 LISTED_HARDWARE = ("/sys/devices/system", "/sys/kernel/mm")  # of which a process may see the names alone
 SYSTEM_PLACES = (
-    *PROGRAMS,
     *(f"/etc/{name}" for name in SETTINGS.split()),
     *(f"/proc/{name}" for name in MACHINE.split()),
     *(f"/proc/self/{name}" for name in OWN.split()),
@@ -111,7 +110,7 @@ def readable_places(*, device: bool = False, hidden: Sequence[str] = ()) -> list
     out. Folders on ``sys.path`` are among the places, apart from those in ``hidden`` and from names in the others that
     begin with a dot.
     """
-    places = [*SYSTEM_PLACES, *hardware_places(), *group_places(), sys.prefix, sys.base_prefix]
+    places = [*program_places(), *SYSTEM_PLACES, *hardware_places(), *group_places(), sys.prefix, sys.base_prefix]
     places += [f"/sys/{name}" for name in DEVICE_HARDWARE.split()] + ["/proc/driver"] if device else []
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
     listed = [place for place in sys.path if place and place not in hidden]
@@ -121,6 +120,18 @@ def readable_places(*, device: bool = False, hidden: Sequence[str] = ()) -> list
     places += [os.path.realpath(place) for place in places if os.path.islink(place)]
     places += [part for place in own for part in shown_parts(place)]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
+
+
+def program_places() -> list[str]:
+    """Return the folders of programs and libraries that a sandboxed process may read. For root, what root alone may
+    read is left out where programs are installed that no distribution has packed, as far as it is looked for.
+    """
+    if os.geteuid() != 0:
+        return [*PROGRAMS]
+    packed = [folder for folder in PROGRAMS if folder not in ("/usr", "/opt")]
+    with contextlib.suppress(OSError), os.scandir("/usr") as listed:
+        packed += [entry.path for entry in listed if entry.name != "local"]
+    return [*packed, *(part for folder in ("/usr/local", "/opt") for part in shown_parts(folder, private=True))]
 
 
 def _lies_in(place: str, folder: str) -> bool:
@@ -140,13 +151,16 @@ def group_places() -> list[str]:
 
 
 @cache
-def shown_parts(place: str, hidden: tuple[str, ...] = ()) -> tuple[str, ...]:
+def shown_parts(place: str, hidden: tuple[str, ...] = (), *, private: bool = False) -> tuple[str, ...]:
     """Return ``(place,)`` if nothing below ``place`` has to be hidden. Otherwise return the files and folders in it
     that a sandboxed process may read.
 
     Names that begin with a dot are hidden, such as ``.env`` and ``.ssh``, and so are the real paths ``hidden``. Links
     are left out, since a rule would be about their target. At most ``MOST_ENTRIES`` names are looked at, those next to
     ``place`` first, and folders behind them are hidden.
+
+    If ``private`` is true, what only its owner or group may read is hidden instead, and folders behind these names are
+    shown.
     """
     looked, waiting, left = dict[str, list[os.DirEntry[str]]](), deque([place]), MOST_ENTRIES
     while waiting and left > 0:
@@ -160,16 +174,21 @@ def shown_parts(place: str, hidden: tuple[str, ...] = ()) -> tuple[str, ...]:
 
     def is_hidden(entry: os.DirEntry[str]) -> bool:
         """Return whether the file or folder ``entry`` is hidden."""
+        if private:
+            wanted = stat.S_IROTH | (stat.S_IXOTH if entry.is_dir(follow_symlinks=False) else 0)
+            return wanted & ~entry.stat(follow_symlinks=False).st_mode != 0
         return real + entry.path[len(place) :] in hidden or (entry.name[0] == "." and entry.name not in SHOWN_DOT_NAMES)
 
     def parts_of(folder: str) -> tuple[str, ...]:
         """Return what is shown of ``folder``: itself if all of it is."""
+        if folder not in looked:
+            return (folder,) if private else ()
         inside = {
             entry.path: parts_of(entry.path) if entry.is_dir(follow_symlinks=False) else (entry.path,)
-            for entry in looked.get(folder, [])
+            for entry in looked[folder]
             if not is_hidden(entry)
         }
-        whole = len(inside) == len(looked.get(folder, [None])) and all(inside[p] == (p,) for p in inside)
+        whole = len(inside) == len(looked[folder]) and all(inside[p] == (p,) for p in inside)
         return (folder,) if whole else tuple(part for shown in inside.values() for part in shown)
 
     return parts_of(place) if place in looked else (place,)
