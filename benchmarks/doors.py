@@ -172,8 +172,8 @@ def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, 
     how = "right" if status == 0 else "cut" if status == -signal.SIGKILL else f"status {status}"
     what = {"part": job.part, "kind": job.kind, "number": job.number, "outcome": how}
     row: dict[str, Any] = {**what, **counts, "seconds": round(seconds, 1)}
-    wrong = [line for line in text.splitlines() if line.startswith("WRONG")]
-    return row if status == 0 else {**row, "words": "\n".join([*wrong, text[-1500:]])}
+    wrong = [line[:300] for line in text.splitlines() if line.startswith(("WRONG", "E  ", "ERROR", "==ERROR"))]
+    return row if status == 0 else {**row, "words": "\n".join([*wrong[:20], text[-1500:]])}
 
 
 def summarise(rows: list[dict[str, Any]], jobs: list[Job]) -> dict[str, Any]:

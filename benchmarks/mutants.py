@@ -188,7 +188,7 @@ class Workshop:
         self.folder: Path = given.folder
         self.jobs: int = given.jobs
         self.tried = [mutant for mutant in mutants if mutant.room in given.rooms]
-        self.ranks = rank_tests(self.tried)
+        self.rank = prepare_ranks(self.tried)
         self.seconds = cost.load()
         self.failed: list[str] = []
 
@@ -227,7 +227,7 @@ class Workshop:
 
     def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
         """Return what became of the mutant: the test that kills it, and how many run."""
-        chosen = choose_tests(items, self.ranks[mutant.name], self.seconds, self.given.together)
+        chosen = choose_tests(items, self.rank(mutant), self.seconds, self.given.together)
         while True:
             picked = [items[name] for name in chosen]
 
@@ -262,15 +262,23 @@ class Workshop:
         return passes
 
 
-def rank_tests(mutants: list[SourceMutant]) -> dict[str, dict[str, float]]:
-    """Return for each mutant the places of test functions in the order of ``make test ARGS=--changed``."""
-    graph, seconds, files, ranks = Graph(ROOT, KEPT), cost.load(), dict[str, list[str]](), {}
-    for mutant in mutants:
+def prepare_ranks(mutants: list[SourceMutant]) -> Callable[[SourceMutant], dict[str, float]]:
+    """Return a function that returns for one of ``mutants`` the places of test functions in the order of
+    ``make test ARGS=--changed``. Each call takes about a second, so that forks make it side by side.
+    """
+    graph, seconds, files = Graph(ROOT, KEPT), cost.load(), dict[str, list[str]]()
+    if mutants:
+        graph.test_costs([mutants[0].file], {})  # makes what later calls share
+
+    def rank_tests(mutant: SourceMutant) -> dict[str, float]:
+        """Return the places of test functions in the order for ``mutant``."""
         if mutant.file not in files:
             files[mutant.file] = graph.tests([mutant.file])
         ways = graph.test_costs([mutant.file], {mutant.file: range(mutant.line, mutant.last + 1)})
-        ranks[mutant.name] = rank(graph, files[mutant.file], ways, seconds)["ranks"]
-    return ranks
+        ranks: dict[str, float] = rank(graph, files[mutant.file], ways, seconds)["ranks"]
+        return ranks
+
+    return rank_tests
 
 
 def choose_tests(
@@ -298,14 +306,15 @@ def try_texts(given: argparse.Namespace, mutants: list[SourceMutant], ends: floa
         wanted = mutant.name in given.only if given.only else row.get("way") != "text" and (row or not mutant.inside)
         if mutant.name not in equal and not row.get("killed") and wanted:
             left.append(mutant)
-    ranks = rank_tests(left)
+    rank_tests = prepare_ranks(left)
     start_server()
 
     def work(number: int) -> None:
         if time.monotonic() < ends:
             mutant = left[number]
-            names = [name for name in ranks[mutant.name] if name.startswith(tuple(given.tests))]
-            chosen = choose_tests(names, ranks[mutant.name], seconds, given.together)
+            ranks = rank_tests(mutant)
+            names = [name for name in ranks if name.startswith(tuple(given.tests))]
+            chosen = choose_tests(names, ranks, seconds, given.together)
             try_text(given, mutant, given.also or chosen, ends)
 
     spread(work, len(left), given.jobs)

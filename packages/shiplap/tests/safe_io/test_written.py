@@ -109,3 +109,17 @@ def test_nothing_prints_control_characters(capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr().out
     assert not set(printed) & set("\x1b\x07\x9b\u202e")
     assert escape_json('"\x9b"') == '"\\u009b"'
+
+
+def test_nothing_prints_commands_for_the_job_of_a_ci_service(capsys: pytest.CaptureFixture[str]) -> None:
+    """GitHub reads such a command at the start of a line, where a long text may go on; others read it anywhere."""
+    bad = ["::add-mask::x", "  ::error file=a.py::wrong", "::stop-commands::word", "a ##vso[task.setvariable]x"]
+    for text in (*bad, "##[error]x", "##teamcity[x]", "a" * 79 + " ::error::b", "a" * 80 + "::error::b"):
+        make_console().print(text, markup=False)
+        console.echo(text)
+    console.echo("ns::op ns::error::op std::set-like ## Heading")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.pop() == "ns::op ns::error::op std::set-like ## Heading"
+    assert [line for line in lines if line.lstrip().startswith("::")] == []
+    assert [line for line in lines if "##[" in line or "##vso[" in line or "##teamcity[" in line] == []
+    assert any(": :error::b" in line for line in lines)

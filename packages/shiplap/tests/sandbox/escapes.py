@@ -509,10 +509,11 @@ def _become(name: str, world: World, writing: int, device: bool = False, user: i
 @cache
 def every_attempt() -> dict[str, Attempt]:
     """Return the attempts of this module and those of later attacks."""
-    from tests.sandbox import later_escapes, more_escapes, reading_escapes
+    from tests.sandbox import eleventh_escapes, later_escapes, more_escapes, reading_escapes
 
     every: dict[str, Attempt] = {}
-    for attempts in (ATTEMPTS, more_escapes.ATTEMPTS, reading_escapes.ATTEMPTS, later_escapes.ATTEMPTS):
+    later = later_escapes.ATTEMPTS, eleventh_escapes.ATTEMPTS
+    for attempts in (ATTEMPTS, more_escapes.ATTEMPTS, reading_escapes.ATTEMPTS, *later):
         assert not every.keys() & attempts.keys()
         every |= attempts
     return every

@@ -24,6 +24,7 @@ GETS_THROUGH = {
     *("timer with a signal", "memfd_create", "/dev/shm", "pinned memory", "bind an end of a pair", "mbind"),
     *("a message with an address", "descriptors in flight", "timer_settime", "huge pages that are set aside"),
     *("huge pages of 2 MiB that are set aside", "huge pages that are set aside and shared"),
+    "memory that stays, by its map",
 }  # with a device
 
 
@@ -64,7 +65,7 @@ for who, how in ('this', dict(names=names)), ('device', dict(names=some, device=
 def test_no_attempt_gets_out(rows: dict[str, list[str]], who: str) -> None:
     if who not in rows:
         pytest.skip("only root can become another user")
-    assert len(rows[who]) >= (530 if who == "this" else 55)
+    assert len(rows[who]) >= (545 if who == "this" else 55)
     assert [row for row in rows[who] if not row.startswith("refused")] == []
 
 
@@ -144,6 +145,70 @@ for name in (*sorted(os.listdir()), ".ssh/key"):
         pass
 """
     assert _python(code).split() == ["kernel.py", "kernel.py", "near", "kernel.py"]
+
+
+def test_names_with_a_dot_are_hidden_at_any_depth_and_so_is_the_reference(tmp_path: Path) -> None:
+    """Shown whole is what has none of them. Of a folder with too many names, what lies deepest is not shown."""
+    for name in ("k.py", "whole/a/b.py", "mixed/.git/config", "mixed/deep/.env", "mixed/deep/c.py", "ref/r.py", ".env"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "whole" / ".libs").mkdir()
+    (tmp_path / "mixed" / "empty").mkdir()
+    at = os.path.relpath
+    shown = landlock.shown_parts(str(tmp_path), (str(tmp_path / "ref"),))
+    assert {at(part, tmp_path) for part in shown} == {"k.py", "whole", "mixed/empty", "mixed/deep/c.py"}
+    assert landlock.shown_parts(str(tmp_path / "whole")) == (str(tmp_path / "whole"),)
+    assert landlock.shown_parts(str(tmp_path / "k.py")) == (str(tmp_path / "k.py"),)
+
+
+def test_of_too_many_names_the_nearest_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("k.py", "a/b.py", "a/deep/c.py", "a/deep/.env"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(landlock, "MOST_ENTRIES", 3)
+    shown = landlock.shown_parts(str(tmp_path))
+    assert {os.path.relpath(part, tmp_path) for part in shown} == {"k.py", "a/b.py"}
+
+
+def test_where_programs_are_installed_what_root_alone_may_read_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, mode in {"app/settings": 0o600, "app/run": 0o755, "tool/lib/a.so": 0o644, "secret/key": 0o644}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "secret").chmod(0o700)
+    shown = {os.path.relpath(part, tmp_path) for part in landlock.shown_parts(str(tmp_path), private=True)}
+    assert shown == {"app/run", "tool"}
+    monkeypatch.setattr(landlock, "MOST_ENTRIES", 1)
+    landlock.shown_parts.cache_clear()
+    assert set(landlock.shown_parts(str(tmp_path), private=True)) >= {str(tmp_path / "app"), str(tmp_path / "tool")}
+    if os.geteuid() == 0:
+        places = landlock.program_places()
+        assert {"/usr/bin", "/usr/lib"} <= {*places}
+        assert not {"/usr", "/usr/local/private"} & {*places}
+
+
+def test_folders_of_modules_are_shown_without_names_with_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / ".ssh").mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    places = landlock.readable_places()
+    assert str(tmp_path / "package") in places
+    assert not {str(tmp_path), str(tmp_path / ".ssh")} & {*places}
+    assert sys.prefix in places
+    assert str(tmp_path / "package") not in landlock.readable_places(hidden=[str(tmp_path)])
+
+
+def test_a_scratch_folder_that_others_can_exchange_is_none(tmp_path: Path) -> None:
+    """They could put a link in its place, to a folder which the process may then write."""
+    (tmp_path / "shared" / "scratch").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o777)
+    code = f"""
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
+print(lock_process(SandboxPolicy({str(tmp_path / "shared" / "scratch")!r}))["files"])
+"""
+    assert "it can be written by others (mode 777)" in _python(code)
 
 
 def _python(code: str) -> str:
@@ -237,7 +302,17 @@ def test_conditions_look_at_arguments(machine: tuple[int, int]) -> None:
     assert [of(seccomp.FUTEX, 1, o) for o in (0, 1, 129, 137, 393)] == [ALLOW] * 5
     assert [of(seccomp.FUTEX, 1, o) for o in (131, 132, 265, 138)] == [ALLOW] * 4
     assert [of(seccomp.FUTEX, 1, o) for o in (3, 4, 6, 7, 8, 11, 12, 13, 134)] == [REFUSE] * 9
-    assert [of(seccomp.MMAP, 0, 4096, 3, flags) for flags in (0x22, 0x40022)] == [ALLOW, REFUSE]
+    assert [of(seccomp.MMAP, 0, 4096, 3, flags) for flags in (0x22, 0x40022, 0x2022)] == [ALLOW, REFUSE, REFUSE]
+    assert of(seccomp.OPENAT2) == UNKNOWN
+    for flags, mode, decision in (
+        *((0o101, 0o644, ALLOW), (0o101, 0o4755, REFUSE), (0o101, 0o2755, REFUSE), (0o20200002, 0o4700, REFUSE)),
+        *((0o2, 0o4755, ALLOW), (0o200000, 0o6000, ALLOW)),  # nothing is made, and the mode may be anything
+    ):
+        assert decide(program, architecture, (257, 56)[column], (3, 1 << 40, flags, mode)) == decision
+        if column == 0:
+            assert decide(program, architecture, 2, (1 << 40, flags, mode)) == decision
+    if column == 0:
+        assert [decide(program, architecture, 85, (1 << 40, mode)) for mode in (0o600, 0o4600)] == [ALLOW, REFUSE]
     assert [of(seccomp.MEMBARRIER, c) for c in (0, 8, 16, 1, 2, 4)] == [ALLOW] * 3 + [REFUSE] * 3
     assert [of(seccomp.GETSOCKOPT, 3, 1, option) for option in (3, 17, 77)] == [ALLOW] * 2 + [REFUSE]
     assert of(seccomp.IOCTL, 1, 0x5401) == ALLOW

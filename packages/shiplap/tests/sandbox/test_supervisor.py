@@ -24,7 +24,7 @@ from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.forked_launcher import ForkedLauncher, _forget_secrets, _make_memory_private
 from shiplap.sandbox.landlock import remove_folder, start_removal
-from shiplap.sandbox.launcher_environment import SECRET_VARIABLE
+from shiplap.sandbox.launcher_environment import is_secret, launcher_environment
 from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
 from shiplap.sandbox.protocol import Heartbeat, ImportModule, Inspect, LoadTarget
 from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
@@ -354,8 +354,29 @@ def test_names_of_secrets() -> None:
         "DB_PASS MYSQL_PWD PGPASSFILE GH_PAT DATABASE_URL PIP_INDEX_URL SENTRY_DSN SESSION_COOKIE AWS_ACCESS_KEY_ID"
     )
     plain = "PWD OLDPWD PATH PYTHONPATH OMP_NUM_THREADS TORCHINDUCTOR_PATTERNS CUDA_VISIBLE_DEVICES CONDA_PREFIX"
-    assert [name for name in secrets.split() if not SECRET_VARIABLE.search(name)] == []
-    assert [name for name in plain.split() if SECRET_VARIABLE.search(name)] == []
+    secrets += " SLACK_WEBHOOK_URL AZURE_CONNECTION_STRING HASH_SALT NETRC"
+    assert [name for name in secrets.split() if not is_secret(name, "1")] == []
+    assert [name for name in plain.split() if is_secret(name, "1")] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "secret"),
+    [
+        ("http://me:word@proxy:3128", True),
+        ("a=b postgresql://me:word@host/base", True),
+        ("-----BEGIN RSA PRIVATE KEY-----", True),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc", True),
+        ("ghp_0123456789abcdef0123", True),
+        ("http://proxy:3128", False),
+        ("https://host/a:b@c", False),
+        ("/usr/lib:/opt/sk-learn", False),
+        ("max_split_size_mb:128", False),
+    ],
+)
+def test_values_of_secrets(value: str, secret: bool, monkeypatch) -> None:
+    monkeypatch.setenv("SHIPLAP_TEST_PROXY", value)
+    assert is_secret("PROXY", value) == secret
+    assert ("SHIPLAP_TEST_PROXY" in launcher_environment()) != secret
 
 
 def test_who_has_used_up_its_files_is_blamed(load) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -160,7 +161,10 @@ class JudgedProcesses:
 
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
     """Return the folders that the process of ``target`` must not read. For the candidate it is the folder of the
-    reference if Shiplap itself added that folder to ``sys.path``. Otherwise the list is empty.
+    reference, also inside the folder of the candidate, unless somebody else than Shiplap has put it on ``sys.path``.
+    Otherwise the list is empty.
     """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
-    return [folder] if target is case.candidate and folder in added_folders else []
+    if target is not case.candidate or not folder or (folder in sys.path and folder not in added_folders):
+        return []
+    return [*dict.fromkeys([folder, os.path.realpath(folder)])]

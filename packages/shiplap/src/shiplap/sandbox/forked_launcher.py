@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, SECRET_VARIABLE
+from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, is_secret
 from shiplap.sandbox.proc_filesystem import stat_fields
 from shiplap.sandbox.process_memory import MemorySpan
 from shiplap.sandbox.protocol import ImportModule
@@ -138,12 +138,12 @@ def _forget_secrets() -> None:
 
     ``/proc/self/environ`` shows that memory, even for variables that were removed.
     """
-    for name in [name for name in os.environ if SECRET_VARIABLE.search(name)]:
+    for name in [name for name, value in os.environ.items() if is_secret(name, value)]:
         del os.environ[name]
     at, end = map(int, stat_fields("self")[FIRST_ENVIRONMENT])
     for entry in ctypes.string_at(at, end - at).split(b"\0"):  # also what the program has changed or removed since
         name, _, value = os.fsdecode(entry).partition("=")
-        if SECRET_VARIABLE.search(name):
+        if is_secret(name, value):
             ctypes.memset(at + len(entry) - len(os.fsencode(value)), ord("x"), len(os.fsencode(value)))
         at += len(entry) + 1
 

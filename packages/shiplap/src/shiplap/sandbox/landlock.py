@@ -16,10 +16,13 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from shiplap.safe_io.files import OwnershipRule, open_folder
 from shiplap.sandbox.seccomp import install_filter
 
 CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls, the same on every machine
@@ -56,13 +59,23 @@ NUMBERED = re.compile(r"(cpu|node)\d+")
 DEVICE_HARDWARE = "devices class bus module dev"  # what the driver of an accelerator looks up
 LISTED_HARDWARE = ("/sys/devices/system", "/sys/kernel/mm")  # of which a process may see the names alone
 SYSTEM_PLACES = (
-    *PROGRAMS,
     *(f"/etc/{name}" for name in SETTINGS.split()),
     *(f"/proc/{name}" for name in MACHINE.split()),
     *(f"/proc/self/{name}" for name in OWN.split()),
-    "/sys/fs/cgroup",
 )
-DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# By which libraries find out how many processors and how much memory they have. The other files of a group say who is
+# in it, and what it does.
+GROUPS = "/sys/fs/cgroup"
+GROUP_FILES = """
+cpu.max cpu.weight cpu.cfs_quota_us cpu.cfs_period_us cpu.shares cpuset.cpus cpuset.cpus.effective
+cpuset.effective_cpus cpuset.mems cpuset.mems.effective memory.max memory.high memory.low memory.current
+memory.limit_in_bytes memory.soft_limit_in_bytes memory.usage_in_bytes pids.max cgroup.controllers
+"""
+DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full")
+RANDOM_FILES = ("/dev/random", "/dev/urandom")  # what is written there changes the numbers of the whole machine
+SHOWN_DOT_NAMES = {".libs", ".dylibs"}  # where wheels have their libraries
+MOST_ENTRIES = 20_000  # names that are looked at for those that begin with a dot
+WAY_TO_SCRATCH = OwnershipRule(owned=False, group=True)
 MAX_FILES = 1024  # open files of a process: pipes and sockets hold memory of Linux, which counts for no process
 MAX_SIGNALS = 1024  # signals that wait; Linux counts those of all processes of a user against one number
 NO_CORE = 1  # of the machine's handler of cores, a limit of 0 does not keep Linux from starting it, but 1 does
@@ -77,8 +90,8 @@ class SandboxPolicy:
 
     Attributes:
         scratch: the folder that the process may write.
-        readable: further files and folders that it may read and execute, apart from names in these folders that begin
-            with a dot.
+        readable: further files and folders that it may read and execute, apart from names in them that begin with a
+            dot.
         hidden: folders on ``sys.path`` that it must not read.
         file_size: the greatest length of a file that it writes, in bytes.
         device: whether it may use the machine's accelerators.
@@ -91,16 +104,94 @@ class SandboxPolicy:
     hidden: tuple[str, ...] = ()
 
 
-def readable_places(*, device: bool = False) -> list[str]:
+def readable_places(*, device: bool = False, hidden: Sequence[str] = ()) -> list[str]:
     """Return the existing files and folders that a sandboxed process may read. They are those of Python, its packages
     and the system libraries. If ``device`` is true, those of an accelerator's driver are added. Otherwise they are left
-    out.
+    out. Folders on ``sys.path`` are among the places, apart from those in ``hidden`` and from names in the others that
+    begin with a dot.
     """
-    places = [*SYSTEM_PLACES, *hardware_places(), sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
-    # An editable install may be a link to a folder elsewhere, which must be readable itself.
+    places = [*program_places(), *SYSTEM_PLACES, *hardware_places(), *group_places(), sys.prefix, sys.base_prefix]
     places += [f"/sys/{name}" for name in DEVICE_HARDWARE.split()] + ["/proc/driver"] if device else []
-    places += [os.path.realpath(spec) for spec in places if os.path.islink(spec)]
+    # An editable install may be a link to a folder elsewhere, which must be readable itself.
+    listed = [place for place in sys.path if place and place not in hidden]
+    of_modules = dict.fromkeys(real for place in listed for real in (place, os.path.realpath(place)))
+    own = [p for p in of_modules if not any(_lies_in(p, whole) for whole in (*PROGRAMS, sys.prefix, sys.base_prefix))]
+    places += [place for place in of_modules if place not in own]
+    places += [os.path.realpath(place) for place in places if os.path.islink(place)]
+    places += [part for place in own for part in shown_parts(place)]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
+
+
+def program_places() -> list[str]:
+    """Return the folders of programs and libraries that a sandboxed process may read. For root, what root alone may
+    read is left out where programs are installed that no distribution has packed, as far as it is looked for.
+    """
+    if os.geteuid() != 0:
+        return [*PROGRAMS]
+    packed = [folder for folder in PROGRAMS if folder not in ("/usr", "/opt")]
+    with contextlib.suppress(OSError), os.scandir("/usr") as listed:
+        packed += [entry.path for entry in listed if entry.name != "local"]
+    return [*packed, *(part for folder in ("/usr/local", "/opt") for part in shown_parts(folder, private=True))]
+
+
+def _lies_in(place: str, folder: str) -> bool:
+    """Return whether the path ``place`` is that of ``folder`` or of something in it."""
+    return f"{place}/".startswith(f"{folder}/")
+
+
+def group_places() -> list[str]:
+    """Return the files of this process's control groups that a sandboxed process may read."""
+    groups = {GROUPS}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            base = Path(GROUPS, *controllers.removeprefix("name=").split()[:1])
+            groups |= {str(base), *(str(base / path[1:]) for path in (path, *map(str, Path(path).parents)))}
+    return [f"{group}/{name}" for group in sorted(groups) for name in GROUP_FILES.split()]
+
+
+@cache
+def shown_parts(place: str, hidden: tuple[str, ...] = (), *, private: bool = False) -> tuple[str, ...]:
+    """Return ``(place,)`` if nothing below ``place`` has to be hidden. Otherwise return the files and folders in it
+    that a sandboxed process may read.
+
+    Names that begin with a dot are hidden, such as ``.env`` and ``.ssh``, and so are the real paths ``hidden``. Links
+    are left out, since a rule would be about their target. At most ``MOST_ENTRIES`` names are looked at, those next to
+    ``place`` first, and folders behind them are hidden.
+
+    If ``private`` is true, what only its owner or group may read is hidden instead, and folders behind these names are
+    shown.
+    """
+    looked, waiting, left = dict[str, list[os.DirEntry[str]]](), deque([place]), MOST_ENTRIES
+    while waiting and left > 0:
+        folder = waiting.popleft()
+        with contextlib.suppress(OSError), os.scandir(folder) as listed:
+            looked[folder] = entries = [entry for entry in listed if not entry.is_symlink()]
+            left -= len(entries)
+            waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    real = os.path.realpath(place)
+
+    def is_hidden(entry: os.DirEntry[str]) -> bool:
+        """Return whether the file or folder ``entry`` is hidden."""
+        if private:
+            wanted = stat.S_IROTH | (stat.S_IXOTH if entry.is_dir(follow_symlinks=False) else 0)
+            return wanted & ~entry.stat(follow_symlinks=False).st_mode != 0
+        return real + entry.path[len(place) :] in hidden or (entry.name[0] == "." and entry.name not in SHOWN_DOT_NAMES)
+
+    def parts_of(folder: str) -> tuple[str, ...]:
+        """Return what is shown of ``folder``: itself if all of it is."""
+        if folder not in looked:
+            return (folder,) if private else ()
+        inside = {
+            entry.path: parts_of(entry.path) if entry.is_dir(follow_symlinks=False) else (entry.path,)
+            for entry in looked[folder]
+            if not is_hidden(entry)
+        }
+        whole = len(inside) == len(looked[folder]) and all(inside[p] == (p,) for p in inside)
+        return (folder,) if whole else tuple(part for shown in inside.values() for part in shown)
+
+    return parts_of(place) if place in looked else (place,)
 
 
 def hardware_places() -> list[str]:
@@ -234,11 +325,14 @@ def _restrict_files(cell: SandboxPolicy) -> str:
         return f"Landlock: {os.strerror(ctypes.get_errno())}"
     try:
         reads = EXECUTE | READ | LIST | (IOCTL & every)
-        shown = [p for p in readable_places(device=cell.device) if p not in cell.hidden]
-        for place in (*shown, *(part for folder in cell.readable for part in _shown_parts(folder))):
+        shown = readable_places(device=cell.device, hidden=cell.hidden)
+        for place in (*shown, *(part for folder in cell.readable for part in shown_parts(folder, cell.hidden))):
             _allow_access(libc, rules, place, reads)
+        for place in RANDOM_FILES:
+            _allow_access(libc, rules, place, READ)
         for folder in ("/proc/self", *LISTED_HARDWARE, *cell.readable, *(("/dev",) if cell.device else ())):
             _allow_access(libc, rules, folder, LIST)  # names only: root owns the disks
+        os.close(open_folder(cell.scratch, WAY_TO_SCRATCH))  # else somebody could have put another one in its place
         for place in (cell.scratch, *DEVICE_FILES, *(_accelerator_places() if cell.device else ())):
             _allow_access(libc, rules, place, every)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -249,17 +343,6 @@ def _restrict_files(cell: SandboxPolicy) -> str:
     finally:
         os.close(rules)
     return "" if version >= 3 else f"Landlock {version} cannot forbid truncation; Linux 6.2 can"
-
-
-def _shown_parts(place: str) -> list[str]:
-    """Return ``[place]``. If it is a folder with names that begin with a dot, such as ``.env`` or ``.ssh``, return the
-    files and folders in it with other names. Links are left out, since a rule would be about their target.
-    """
-    with contextlib.suppress(OSError), os.scandir(place) as listed:
-        entries = list(listed)
-        if any(entry.name.startswith(".") for entry in entries):
-            return [e.path for e in entries if not e.name.startswith(".") and not e.is_symlink()]
-    return [place]
 
 
 def _accelerator_places() -> Iterable[str]:

@@ -20,7 +20,7 @@ import sys
 import time
 
 from shiplap.sandbox import child, protocol
-from shiplap.sandbox.landlock import remove_folder
+from shiplap.sandbox.landlock import readable_places, remove_folder
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
 from shiplap.torch_private.process_state import forks_can_use_device
@@ -47,6 +47,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
     if the supervisor is killed.
     """
     child.take_baseline()
+    readable_places()  # forks share what has been looked at for it
     forked = set[int]()
     gc.freeze()
     gc.enable()  # ``LAUNCHER_PROGRAM`` switches it off for the import of torch

@@ -19,18 +19,29 @@ UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 # Variables that may hold a secret. ``PWD`` is the current folder.
 SECRET_VARIABLE = re.compile(
     r"key|token|secret|pass(w|p|$|_?file)|(?<!^)(?<!^old)pwd|credential|auth|cookie|private|session|dsn|jwt"
-    r"|(^|_)pat($|_)|(database|redis|mongo\w*|broker|index)_ur[il]",
+    r"|(^|_)pat($|_)|(database|redis|mongo\w*|broker|index)_ur[il]|webhook|conn(ection)?_?str(ing)?|salt$|netrc",
     re.IGNORECASE,
 )
+# Values that are a secret under any name: a URL with a password, as of a proxy, a private key, a signed token, and
+# tokens by the marks that their issuers give them.
+SECRET_VALUE = re.compile(
+    r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
+    r"|\b(gh[a-z]_|github_pat_|glpat-|sk-|hf_|xox[a-z]-|npm_|pypi-|AKIA|ASIA)[\w-]{16,}"
+)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether the name or the value of an environment variable suggests that it holds a secret."""
+    return bool(SECRET_VARIABLE.search(name) or SECRET_VALUE.search(value))
 
 
 def launcher_environment() -> dict[str, str]:
     """Return the environment variables of a new launcher, which is the process that forks sandboxed processes.
 
-    They are those of this program and the values in ``LAUNCHER_VARIABLES``. Variables whose names suggest a secret and
-    those in ``UNSHARED_VARIABLES`` are left out. ``PYTHONPATH`` has the folders of ``sys.path``.
+    They are those of this program and the values in ``LAUNCHER_VARIABLES``. Variables whose names or values suggest a
+    secret and those in ``UNSHARED_VARIABLES`` are left out. ``PYTHONPATH`` has the folders of ``sys.path``.
     """
     shown = {
-        k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)
+        k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not is_secret(k, v)
     } | LAUNCHER_VARIABLES
     return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -64,8 +64,14 @@ CLOSE_RANGE, CLOSE_FLAGS = (436, 436), (0, 4)  # not CLOSE_RANGE_UNSHARE, which 
 # CMP_REQUEUE only on memory of the process alone: in a file that it may read, they would let others wait for ever.
 PRIVATE_MEMORY, FUTEX_OPERATION = 0x80, 0xFF
 FUTEX_OPERATIONS = (*(own | o for own in (PRIVATE_MEMORY, 0) for o in (0, 1, 9, 10, 5, 2)), 0x83, 0x84)
-# With MAP_HUGETLB, pages that the machine has set aside are taken from others, though nothing uses them yet.
-MMAP, MAP_HUGETLB = (9, 222), 0x40000
+# With MAP_HUGETLB, pages that the machine has set aside are taken from others, though nothing uses them yet. With
+# MAP_LOCKED, pages stay in memory as by ``mlock``.
+MMAP, RESERVING = (9, 222), 0x40000 | 0x2000
+# A file can be made with the right to run as its owner, which no other call may set: not with O_CREAT or O_TMPFILE.
+# ``openat2`` has its mode in memory, so that libc does without it.
+MAKES_FILE, AS_OWNER = 0o100 | 0o20000000, 0o6000
+OPENING = (((2, None), SECOND_AT, THIRD_AT), ((257, 56), THIRD_AT, FOURTH_AT))  # where the flags and the mode are
+CREAT, OPENAT2 = (85, None), (437, 437)
 # Those that interrupt the threads of this process alone, and queries: not GLOBAL, which interrupts all processors.
 MEMBARRIER, BARRIERS = (324, 283), (0, 8, 16, 32, 64, 128, 256, 512)
 GETSOCKOPT, PEER_DESCRIPTOR = (55, 209), (77,)  # SO_PEERPIDFD, a descriptor of the process at the other end
@@ -132,8 +138,13 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     is true, the calls that a GPU driver needs are included. Otherwise they are left out.
     """
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
-    usual = [(LOAD, 0, 0, FOURTH_AT), (AND, 0, 0, 0 if device else MAP_HUGETLB), (EQUAL, 1, 0, 0)]
-    yield MMAP[column], [*usual, (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+    yield MMAP[column], _without(FOURTH_AT, 0 if device else RESERVING)
+    for pair, flags_at, mode_at in OPENING:
+        if (number := pair[column]) is not None:
+            opened = [(LOAD, 0, 0, flags_at), (AND, 0, 0, MAKES_FILE), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
+            yield number, [*opened, *_without(mode_at, AS_OWNER)]
+    if (number := CREAT[column]) is not None:
+        yield number, _without(SECOND_AT, AS_OWNER)
     for name, numbers in OWN_PROCESS_CALLS.items():
         killing = _unless(SIGNAL_AT[name], (signal.SIGKILL,), REFUSE) if name in SIGNAL_AT else []
         killing += _unless_limit_is_set() if name == "prlimit64" else []
@@ -144,7 +155,7 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
         yield numbers[column], [(LOAD, 0, 0, FIRST_AT), *own, (RETURN, 0, 0, ALLOW)]
     for numbers in PRETENDED_CALLS.values():
         yield numbers[column], [(RETURN, 0, 0, NOTHING)]
-    for numbers in (CLONE3, *FLAGGED_READS):
+    for numbers in (CLONE3, OPENAT2, *FLAGGED_READS):
         yield numbers[column], [(RETURN, 0, 0, UNKNOWN)]
     yield MADVISE[column], _one_of(THIRD_AT, ADVICE)
     yield MEMBARRIER[column], _one_of(FIRST_AT, BARRIERS)
@@ -175,6 +186,13 @@ def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[L
     wanted = list(values)
     tests = [(EQUAL, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
     return [(LOAD, 0, 0, place), (AND, 0, 0, mask), *tests, (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+
+
+def _without(place: int, bits: int) -> list[Line]:
+    """Return filter instructions that allow the system call if its argument at offset ``place`` of the call's data has
+    none of ``bits``. They refuse it otherwise.
+    """
+    return [(LOAD, 0, 0, place), (AND, 0, 0, bits), (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
 
 
 def _unless(place: int, values: Sequence[int], decision: int) -> list[Line]:

@@ -45,8 +45,7 @@ ALLOWED = (
         """
         read              0  63   write             1  64   readv            19  65   writev           20  66
         pread64          17  67   pwrite64         18  68   preadv          295  69   pwritev         296  70
-        lseek             8  62   sendfile         40  71   copy_file_range 326 285   open              2   -
-        openat          257  56   openat2         437 437   creat            85   -   close             3  57
+        lseek             8  62   sendfile         40  71   copy_file_range 326 285   close             3  57
         dup              32  23   dup2             33   -   dup3            292  24   pipe             22   -
         pipe2           293  59   fsync            74  82   fdatasync        75  83   ftruncate        77  46
         truncate         76  45   fallocate       285  47   getdents         78   -   getdents64      217  61

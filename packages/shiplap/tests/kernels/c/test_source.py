@@ -270,11 +270,12 @@ def test_without_a_compiler(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"files": "absent.cpp"}, "SL401"),
         ({"files": "test_source.txt"}, "SL404"),
         ({"code": C}, "SL404"),
+        ({"code": C, "language": "fortran"}, "SL404"),
         ({}, "SL404"),
         ({"code": C, "language": "c", "symbol": "not a name"}, "SL402"),
         ({"code": C, "language": "cuda", "architectures": ["hopper"]}, "SL422"),
     ],
-    ids=["no file", "no suffix", "no language", "no source", "no symbol", "no architecture"],
+    ids=["no file", "no suffix", "no language", "another language", "no source", "no symbol", "no architecture"],
 )
 def test_what_cannot_be_a_source_is_refused(keywords: dict[str, Any], id: str) -> None:
     refused(id, lambda: sl.source(**{"symbol": "scale", **keywords}))
