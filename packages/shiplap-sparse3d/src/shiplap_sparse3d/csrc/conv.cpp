@@ -90,6 +90,7 @@ class Conv {
 
   // False when the table has an entry outside [-1, n).
   bool run(const DLTensor* weight, const S* feats, const int32_t* table, const S* bias, S* out) {
+    has_bias_ = bias != nullptr;
     std::fill_n(bias_, bias_sums(s_), T(0));
     for (int64_t c = 0; bias != nullptr && c < s_.co; ++c) bias_[c] = widen(bias[c]);
     return s_.depthwise() ? run_depthwise(weight, feats, table, out)
@@ -227,8 +228,13 @@ class Conv {
     }
   }
 
-  // Rows of the strip's sums start as the bias, and as zeros where the strip is padded.
+  // Rows of the strip's sums start as the bias, and as zeros where the strip is padded. Without a bias, rows that follow
+  // each other are cleared at once: a call for each short row took a fiftieth of a network's training.
   void start(const Strip& strip, int64_t rows, T* sums, int64_t stride) const {
+    if (!has_bias_ && stride == strip.columns) {
+      std::fill_n(sums, rows * stride, T(0));
+      return;
+    }
     const T* bias = bias_ + strip.group * s_.group_co() + strip.first_column;
     for (int64_t row = 0; row < rows; ++row, sums += stride) {
       std::copy_n(bias, strip.valid, sums);
@@ -315,6 +321,7 @@ class Conv {
   int64_t group_strips_, strips_, sums_columns_;
   T* packed_;
   T* bias_;
+  bool has_bias_ = false;
   char* scratch_;
 };
 

@@ -110,7 +110,8 @@ class WeightGrad {
     if (work < kSerialWork) threads = 1;
     if (s_.depthwise()) return run_depthwise(arena, threads);
     int64_t* counts = arena.take<int64_t>(s_.taps);
-    estimate_hits(table_, s_, counts);
+    // One thread has all units, however many hits they have.
+    if (threads > 1) estimate_hits(table_, s_, counts);
     sums_ = arena.take<T>(s_.taps * left_.channels * stride_);
     const int64_t worker_size = worker_bytes(s_, sizeof(T));
     char* scratch = arena.take<char>(threads * worker_size);
@@ -166,6 +167,7 @@ class WeightGrad {
   int64_t first_unit(const int64_t* counts, int64_t share, int64_t shares) const {
     const int64_t units = s_.taps * slices_;
     if (share == shares) return units;
+    if (share == 0) return 0;
     int64_t total = 0;
     for (int64_t tap = 0; tap < s_.taps; ++tap) total += counts[tap] + 1;
     int64_t unit = 0;
