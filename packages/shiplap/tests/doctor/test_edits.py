@@ -389,6 +389,23 @@ def test_functions_of_math_become_those_of_torch(tmp_path: Path) -> None:
     assert "x / torch.sqrt(x.var()) + math.pi * math.erf(1)" in changed
 
 
+def test_values_are_joined_by_functions_of_torch(tmp_path: Path) -> None:
+    source = "def f(x, low):\n    return (x >= low).all() and not (x == 3).any() or x[0] > 9  # HERE\n"
+    (changed,) = proposals(tmp_path, source, edits_of_values.join_values)
+    exec(changed, ran := {})
+    exec(source.replace("import torch\n", ""), plain := {})
+    for values in ([1.0, 2.0], [3.0, 2.0], [-1.0, 2.0], [10.0, 3.0]):
+        x = torch.tensor(values)
+        assert bool(ran["f"](x, 0.0)) == bool(plain["f"](x, 0.0))
+    assert torch.compile(ran["f"], backend="eager", fullgraph=True)(torch.tensor([1.0, 2.0]), 0.0)
+
+
+@pytest.mark.parametrize("line", ["if a and b:\n        pass", "return a & b", "x = (a, b)"])
+def test_only_values_are_joined(tmp_path: Path, line: str) -> None:
+    source = f"def f(a, b):\n    {line}  # HERE\n"
+    assert not proposals(tmp_path, source, edits_of_values.join_values)
+
+
 def test_functions_of_math_stay_in_the_first_proposal(tmp_path: Path) -> None:
     """The argument of such a function may be a number of Python, which a function of torch refuses."""
     source = "import math\nimport torch\ndef f(x, n):\n    return x.sum().item() * math.exp(x.max().item())  # HERE\n"

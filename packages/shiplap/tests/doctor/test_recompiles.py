@@ -188,6 +188,20 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
         ("0/0: 2 <= L['x'].size()[1]  # x @ w", GuardFailure("small", "x, dim 1")),
         ("1/1: L['self'].step < 3  # if self.step < 3", GuardFailure("attribute", "self.step", ("3",))),
         ("1/1: L['n'] >= 2  # x[:n]", GuardFailure("value", "n", ("2",))),
+        ("1/1: 0 <= cache.cached <= 9  # k[a:b] = x", GuardFailure("attribute", "cache.cached")),
+        ("1/1: 3*n + 2 < 14  # x[:n]", GuardFailure("value", "n")),
+        ("1/1: a + b < 14  # x[:n]", GuardFailure("other", "a")),
+        (
+            "0/0: expected type of 'wave' to be a tensor type, ' but found <class 'list'>",
+            GuardFailure("type", "wave"),
+        ),
+        (
+            "1/0: not L['fn']._forward_hooks[list(dict.keys(L['fn']._forward_hooks))[0]].__closure__[0].cell_contents",
+            GuardFailure(
+                "length",
+                "L['fn']._forward_hooks[list(dict.keys(L['fn']._forward_hooks))[0]].__closure__[0].cell_contents",
+            ),
+        ),
         ("1/0: something new", GuardFailure("other", "something")),
     ],
 )

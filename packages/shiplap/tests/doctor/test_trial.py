@@ -118,6 +118,27 @@ def test_a_remedy_that_brings_another_entry_comes_second(tmp_path: Path) -> None
     assert (found.remedy, found.removed, later.removed) == ("torch_hint", True, False)
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_an_entry_whose_own_remedies_failed_may_go_with_another(tmp_path: Path, other: bool) -> None:
+    """It stays without a remedy where another break of the function has come in its place."""
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+    grows = Recompile(place, cause="length", title="", subject="kept", values=(), guard="len(kept) == 1", fix="")
+
+    class Growing(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            stubborn = replace(self.item, cause="question", call="b")
+            if "x * (x.sum())" not in texts.get("program.py", ""):
+                return run(stubborn, self.item, grows)
+            return run(replace(stubborn, call="c")) if other else run(grows)
+
+    laboratory = Growing(tmp_path, "")
+    tried = {t.call: t for t in _try_entries(laboratory, laboratory.run({}, "compare"))[0]}
+    assert tried["b"].with_others == (not other)
+    assert not tried["b"].remedy
+    text = " ".join(str(each) for each in tried["b"].lines(1))
+    assert ("it goes with the remedy of another entry" in text) == (not other)
+
+
 def test_a_break_in_the_lines_of_an_edit_is_none_of_the_program(tmp_path: Path) -> None:
     laboratory = Program1(tmp_path, "")
     skipped = replace(laboratory.item, skipped=True)

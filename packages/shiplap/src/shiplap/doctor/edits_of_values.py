@@ -7,6 +7,7 @@ import builtins
 import copy
 import re
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
 from shiplap.doctor.scratch import Edit
@@ -38,6 +39,48 @@ def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
             proposed.append(tuple(edits))
             imported = () if source.imports("torch") else (source.after_imports("import torch"),)
             yield *imported, *edits
+
+
+@of_statement
+def join_values(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that replace ``a and b``, ``a or b`` and ``not a`` in the value of a statement by torch's logical
+    functions. Python has to know the value of the first operand, to return it or the second one.
+    """
+    if not isinstance(node, ast.Return | ast.Assign | ast.AnnAssign | ast.Expr) or node.value is None:
+        return
+    parents = source.parents()
+    joined = [n for n in ast.walk(node.value) if _is_logical(n) and not _is_logical(parents.get(n))]
+    edits = [source.replace(n, ast.unparse(_AsLogical().visit(copy.deepcopy(n)))) for n in joined]
+    if edits:
+        imported = () if source.imports("torch") else (source.after_imports("import torch"),)
+        yield *imported, *edits
+
+
+def _is_logical(node: ast.AST | None) -> TypeGuard[ast.expr]:
+    """Return whether ``node`` is ``and``, ``or`` or ``not`` with their operands."""
+    return isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+class _AsLogical(ast.NodeTransformer):
+    """A converter of ``and``, ``or`` and ``not`` to torch's logical functions, which return tensors of bools."""
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        """Return ``torch.logical_not(x)`` for ``not x``."""
+        self.generic_visit(node)
+        return _torch_call("logical_not", node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """Return nested calls of ``torch.logical_and`` or ``torch.logical_or``."""
+        self.generic_visit(node)
+        name, joined = "logical_and" if isinstance(node.op, ast.And) else "logical_or", node.values[0]
+        for value in node.values[1:]:
+            joined = _torch_call(name, joined, value)
+        return joined
+
+
+def _torch_call(name: str, *arguments: ast.expr) -> ast.Call:
+    """Return the syntax tree of the call of ``torch.name`` with ``arguments``."""
+    return ast.Call(ast.Attribute(ast.Name("torch", ast.Load()), name, ast.Load()), list(arguments), [])
 
 
 # The functions of the module math that torch has under the same name, except those whose result is an int.

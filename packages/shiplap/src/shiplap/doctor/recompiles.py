@@ -127,6 +127,8 @@ _TENSOR_GUARD = re.compile(
 _EQUALITY_GUARD = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
 # Torch guards on the outcome of a comparison where a number varies freely.
 _ORDER_GUARD = re.compile(r"(?P<name>[A-Za-z_][\w.\[\]']*) (?:<|<=|>|>=|!=) (?P<old>-?[\w.]+)")
+# One with a formula, or with two bounds: the guard names a variable among numbers and signs.
+_FORMULA_GUARD = re.compile(r"[-+*/%()\d\s]*(?P<name>[A-Za-z_][\w.\[\]']*)[-+*/%()\d\s]*")
 _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
 
 
@@ -143,8 +145,12 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return _parse_tensor_guard(match, reason)
     if match := re.fullmatch(r"not ([\w.\[\]'\"]+)", guard):
         return GuardFailure("length", plain_source(match[1]))
+    if match := re.match(r"not ((?:\w|\.|\[|\]|\(|\)|')+cell_contents)$", guard):  # a variable of an enclosing function
+        return GuardFailure("length", match[1])
     name = _source_of_guard(guard)
     # Guards on types and objects may contain "==" as well, so they are tried first.
+    if match := re.match(r"expected type of '(.+?)' to be ", guard):
+        return GuardFailure("type", plain_source(match[1]))
     if "___check_type_id" in guard or "type(" in guard:
         return GuardFailure("type", name)
     if match := re.fullmatch(r"(.+) is None", guard):
@@ -173,6 +179,10 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         name = plain_source(match["name"])
         kind = "mode" if name.endswith(".training") else "attribute" if "." in name else "value"
         return GuardFailure(kind, name, (match["old"],))
+    sides = [side for side in re.split(r"<=|>=|==|!=|<|>", guard) if re.search(r"[A-Za-z_]", side)]
+    if len(sides) == 1 and sides[0] != guard and (match := _FORMULA_GUARD.fullmatch(sides[0])):
+        name = plain_source(match["name"])
+        return GuardFailure("attribute" if "." in name else "value", name)
     return GuardFailure("other", name or guard)
 
 

@@ -133,6 +133,13 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy("by_position", "pass the arguments by position", edits_of_calls.pass_by_position, ("autograd_function",)),
     Remedy("keep_tensor", "keep the value a tensor", edits_of_values.keep_tensor, ("item", "branch")),
     Remedy(
+        "join_values",
+        "join the values with torch's logical functions",
+        edits_of_values.join_values,
+        ("branch", "item"),
+        caveat="both values are computed in each call",
+    ),
+    Remedy(
         "where",
         "compute both sides and pick with torch.where",
         edits_of_values.where_for_branch,

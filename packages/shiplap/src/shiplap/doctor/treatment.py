@@ -75,9 +75,9 @@ class TriedEntry:
         yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
         yield from row("cause", self.cause)
         yield from row("owner", {"yours": "your code"}.get(self.owner, self.owner))
-        # The entry went away before its own remedies were tried.
+        # The entry went away before its own remedies were tried, or after they had failed.
         if self.with_others:
-            yield from row("remedy", "none of its own: it goes with a remedy above", "green")
+            yield from row("remedy", "none of its own: it goes with the remedy of another entry", "green")
         elif self.remedy:
             yield from row("remedy", self.title, "green")
             compared = f"{self.outputs} outputs and {self.gradients} gradients agreed"

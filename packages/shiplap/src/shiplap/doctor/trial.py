@@ -290,13 +290,25 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
         if not progress or not retried:
             break
         done -= retried
-    gone = {e.key for e in first.entries} - {e.key for e in now.entries}
-    # What another entry's remedy removed was never tried by itself.
-    known = {t.key for t in tried}
-    for entry in first.entries:
-        if entry.key in gone - known:
+    gone = [e for e in first.entries if _is_gone(e, first, now)]
+    # What another entry's remedy removed was never tried by itself, or was tried before that remedy was found.
+    known = {t.key: t for t in tried}
+    for entry in gone:
+        if entry.key not in known:
             tried.append(TriedEntry.of(entry, with_others=True))
+        elif not known[entry.key].remedy:
+            tried = [replace(t, with_others=True) if t.key == entry.key else t for t in tried]
     return tried, texts, now
+
+
+def _is_gone(entry: Break | Recompile, first: Run, now: Run) -> bool:
+    """Return whether ``entry`` of the run ``first`` is missing in the run ``now``, and no other entry of its kind and
+    function has come in its place.
+    """
+    keys = {e.key for e in first.entries}
+    place = type(entry), entry.place.file, entry.place.function
+    fresh = [e for e in now.entries if e.key not in keys and (type(e), e.place.file, e.place.function) == place]
+    return not fresh and all(e.key != entry.key for e in now.entries)
 
 
 def _ordered(run: Run) -> list[Break | Recompile]:
