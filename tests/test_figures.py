@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from tools.records import PAGES
 
+from shiplap.kernels.native import binding
+
 pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,3 +73,8 @@ def test_a_figure_that_is_not_in_the_record_is_found() -> None:
     assert strangers("1.50 times as fast as off", {"us": {"off": 300.0, "eager": 200}}) == []
     assert strangers("1.51 times as fast as off", {"us": {"off": 300.0, "eager": 200}}) == ["1.51"]
     assert len(BLOCKS) > 20
+
+
+def test_the_notice_of_a_missing_binding_has_the_ratio_of_the_record() -> None:
+    times = json.loads((RESULTS / "overhead.json").read_text(encoding="utf-8"))["eager_ns"]
+    assert round(times["shiplap_python"] / times["shiplap_native"]) == binding.SLOWER

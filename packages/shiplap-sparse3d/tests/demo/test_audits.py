@@ -27,8 +27,8 @@ class Report(list[Any]):
     ("quick", "processors", "at_once", "checks", "seconds"),
     [
         (True, 2, 2, 5, [4, 4, 16 / 3, 16 / 3, 8, 8, 16, 16]),
-        (False, 1, 1, 0, [160 / left for left in range(8, 0, -1)]),
-        (False, 8, 2, 0, [20, 20, 80 / 3, 80 / 3, 40, 40, 80, 80]),
+        (False, 1, 1, 0, [128 / left for left in range(8, 0, -1)]),
+        (False, 8, 2, 0, [16, 16, 64 / 3, 64 / 3, 32, 32, 64, 64]),
     ],
 )
 def test_verdicts_are_counted_by_op(
@@ -66,6 +66,6 @@ def test_slow_audits_share_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(audits, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     audits.audit_network_ops(False, lambda stage, done, total, note: None)
-    assert budgets[0] == 20.0
+    assert budgets[0] == 16.0
     assert budgets == sorted(budgets, reverse=True)
     assert budgets[-1] == 1.0  # each op is audited, also when no time is left

@@ -15,7 +15,7 @@ from shiplap_sparse3d.demo.train import Progress
 __all__ = ["audit_network_ops"]
 
 QUICK_CHECKS = ("schema", "fake", "numerics", "fresh", "gradient")  # a second or less each
-SECONDS, QUICK_SECONDS = 20.0, 4.0  # for an op, on average
+SECONDS, QUICK_SECONDS = 16.0, 4.0  # for an op, on average
 # Ops with quick samples come first, since later ones get the time that they leave.
 OPS: tuple[sl.Op, ...] = (
     sparse3d.segment_mean,

@@ -30,7 +30,7 @@ from shiplap.kernels.native.gradient_recorder import build_recorder, can_record
 from shiplap.settings import settings
 
 HOT_CALLS = 32  # calls that the Python binding serves before a native one pays
-SLOWER = 8  # the cost of a call through Python, in native calls, where the kernel has no work (benchmarks/overhead.py)
+SLOWER = 3  # the time of a call through Python, in native calls, where the kernel has no work (benchmarks/overhead.py)
 UNBUILT = "its native binding is not built"
 BINDING_OFF = "SHIPLAP_NATIVE=0"
 
@@ -90,7 +90,8 @@ def how_to_build(name: str) -> str:
     """
     target = registry.command_target(name)
     return (
-        f"{name} is called through the Python binding, whose own cost is about {SLOWER} times that of a native call. "
+        f"{name} is called through the Python binding. Where a kernel has no work, that takes about {SLOWER} times as "
+        "long as a native call. "
         f"Build the native binding once: op.build() in Python, 'shiplap build {target}' in a shell, or ship it with "
         "'shiplap package'. SHIPLAP_BACKGROUND_BUILD=1 builds in the background"
     )
