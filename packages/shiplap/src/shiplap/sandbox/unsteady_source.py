@@ -18,9 +18,12 @@ CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS}
 """Functions that say how long a machine, a process or a thread runs. Honest candidates measure their time by them."""
 CHANCES = {"random", "randint", "randrange", "getrandbits", "uniform", "urandom", "token_bytes", "randbelow", "uuid4"}
+CHANCES |= {"gauss", "normalvariate", "expovariate", "betavariate", "triangular", "random_sample", "standard_normal"}
 DRAWS = {"rand", "randn"}  # of torch and numpy, which honest candidates compare elementwise
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "id"}
 COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount"}
+FRESH = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)  # expressions that make a container
+CONTAINERS = {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter"}  # classes that make one
 GROWING = {"append", "add", "extend", "insert", "appendleft", "update", "setdefault"}
 SHRINKING = {"clear", "pop", "popitem", "popleft", "remove", "discard"}
 STEPS = (ast.Add, ast.Sub, ast.Mult)  # operators with which code counts
@@ -56,7 +59,7 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """
     nodes = list(live_nodes(tree, ()))
     numbers = _constants_by_name(tree)
-    held, growing = _unsteady_names(nodes), _growing_names(nodes)
+    held, growing = _unsteady_names(nodes), _growing_names(tree, nodes)
     lasting = {n for n in _outer_names(tree) if n not in numbers}
     shrunk = {_changed_container(n, SHRINKING) for n in nodes}
     for node in nodes:
@@ -179,17 +182,74 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
 
 
 def _is_one_number(node: ast.Call) -> bool:
-    """Return whether a call that draws a tensor draws one number, which is no data: its shape is empty, or has ones."""
-    shapes = [a for a in node.args if isinstance(a, (ast.Tuple, ast.List))]
+    """Return whether a call that draws a tensor draws one number, which is no data: its shape is empty, or has ones, or
+    it has none, as that of numpy may.
+    """
+    given = [k.value for k in node.keywords if k.arg in ("size", None)]  # None: ``**keywords``, which may hold one
+    shapes = [a for a in (*node.args, *given) if isinstance(a, (ast.Tuple, ast.List))]
     sizes = [size for shape in shapes for size in shape.elts]
-    if not shapes and getattr(node.func, "attr", "") in DRAWS:
-        sizes = node.args
-    return bool(shapes or sizes) and all(isinstance(s, ast.Constant) and s.value == 1 for s in sizes)
+    if not shapes:
+        if getattr(node.func, "attr", getattr(node.func, "id", "")) not in DRAWS:
+            return False
+        sizes = [*node.args, *given]
+    return all(isinstance(s, ast.Constant) and s.value == 1 for s in sizes)
 
 
-def _growing_names(nodes: list[ast.AST]) -> set[str]:
-    """Return the names of containers to which some code adds elements."""
-    return {_changed_container(n, GROWING) for n in nodes} - {""}
+def _growing_names(tree: ast.AST, nodes: list[ast.AST]) -> set[str]:
+    """Return the names of containers to which some of ``nodes``, code of the module ``tree``, adds elements, and which
+    outlive the call that does so. A list that a function makes and fills is new in each call.
+    """
+    named = [(_changed_container(n, GROWING), n) for n in nodes]
+    filled = {name for name, _ in named}
+    made = {id(n) for f in ast.walk(tree) for n in _fillings_of_own(f, filled)}
+    return {name for name, n in named if id(n) not in made} - {""}
+
+
+def _fillings_of_own(node: ast.AST, filled: set[str]) -> Iterator[ast.AST]:
+    """Yield the calls in a function by which it adds elements to a container that it has made itself. Yield nothing for
+    another syntax node. Functions inside of the function are left out: they may outlive the call. What is made or
+    filled from another container among ``filled`` may be as long as that one, and is left out as well.
+    """
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return
+    inner = list(_scope_of(node))
+    outer = {name for n in inner if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+    bound: dict[str, bool] = {}  # name -> whether each value bound to it is a new container
+    for n in inner:
+        pairs = [(t, n.value) for t in n.targets] if isinstance(n, ast.Assign) else []
+        pairs += [(n.target, n.value)] if isinstance(n, (ast.AnnAssign, ast.NamedExpr)) else []
+        fresh = {id(t) for t, value in pairs if value is not None and _makes_container(value, filled)}
+        for t in ast.walk(n) if pairs or isinstance(n, (ast.For, ast.AsyncFor, ast.With, ast.AugAssign)) else ():
+            if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store):
+                bound[t.id] = bound.get(t.id, True) and id(t) in fresh
+    own = {name for name, is_fresh in bound.items() if is_fresh} - outer
+    for n in inner:
+        direct = isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and isinstance(n.func.value, ast.Name)
+        if direct and _changed_container(n, GROWING) in own and not _names_in(n.args) & filled:
+            yield n
+
+
+def _names_in(values: list[ast.expr]) -> set[str]:
+    """Return the names of all variables and attributes in some expressions."""
+    return {_place_name(n) for value in values for n in ast.walk(value)} - {""}
+
+
+def _scope_of(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of a function without those of functions and classes inside of it."""
+    left = list(ast.iter_child_nodes(function))
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            left += ast.iter_child_nodes(node)
+
+
+def _makes_container(value: ast.expr, filled: set[str]) -> bool:
+    """Return whether an expression makes a new list, dict, set or a like container each time, from no container among
+    ``filled``.
+    """
+    called = getattr(value.func, "attr", getattr(value.func, "id", "")) if isinstance(value, ast.Call) else ""
+    return (isinstance(value, FRESH) or called in CONTAINERS) and not _names_in([value]) & filled
 
 
 def _changed_container(node: ast.AST, names: set[str]) -> str:
