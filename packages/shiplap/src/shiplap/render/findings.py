@@ -273,8 +273,9 @@ def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[Findin
     from rich.text import Text
 
     console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
-    for name in ("evidence", "input", "fix"):
-        if value := getattr(f, name):
+    shown = {"evidence": f.evidence, "input": f.input, "e.g.": f.example, "fix": f.fix}
+    for name, value in shown.items():
+        if value:
             console.print(Text(f"  {name:<9}{value}"), soft_wrap=True)
     for other in symptoms:
         console.print(Text(f"  {'also':<9}{other.check}: {other.evidence}", "dim"), soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from shiplap.declare import OpSpec
 from shiplap.dtypes import floating, integers
@@ -11,7 +12,15 @@ from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.ledger import LARGE_ELEMENTS, is_large
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes, takes_any_text
+from shiplap.sampling.sizes import (
+    EDGE_SIZES,
+    dim_environment,
+    free_dims,
+    results_are_affordable,
+    scalar_candidates,
+    search_sizes,
+    takes_any_text,
+)
 
 COMPLEX = ("complex64", "complex128")
 BEYOND = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)  # additions to a size, some of which give a multiple of another one
@@ -67,20 +76,30 @@ def unseen_dtypes(spec: OpSpec, cases: Iterable[SampleCase]) -> list[str]:
     return list(dict.fromkeys(unseen))
 
 
-def admits_beyond(samples: Samples, dim: str, size: int) -> bool:
+def admits_beyond(samples: Samples, dim: str, size: int, *, affordable: bool = True) -> bool:
     """Return whether the declaration admits a sample in which the dim named ``dim`` has more than ``size`` elements.
-    Only a few larger sizes are tried.
+    Only a few larger sizes are tried. If ``affordable`` is true, the results have to fit into memory, without which no
+    sample is made.
     """
     spec, base = samples.spec, samples.base
     variadic = free_dims(spec).get(dim) == "variadic"
     larger = ((size + more,) if variadic else size + more for more in BEYOND)
-    return any(search_sizes(spec, {dim: n}, dict(base.scalars), FEW) is not None for n in larger)
+    found = (search_sizes(spec, {dim: n}, dict(base.scalars), FEW) for n in larger)
+    return any(each is not None and (not affordable or _fits_into_memory(spec, *each)) for each in found)
 
 
-def admits_large(samples: Samples) -> bool:
-    """Return whether the declaration admits a sample with a tensor of more than 65,536 elements, by one large dim."""
+def _fits_into_memory(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> bool:
+    """Return whether the results of a call with the ``sizes`` and ``scalars``, which are admitted, fit into memory."""
+    env = dim_environment(spec, {**sizes, "...": (2,)}, {**scalars})
+    return env is None or results_are_affordable(spec, env)
+
+
+def admits_large(samples: Samples, *, affordable: bool = True) -> bool:
+    """Return whether the declaration admits a sample with a tensor of more than 65,536 elements, by one large dim.
+    ``affordable`` is as in ``admits_beyond``.
+    """
     dims = [dim for dim, kind in free_dims(samples.spec).items() if kind != "variadic"]
-    return any(admits_beyond(samples, dim, LARGE_ELEMENTS) for dim in dims)
+    return any(admits_beyond(samples, dim, LARGE_ELEMENTS, affordable=affordable) for dim in dims)
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
