@@ -111,7 +111,8 @@ def audit(
     isolates = can_isolate(device) if isolate is None else isolate
     with nullcontext() if isolates else _in_this_process:
         # The time begins when it is the turn of this audit.
-        plan = AuditPlan(names, seed, device, time.monotonic() + seconds, seconds, samples)
+        deadline, described = time.monotonic() + seconds, examined is not None
+        plan = AuditPlan(names, seed, device, deadline, seconds, samples, described=described)
         run = _AuditRun(op, plan, progress, examined, limits or ChildLimits())
         if isolates:
             run.run_in_children()

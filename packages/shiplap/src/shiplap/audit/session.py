@@ -51,6 +51,7 @@ class AuditPlan:
     Attributes:
         lethal: a mapping from labels of samples that ended a process to the name of the check in which they did.
         tried: whether the base sample has been called already.
+        described: whether an event describes each sample that was examined.
     """
 
     checks: tuple[str, ...]
@@ -63,6 +64,7 @@ class AuditPlan:
     raised: dict[str, str] = field(default_factory=dict)
     lethal: dict[str, str] = field(default_factory=dict)
     tried: bool = False
+    described: bool = True
 
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
@@ -176,7 +178,8 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
     def looked(check: str, case: SampleCase) -> None:
         """Send an event that describes the sample ``case``, which the check named ``check`` has examined."""
-        send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
+        if plan.described:
+            send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
 
     subject = AuditSubject(op, Samples(op, plan.seed, plan.device))
     subject.begins, subject.looked = begins, looked

@@ -254,7 +254,9 @@ def command(
         for file in (html, statement):
             if file is not None:
                 console.require_file(file)  # before the work: an unwritable path is not worth a minute
-        asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured)
+        asked = _AuditRequest(
+            check, sanitizer or [], seed, device, budget, measured=measured, described=statement is not None
+        )
         results = _audit_ops(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
     from shiplap.render.facts import facts
@@ -280,7 +282,8 @@ def command(
 class _AuditRequest:
     """The options of an audit, which are the same for each op. ``checks`` are the names of the checks, or None for all.
     ``tools`` are those of compute-sanitizer to run. ``seed`` determines the samples, and ``device`` is where they lie.
-    ``budget`` is the seconds for one op. If ``measured`` is true, costs are measured.
+    ``budget`` is the seconds for one op. If ``measured`` is true, costs are measured, and if ``described`` is true, the
+    examined samples are recorded.
     """
 
     checks: list[str] | None
@@ -289,6 +292,7 @@ class _AuditRequest:
     device: str
     budget: float
     measured: bool
+    described: bool
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
@@ -422,7 +426,7 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
                 device=asked.device,
                 progress=advance,
                 budget=budget,
-                examined=examined,
+                examined=examined if asked.described else None,
             )
             results.findings += report
             results.ledgers.setdefault(op.spec.name, report.ledger)  # a sanitizer looks at no cell
