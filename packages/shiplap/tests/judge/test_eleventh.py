@@ -70,6 +70,8 @@ def test_no_decision_is_found_in_a_sound_candidate(tmp_path: Path, name: str) ->
         ("made = []\n    for row in x: made.append(row)\n    return len(made) > 2000", False),
         ("made = set()\n    made.update(x)\n    return len(made) % 7", False),
         ("made = [r for r in x]\n    made.extend(x)\n    return len(made) > 2000", False),
+        ("for row in x:\n        made = []\n        made.append(row)\n    return len(made) > 2000", False),
+        ("if first is None: first = []\n    first.append(x)\n    return len(first) > 2000", True),
         ("made = SEEN\n    made.append(x)\n    return len(made) > 2000", True),
         ("made = list(SEEN)\n    SEEN.append(x); made.append(x)\n    return len(made) > 2000", True),
         ("made = [SEEN]\n    made[0].append(x)\n    return len(made[0]) > 2000", True),
@@ -86,7 +88,7 @@ def test_no_decision_is_found_in_a_sound_candidate(tmp_path: Path, name: str) ->
     ],
 )
 def test_only_what_outlives_a_call_grows_and_one_drawn_number_is_a_chance(tmp_path, body: str, found: bool) -> None:
-    text = f"import numpy as np\nSEEN = []\ndef candidate(x):\n    {body}\n"
+    text = f"import numpy as np\nSEEN = []\ndef candidate(x, first=SEEN):\n    {body}\n"
     assert bool(decisions(tmp_path, text)) == found
 
 

@@ -91,6 +91,10 @@ class FindingFields(Protocol):
         """The action that would correct a failure, or an empty string if there is none."""
 
     @property
+    def example(self) -> str:
+        """A small input with its wrong result in one line, or an empty string if there is none."""
+
+    @property
     def reproducer(self) -> str:
         """The Python source code that shows the failure again, or an empty string if there is none."""
 

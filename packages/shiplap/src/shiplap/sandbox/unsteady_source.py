@@ -214,19 +214,23 @@ def _fillings_of_own(node: ast.AST, filled: set[str]) -> Iterator[ast.AST]:
         return
     inner = list(_scope_of(node))
     outer = {name for n in inner if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
-    bound: dict[str, bool] = {}  # name -> whether each value bound to it is a new container
+    outer |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
+    fresh = {id(t) for n in inner for t, value in _bindings_of(n) if _makes_container(value, filled)}
+    stored = [n for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    own = {n.id for n in stored} - {n.id for n in stored if id(n) not in fresh} - outer
     for n in inner:
-        pairs = [(t, n.value) for t in n.targets] if isinstance(n, ast.Assign) else []
-        pairs += [(n.target, n.value)] if isinstance(n, (ast.AnnAssign, ast.NamedExpr)) else []
-        fresh = {id(t) for t, value in pairs if value is not None and _makes_container(value, filled)}
-        for t in ast.walk(n) if pairs or isinstance(n, (ast.For, ast.AsyncFor, ast.With, ast.AugAssign)) else ():
-            if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store):
-                bound[t.id] = bound.get(t.id, True) and id(t) in fresh
-    own = {name for name, is_fresh in bound.items() if is_fresh} - outer
-    for n in inner:
-        direct = isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and isinstance(n.func.value, ast.Name)
-        if direct and _changed_container(n, GROWING) in own and not _names_in(n.args) & filled:
+        if not (isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and isinstance(n.func.value, ast.Name)):
+            continue
+        if _changed_container(n, GROWING) in own and not _names_in(n.args) & filled:
             yield n
+
+
+def _bindings_of(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield (target, value) for each target to which a statement or a named expression binds a value as a whole."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        yield node.target, node.value
 
 
 def _names_in(values: list[ast.expr]) -> set[str]:
