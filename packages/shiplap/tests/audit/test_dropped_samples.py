@@ -259,3 +259,19 @@ def test_a_builder_is_not_blamed_for_results_that_are_too_large(ns: str) -> None
     assert report.proven, report.headline
     (cell,) = [c for c in report.ledger if str(c) == "large size x value"]
     assert (cell.state, cell.reason) == ("does not apply", "the results for such a tensor are too large to be made")
+
+
+def test_a_builder_that_makes_no_large_tensor_is_named_though_results_soon_get_too_large(ns: str) -> None:
+    """65,537 rows of 4,096 numbers would be too large a result, and 17 rows are a large tensor."""
+
+    @sl.op(f"{ns}::wide")
+    def wide(x: Float32[Tensor, "n 4096"]) -> Float32[Tensor, "n 4096"]:
+        return x * 2
+
+    @wide.samples
+    def _(rng, sizes, dtype, device):
+        return (torch.randn(min(sizes["n"], 10), 4096, generator=rng),)
+
+    assert admits_large(Samples(wide, 1))
+    report = audit(wide, checks=("sizes",), seed=1, isolate=False)
+    assert report.verdict == "incomplete", report.headline
