@@ -254,9 +254,7 @@ def command(
         for file in (html, statement):
             if file is not None:
                 console.require_file(file)  # before the work: an unwritable path is not worth a minute
-        asked = _AuditRequest(
-            check, sanitizer or [], seed, device, budget, measured=measured, described=statement is not None
-        )
+        asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured, recorded=bool(statement))
         results = _audit_ops(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
     from shiplap.render.facts import facts
@@ -282,7 +280,7 @@ def command(
 class _AuditRequest:
     """The options of an audit, which are the same for each op. ``checks`` are the names of the checks, or None for all.
     ``tools`` are those of compute-sanitizer to run. ``seed`` determines the samples, and ``device`` is where they lie.
-    ``budget`` is the seconds for one op. If ``measured`` is true, costs are measured, and if ``described`` is true, the
+    ``budget`` is the seconds for one op. If ``measured`` is true, costs are measured, and if ``recorded`` is true, the
     examined samples are recorded.
     """
 
@@ -292,7 +290,7 @@ class _AuditRequest:
     device: str
     budget: float
     measured: bool
-    described: bool
+    recorded: bool
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
@@ -426,7 +424,7 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
                 device=asked.device,
                 progress=advance,
                 budget=budget,
-                examined=examined if asked.described else None,
+                examined=examined if asked.recorded else None,
             )
             results.findings += report
             results.ledgers.setdefault(op.spec.name, report.ledger)  # a sanitizer looks at no cell
