@@ -109,8 +109,8 @@ def _environments(samples: Samples, dim: str, sizes: Iterable[Any]) -> Iterator[
     spec, scalars = samples.spec, dict(samples.base.scalars)
     for size in sizes:
         found = search_sizes(spec, {dim: size}, scalars, FEW)
-        env = found and dim_environment(spec, {**found[0], "...": (2,)}, found[1])
-        if env:
+        env = None if found is None else dim_environment(spec, {**found[0], "...": (2,)}, found[1])
+        if env is not None:
             yield env
 
 
