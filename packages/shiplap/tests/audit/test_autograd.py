@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import BFloat16, Float, Float32, Int64
 from torch import Tensor
 
 import shiplap as sl
@@ -327,3 +327,54 @@ def test_backward_leaves_rounding_to_the_order_of_atomic_additions(ns, change, v
         return {"x": grad * (2 + change * (len(runs) % 2))}
 
     assert look(doubled, "backward").verdict == verdict
+
+
+# gradients of 16 bits
+
+
+def _scaled_in_bfloat16(ns: str, factor: float, calls: int) -> sl.Op:
+    """Return an op of bfloat16 whose backward multiplies its gradients by ``factor`` in each ``calls``-th run."""
+    runs = []
+
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: BFloat16[Tensor, "n c"], w: BFloat16[Tensor, "c"]) -> BFloat16[Tensor, "n c"]:
+        return (x.float() * w.float()).bfloat16()
+
+    @scaled.backward
+    def _(grad, saved, needs):
+        runs.append(grad)
+        by = factor if len(runs) % calls == 0 else 1.0
+        g, x = grad.float() * by, saved.x.float()
+        return {"x": (g * saved.w.float()).bfloat16(), "w": (g * x).sum(0).bfloat16()}
+
+    return scaled
+
+
+def test_a_second_backward_of_16_bits_that_is_five_percent_off_is_found(ns):
+    observation = look(_scaled_in_bfloat16(ns, 1.05, 2), "backward", seed=1)
+    assert observation.verdict == "fail", observation
+
+
+def test_a_gradient_of_16_bits_that_is_five_percent_off_is_found(ns):
+    observation = look(_scaled_in_bfloat16(ns, 1.05, 1), "gradient", seed=1)
+    assert observation.verdict == "fail", observation
+    assert "all numbers are about 1.05 times those expected" in observation.evidence
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_backward_of_16_bits_may_add_in_another_order(ns, narrow):
+    rng = torch.Generator().manual_seed(1)
+
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: BFloat16[Tensor, "n c"], w: BFloat16[Tensor, "c"]) -> BFloat16[Tensor, "n c"]:
+        return (x.float() * w.float()).bfloat16()
+
+    @scaled.backward
+    def _(grad, saved, needs):
+        terms = grad.float() * saved.x.float()
+        total = torch.zeros(terms.shape[1:], dtype=torch.bfloat16 if narrow else torch.float32)
+        for row in torch.randperm(len(terms), generator=rng):
+            total = total + terms[row].to(total.dtype)
+        return {"x": (grad.float() * saved.w.float()).bfloat16(), "w": total.bfloat16()}
+
+    assert look(scaled, "backward", seed=1).verdict == "ok"

@@ -227,3 +227,51 @@ def test_what_a_declaration_admits_is_told_from_what_it_refuses(ns):
     assert admits_beyond(samples, "k", 40)
     assert admits_beyond(samples, "m", 64)
     assert admits_large(samples)
+
+
+def test_a_builder_of_floating_point_numbers_serves_numbers_of_each_kind(ns: str) -> None:
+    """A builder is asked for floating-point numbers alone, so that no integer of ``Num`` was tried."""
+    wrong = numbers(ns, lambda x: x + 1 if x.is_floating_point() or x.is_complex() else x + 2)
+    right = numbers(f"{ns}b", lambda x: x + 1)
+    for op in (wrong, right):
+
+        @op.samples
+        def _(rng, sizes, dtype, device):
+            return (torch.randn(sizes["n"], generator=rng, dtype=dtype),)
+
+    assert audit(wrong, checks=("numerics",), seed=1, isolate=False).verdict == "failed"
+    assert audit(right, checks=("numerics",), seed=1, isolate=False).proven
+    made = [case.args[0] for case in Samples(right, 1).dtypes()]
+    assert {torch.int64, torch.int8, torch.uint8} <= {t.dtype for t in made}
+    assert all(len({*t.tolist()}) > 2 for t in made)
+
+
+def test_a_builder_is_not_blamed_for_results_that_are_too_large(ns: str) -> None:
+    @sl.op(f"{ns}::pairs")
+    def pairs(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n n"]:
+        return x[:, None] * x
+
+    @pairs.samples
+    def _(rng, sizes, dtype, device):
+        return (torch.randn(sizes["n"], generator=rng),)
+
+    report = audit(pairs, checks=("sizes",), seed=1, isolate=False)
+    assert report.proven, report.headline
+    (cell,) = [c for c in report.ledger if str(c) == "large size x value"]
+    assert (cell.state, cell.reason) == ("does not apply", "the results for such a tensor are too large to be made")
+
+
+def test_a_builder_that_makes_no_large_tensor_is_named_though_results_soon_get_too_large(ns: str) -> None:
+    """65,537 rows of 4,096 numbers would be too large a result, and 17 rows are a large tensor."""
+
+    @sl.op(f"{ns}::wide")
+    def wide(x: Float32[Tensor, "n 4096"]) -> Float32[Tensor, "n 4096"]:
+        return x * 2
+
+    @wide.samples
+    def _(rng, sizes, dtype, device):
+        return (torch.randn(min(sizes["n"], 10), 4096, generator=rng),)
+
+    assert admits_large(Samples(wide, 1))
+    report = audit(wide, checks=("sizes",), seed=1, isolate=False)
+    assert report.verdict == "incomplete", report.headline

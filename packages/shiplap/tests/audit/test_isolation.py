@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,57 @@ def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel,
     assert findings[1].fix
     assert "edges.CHECK.look" in findings[1].reproducer
     assert (report.verdict, report.failed) == ("failed", ("edges",))
+
+
+def test_a_slow_kernel_whose_calls_end_does_not_hang(ns):
+    """Several calls of 0.3 s on one sample were taken for a call without an end."""
+
+    def slow(x):
+        end = time.process_time() + 0.3
+        while len(x) > 5 and time.process_time() < end:
+            pass
+        return x * 2
+
+    limits = ChildLimits(busy_s=1.0, idle_s=5.0)
+    report = audit(op_with(ns, slow), checks=["schema", "threads"], seed=3, limits=limits, isolate=True)
+    assert [f.verdict for f in report] == ["ok", "ok"], report
+    far_slower = ChildLimits(busy_s=0.4, idle_s=5.0)  # calls end, and still there are too many
+    report = audit(op_with(f"{ns}b", slow), checks=["schema", "threads"], seed=3, limits=far_slower, isolate=True)
+    assert report.verdict == "incomplete", report
+    assert "too slow for this check" in report.findings[1].evidence
+
+
+def test_a_reference_that_fills_the_memory_is_no_fault_of_the_op(ns):
+    kept = []
+
+    @sl.op(f"{ns}::double")
+    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        while len(x) > 20:
+            kept.append(torch.ones(1 << 22))
+        return x * 2
+
+    double.kernel("cpu", lambda x: x * 2)
+    report = audit(double, checks=["edges", "arguments"], seed=3, limits=LIMITS, isolate=True)
+    assert [f.verdict for f in report] == ["incomplete", "ok"], report
+    assert report.findings[0].evidence.startswith("the reference needs too much memory for this sample")
+
+
+def test_audits_side_by_side_watch_their_own_references(ns):
+    """The mark of a running reference was that of whichever audit began last."""
+
+    @sl.op(f"{ns}::endless")
+    def endless(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        while len(x) > 20:
+            pass
+        return x * 2
+
+    endless.kernel("cpu", lambda x: x * 2)
+    quick = op_with(ns, lambda x: x * 2)
+    with ThreadPoolExecutor(2) as pool:
+        watched = pool.submit(audit, endless, checks=["edges"], seed=3, limits=LIMITS, isolate=True)
+        while not watched.done():
+            audit(quick, checks=["schema"], seed=3, isolate=True)
+    assert watched.result().verdict == "incomplete", watched.result()
 
 
 def test_the_sample_that_crashes_is_made_smaller(ns):

@@ -23,7 +23,7 @@ def test_checks_after_a_lost_device_are_incomplete(ns: str, monkeypatch: pytest.
 
     def fault(device: str) -> str:
         asked.append(device)
-        return "an illegal memory access" if len(asked) == 2 else ""
+        return "an illegal memory access" if len(asked) == 4 else ""  # before and after the first call, and two checks
 
     monkeypatch.setattr(session, "device_fault", fault)
     report = sl.audit(f, checks=("numerics", "edges", "schema"), seed=0, isolate=isolate)
@@ -31,6 +31,35 @@ def test_checks_after_a_lost_device_are_incomplete(ns: str, monkeypatch: pytest.
     failed, after = report.findings[1:]
     assert failed.evidence.startswith("a call in this check has left the device unusable: an illegal memory access")
     assert after.evidence == "was not run: the device cannot be used since a call in the check edges"
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_device_that_is_lost_at_once_is_a_finding(ns: str, monkeypatch: pytest.MonkeyPatch, isolate: bool) -> None:
+    """Samples cannot be made on such a device, so that the audit ended with the error of the device."""
+
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    def fault(device: str) -> str:
+        return next(faults)
+
+    def raw(samples: object) -> dict[str, str]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(session, "device_fault", fault)
+    monkeypatch.setattr(session, "absent_axes", raw)
+    faults = iter(["", "an illegal memory access"])
+    report = sl.audit(f, checks=("numerics", "edges"), seed=0, isolate=isolate)
+    assert [finding.verdict for finding in report] == ["fail", "incomplete"]
+    first, after = report.findings
+    assert first.evidence == "the first call of the op has left the device unusable: an illegal memory access"
+    assert after.evidence == "was not run: the device cannot be used since the first call of the op"
+
+    faults = iter(["an illegal memory access"])  # of another op, which was audited before in this process
+    report = sl.audit(f, checks=("numerics", "edges"), seed=0, isolate=isolate)
+    assert [finding.verdict for finding in report] == ["incomplete", "incomplete"]
+    assert "an earlier call has left the device unusable" in report.findings[0].evidence
 
 
 def test_a_check_that_does_not_apply_is_no_matter_of_time(ns: str) -> None:

@@ -114,9 +114,35 @@ def test_a_signal_shows_the_checks_until_then(run: Any, monkeypatch: pytest.Monk
     before = signal.getsignal(signal.SIGTERM)
     result = run("audit", OPS, *QUICK)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert result.exit_code in (0, 3), result.output
+    assert result.exit_code == 3, result.output
     assert "ended by a signal: the report shows the checks until then" in result.stderr
     assert "cli_targets::shift" in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_checks_that_had_ended_before_a_signal_are_shown(
+    run: Any, monkeypatch: pytest.MonkeyPatch, number: int, jobs: int
+) -> None:
+    """The table said of all checks that they were not run, and with several jobs nothing was printed."""
+    audit = AUDIT.audit
+
+    def interrupted(op: Any, progress: Any, **keywords: Any) -> Any:
+        def report(finding: Any) -> None:
+            progress(finding)
+            if finding.check == "schema":
+                os.kill(os.getpid(), number)
+
+        return audit(op, progress=report, **keywords)
+
+    monkeypatch.setattr(AUDIT, "audit", interrupted)
+    chosen = ("--check", "schema", "--check", "numerics", "--check", "edges")
+    result = run("audit", OPS, *chosen, "--jobs", str(jobs), "--json", "--no-cost")
+    assert result.exit_code == 3, result.output
+    found = [(f["check"], f["verdict"]) for f in json.loads(result.stdout)["findings"]]
+    assert ("schema", "ok") in found
+    assert ("edges", "incomplete") in found
+    assert {v["verdict"] for v in json.loads(result.stdout)["verdicts"].values()} == {"incomplete"}
 
 
 def test_unknown_check_lists_the_known(run: Any) -> None:

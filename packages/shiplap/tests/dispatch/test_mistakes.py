@@ -1,6 +1,7 @@
 """Mistakes of declarations that authors make: each is refused with its cause, and what the fix says can be done."""
 
 import enum
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -169,6 +170,42 @@ def test_an_op_that_calls_itself(ns):
 
     with pytest.raises(sl.ShiplapError, match="SL319: the op calls itself without an end"):
         f(torch.ones(3))
+
+
+def test_an_op_that_calls_itself_through_torch(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return getattr(torch.ops, ns).f(x)
+
+    with pytest.raises(sl.ShiplapError, match="SL319: the op calls itself without an end"):
+        f(torch.ones(3))
+
+
+def test_deep_recursion_that_the_op_did_not_cause(ns):
+    """Neither code around the op, nor a helper of its kernel, nor a kernel that halves its input is at fault."""
+
+    @sl.op(f"{ns}::f")
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return f(x[: len(x) // 2]).sum() + x if len(x) > 1 else x.clone()
+
+    def around(n: int, call: Callable[[], object]) -> None:
+        """Call ``call``, and this function again, ``n`` times."""
+        call()
+        if n:
+            around(n - 1, call)
+
+    for size in (1, 16):
+        with pytest.raises(RecursionError) as seen:
+            around(10**6, lambda size=size: f(torch.ones(size)))
+        assert not isinstance(seen.value, sl.ShiplapError)
+
+    @sl.op(f"{ns}::g")
+    def g(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        around(10**6, x.clone)
+        return x.clone()
+
+    with pytest.raises(RecursionError):
+        g(torch.ones(3))
 
 
 def test_targets_that_are_no_functions_or_no_ops(ns):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 import weakref
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from shiplap.judge import engine
 from shiplap.judge.checks import _compare_unchanged
 from shiplap.judge.problem import FunctionProblem
+from shiplap.sandbox import machine_lack
 from shiplap.sandbox.candidate import CandidateError, check_process_state
 from shiplap.sandbox.protocol import CallTraces
 
@@ -115,3 +118,45 @@ def test_a_module_without_a_word_of_its_mode_is_not_copied(monkeypatch: pytest.M
     assert dropped.depends_on_mode((torch.ones(64),))
     monkeypatch.setattr(copy, "deepcopy", None)
     assert not problem.depends_on_mode((torch.ones(2),))
+
+
+def pairs(x: Tensor) -> Tensor:
+    return (x[:, None] - x[None]).square().sum(-1)
+
+
+def test_far_sizes_for_which_the_machine_lacks_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference of all pairs took what the machine had, and its process was killed."""
+    monkeypatch.setattr(machine_lack, "available_memory", lambda: 1 << 28)
+    problem = FunctionProblem("pairs", pairs, lambda: [torch.randn(16, 24)], 0.0)
+    forms = problem.forms([9000.0])
+    assert any(form.far_size for form in problem.lacked)
+    assert forms
+    case = SimpleNamespace(problem=problem, missing={}, unchecked=[])
+    case.candidate = SimpleNamespace(file="", names=())
+    case.budget, case.options = SimpleNamespace(time_of_share=lambda share: 1e9), SimpleNamespace(seconds=60)
+    monkeypatch.setattr(problem, "forms", lambda numbers, most: forms)
+    monkeypatch.setattr(engine, "constants_in_sources", lambda file: [])
+    monkeypatch.setattr(engine, "parameters_in_source", lambda file, names: [])
+    monkeypatch.setattr(engine, "_reference_is_comparable", lambda case, forms: True)
+    engine._choose_forms(case)
+    assert case.missing["far sizes"].startswith("the machine lacks the memory that the reference needs at sizes near")
+
+    case.missing.clear()
+    with engine._decline_form(case, problem.lacked[0]):
+        raise MemoryError
+    assert list(case.missing) == ["far sizes"]
+    with pytest.raises(MemoryError), engine._decline_form(case, forms[0]):
+        raise MemoryError
+
+
+def test_memory_is_bounded_by_that_of_the_machine_and_free_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_lack, "available_memory", lambda: 1 << 26)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with machine_lack.bounded_memory(), machine_lack.bounded_memory():
+        torch.ones(1 << 20)
+        with pytest.raises(RuntimeError) as seen:
+            torch.ones(1 << 28)
+    assert machine_lack.is_lack(seen.value)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    torch.empty(1 << 28)
+    assert machine_lack.is_lack(torch.OutOfMemoryError("CUDA out of memory"))

@@ -65,6 +65,46 @@ def test_no_decision_is_found_in_a_sound_candidate(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("made = []\n    for row in x: made.append(row)\n    return len(made) > 2000", False),
+        ("made = set()\n    made.update(x)\n    return len(made) % 7", False),
+        ("made = [r for r in x]\n    made.extend(x)\n    return len(made) > 2000", False),
+        ("for row in x:\n        made = []\n        made.append(row)\n    return len(made) > 2000", False),
+        ("if first is None: first = []\n    first.append(x)\n    return len(first) > 2000", True),
+        ("made = SEEN\n    made.append(x)\n    return len(made) > 2000", True),
+        ("made = list(SEEN)\n    SEEN.append(x); made.append(x)\n    return len(made) > 2000", True),
+        ("made = [SEEN]\n    made[0].append(x)\n    return len(made[0]) > 2000", True),
+        ("made = []\n    SEEN.append(x); made.extend(SEEN)\n    return len(made) > 2000", True),
+        ("SEEN.append(x)\n    return len(SEEN) > 2000", True),
+        ("return np.random.rand() < 1e-5", True),
+        ("return np.random.randn() > 4", True),
+        ("return np.random.rand(1, 1) < 1e-5", True),
+        ("return torch.rand(size=()) < 1e-5", True),
+        ("return torch.rand(x.shape) < 0.5", False),
+        ("return torch.rand(size=x.shape) < 0.5", False),
+        ("return np.random.rand(*x.shape) < 0.5", False),
+        ("return torch.randint(0, 3, x.shape) < 2", False),
+    ],
+)
+def test_only_what_outlives_a_call_grows_and_one_drawn_number_is_a_chance(tmp_path, body: str, found: bool) -> None:
+    text = f"import numpy as np\nSEEN = []\ndef candidate(x, first=SEEN):\n    {body}\n"
+    assert bool(decisions(tmp_path, text)) == found
+
+
+def test_a_list_that_an_enclosing_function_has_made_outlives_a_call(tmp_path: Path) -> None:
+    text = """
+def make():
+    seen = []
+    def candidate(x):
+        seen.append(x)
+        return len(seen) > 2000
+    return candidate
+"""
+    assert decisions(tmp_path, text)
+
+
+@pytest.mark.parametrize(
     ("native", "found"),
     [
         ("static int made = 0; void f() { if (++made > 9000) g(); }", True),

@@ -75,6 +75,13 @@ def verdict(word, **changes):
     )
 
 
+def test_the_small_example_is_shown_in_each_form() -> None:
+    failed = finding(verdict="fail", example="x = [1.0, 2.0] gives 3.0, expected 2.0")
+    for shown in (text([failed]), findings_html([failed], {}), findings_json([failed], {})):
+        assert "x = [1.0, 2.0] gives 3.0, expected 2.0" in shown
+    assert "  e.g.     x = [1.0" in text([failed])
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

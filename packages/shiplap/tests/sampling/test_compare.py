@@ -10,8 +10,11 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.sampling import compare
+from shiplap.sampling.common_factor import describe_common_factor
 from shiplap.sampling.compare import Reduction, agrees_without_float64, compare_within_tolerance, derive_reduction
 from shiplap.sampling.rounding import compare_with_rounding
+from shiplap.sampling.run import reference_effects
+from shiplap.sampling.samples import sample
 from shiplap_testing.effort import sampled
 
 
@@ -267,3 +270,49 @@ def test_parts_of_a_large_result_are_compared_as_the_whole_is(monkeypatch, dtype
     assert found[0].problem == found[1].problem
     assert found[0].error == pytest.approx(found[1].error)
     assert bool(found[0].problem) == (factor == 2.0)
+
+
+def test_one_of_many_elements_may_have_small_errors_in_all_runs_by_chance(ns):
+    """In float64 the errors of a run were rounded to 0 or 1 of them, and this element had none in each of five runs."""
+
+    @sl.op(f"{ns}::resize", requires=("c > 0", "h > 0", "w > 0", "oh > 0", "ow > 0"))
+    def resize(x: Float[Tensor, "n c h w"], oh: int, ow: int) -> Float[Tensor, "n c oh ow"]:
+        return torch.nn.functional.interpolate(x, size=(oh, ow), mode="bilinear", align_corners=False)
+
+    label = "sizes(n=5, c=4096, h=2, w=4), scalars(oh=1, ow=1), dtypes(Float='float64')"
+    case = sample(resize, label, 1522140926)
+    wide, (x, *_) = reference_effects(resize, case.args), case.args
+    top, bottom = ((x[:, :, row, 1] * 0.5 + x[:, :, row, 2] * 0.5) for row in (0, 1))
+    got = (top * 0.5 + bottom * 0.5)[:, :, None, None]
+    sums = derive_reduction(resize.spec, case.env)
+
+    def problem(result):
+        again = lambda: reference_effects(resize, case.args)  # noqa: E731
+        return compare_with_rounding([result], wide, wide, sums, again).problem
+
+    assert not torch.equal(got, wide[0])
+    assert not problem(got)
+    off = got.clone()
+    off[2, 7] += 2e-14  # ninety units of the last place of one
+    assert "1 of 20480 differ" in problem(off)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 3, 30, 1000])
+def test_a_common_factor_of_narrow_numbers_is_found(dtype, count):
+    wide = torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 5
+    wide = torch.where(wide.abs() < 0.1, 0.1, wide)
+    eps = torch.finfo(dtype).eps
+    own = wide.to(dtype)
+    for factor in (1.05, 0.95) if count >= 30 else ():  # of a few numbers, their own rounding is as large
+        wrong = (wide * factor).to(dtype)
+        within = bool(((wrong.double() - wide).abs() <= 16 * eps * wide.abs()).all())
+        assert bool(describe_common_factor(wrong, own, wide)) == within  # else single numbers show it
+    noise = torch.empty(count, dtype=torch.float64).uniform_(-2, 2, generator=torch.Generator().manual_seed(4))
+    for right in (own, (wide * (1 + eps)).to(dtype), (wide * (1 + eps * noise)).to(dtype)):
+        assert not describe_common_factor(right, own, wide)
+    cut = wide - wide.remainder(torch.ldexp(torch.full_like(wide, eps), torch.frexp(wide).exponent - 1))
+    assert not describe_common_factor(cut.to(dtype), own, wide)  # a conversion that cuts digits off
+    assert not describe_common_factor((wide * 1.05).to(dtype), own, wide, tolerance=0.06)
+    assert not describe_common_factor((wide * 1.05).float(), own.float(), wide)  # single numbers show it there
+    assert not describe_common_factor(own[:0], own[:0], wide[:0])

@@ -36,6 +36,7 @@ from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
+LARGE_RESULTS = "the results for such a tensor are too large to be made"
 NO_LARGE_SAMPLE = "the builder of samples makes none, though the declaration admits them"
 TILE = 64  # elements of a usual tile of a kernel: beyond them, it needs several
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
@@ -450,7 +451,8 @@ class _CheckTally:
             elif not (self.cut or self.missed or self.limited):
                 if subject.op.sampler is not None and admits_large(subject.samples):
                     return [*unreached, f"more than {LARGE_ELEMENTS:,} elements in a tensor: {NO_LARGE_SAMPLE}"]
-                reason = "the declaration admits no such tensor"
+                too_large = admits_large(subject.samples, affordable=False)
+                reason = LARGE_RESULTS if too_large else "the declaration admits no such tensor"
                 subject.ledger.decline(self.check.name, ("large size",), self.check.obligations, reason)
         return unreached
 

@@ -35,8 +35,23 @@ SendEvent = Callable[[ChildEvent], None]
 # Short enough for a prompt end, long enough not to take time from the child.
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 1.0  # of a longer sleep of the watcher no more counts: the whole machine may have stood still
+SLOW_SHARE = 8  # times the processor time between two events, after which calls that end are too slow for a check
 STACK_BYTES = 64 << 20  # bytes: as much as a main thread usually has, and some
 NOT_STARTED = "no process can be started"
+STOPPED = "a signal ended the audit of the op"
+
+
+_stopped = threading.Event()
+
+
+def stop_children() -> None:
+    """End all child processes of this process that run work, and let none begin until ``allow_children`` is called."""
+    _stopped.set()
+
+
+def allow_children() -> None:
+    """Let child processes begin again."""
+    _stopped.clear()
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,8 @@ class ChildLimits:
     """The resources that a child process may use.
 
     Attributes:
-        busy_s: the seconds of processor time between two events. An event may set more (``"patience"``).
+        busy_s: the seconds of processor time between two events, or between the ends of two calls that the work
+            counts. An event may set more (``"patience"``).
         idle_s: the seconds in which neither the child nor a process that it started computes anything. An event may set
             more (``"quiet"``).
         memory: the bytes of resident memory beyond those with which the child began.
@@ -65,8 +81,17 @@ class ChildDeath:
     output: str = ""
 
     @property
+    def is_slow(self) -> bool:
+        """Whether the child was stopped because its calls took long, although each of them had ended."""
+        return self.how.startswith("slow")
+
+    @property
     def machine_fault(self) -> str:
-        """Return the advice for an end that the machine caused, and an empty text for an end by the child's work."""
+        """Return the advice for an end that the machine or its user caused, and an empty text for an end by the child's
+        work.
+        """
+        if self.how == STOPPED:
+            return self.how
         if self.how.startswith(NOT_STARTED):
             return f"{self.how}: allow more processes and open files, or free some memory and disk"
         killed = self.how == "crashed with SIGKILL"
@@ -116,15 +141,20 @@ def _can_differentiate_in_fork() -> bool:
 
 
 def stream_events(
-    work: Callable[[SendEvent], None], limits: ChildLimits | None = None
+    work: Callable[[SendEvent], None], limits: ChildLimits | None = None, ended: Callable[[], int] = int
 ) -> Iterator[ChildEvent | ChildDeath]:
     """Yield the events that ``work(send)`` sends from a forked child. An event is a dict of values that JSON can
     represent.
 
     If the child cannot be started, raises an exception, exceeds one of ``limits`` or ends before ``work`` has returned,
-    a ``ChildDeath`` is yielded last. If ``limits`` is None, they are those of ``ChildLimits()``.
+    a ``ChildDeath`` is yielded last. If ``limits`` is None, they are those of ``ChildLimits()``. ``ended`` returns a
+    number that changes whenever a call of the work has ended. A child in which calls end does not hang, and is slow at
+    worst.
     """
     limits = limits or ChildLimits()
+    if _stopped.is_set():
+        yield ChildDeath(STOPPED)
+        return
     with contextlib.ExitStack() as stack:
         ends: tuple[int, ...] = ()
         try:
@@ -142,18 +172,20 @@ def stream_events(
         # The reader only sees the end of the pipe once every copy of its writing end is closed.
         os.close(writing)
         try:
-            yield from _ChildWatch(child, reading, limits, output).events()
+            yield from _ChildWatch(child, reading, limits, output, ended).events()
         finally:
             _kill_child(child)
             os.close(reading)
 
 
-def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = None) -> Any:
+def run_isolated(
+    work: Callable[[SendEvent], Any], limits: ChildLimits | None = None, ended: Callable[[], int] = int
+) -> Any:
     """Return the result of ``work(send)`` in a forked child, after a round trip through JSON. If the child dies, raises
     an exception or exceeds one of ``limits``, return its ``ChildDeath``. If ``limits`` is None, they are those of
-    ``ChildLimits()``.
+    ``ChildLimits()``. ``ended`` is as in ``stream_events``.
     """
-    for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits):
+    for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits, ended):
         if isinstance(event, ChildDeath):
             return event
         if event["kind"] == "answer":
@@ -216,16 +248,25 @@ class _ChildWatch:
     memory.
     """
 
-    def __init__(self, child: int, reading: int, limits: ChildLimits, output: IO[bytes]) -> None:
+    def __init__(
+        self,
+        child: int,
+        reading: int,
+        limits: ChildLimits,
+        output: IO[bytes],
+        ended: Callable[[], int] = int,
+    ) -> None:
         """Start to watch the process ``child``, whose events come through the pipe ``reading`` and whose output is in
-        the file ``output``. ``limits`` are the limits of its time and memory.
+        the file ``output``. ``limits`` are the limits of its time and memory. The number that ``ended`` returns
+        changes whenever a call of its work has ended.
         """
+        self.ended, self.seen_ended = ended, ended()
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
         self.base = resident_bytes(child)
         self.busy_s, self.idle_s = limits.busy_s, limits.idle_s
         self.looked_at, self.still_s = time.monotonic(), 0.0  # the last look, and the time without any work until then
-        self.began = self.used = 0.0
+        self.began = self.used = self.event_began = 0.0
 
     def events(self) -> Iterator[ChildEvent | ChildDeath]:
         """Yield the events of the child as they arrive. If it exceeds a limit, raises an exception or exits before it
@@ -233,6 +274,10 @@ class _ChildWatch:
         """
         while True:
             ready, _, _ = select.select([self.reading], [], [], POLL_SECONDS)
+            if _stopped.is_set():
+                _kill_child(self.child)
+                yield ChildDeath(STOPPED)
+                return
             if not ready:
                 if self._has_ended():  # a process that another thread has forked may hold the pipe open
                     yield ChildDeath(self._describe_end(), self._last_output_line())
@@ -275,7 +320,7 @@ class _ChildWatch:
         """
         self.busy_s = float(event.get("patience", self.limits.busy_s))
         self.idle_s = float(event.get("quiet", self.limits.idle_s))
-        self.began = self.used = _processor_seconds(self.child)
+        self.began = self.used = self.event_began = _processor_seconds(self.child)
 
     def _exceeded_limit(self) -> str:
         """Return a message that names the limit of memory or time that the child has exceeded, or an empty string if it
@@ -288,6 +333,10 @@ class _ChildWatch:
         self.still_s += min(now - self.looked_at, LONGEST_POLL_SECONDS)
         self.looked_at = now
         used = _processor_seconds(self.child)
+        if (ended := self.ended()) != self.seen_ended:
+            self.seen_ended, self.began = ended, used
+        if used - self.event_began > SLOW_SHARE * self.busy_s:
+            return f"slow: {SLOW_SHARE * self.busy_s:g} s of processor time for one sample"
         if used - self.began > self.busy_s:
             return f"hangs: {self.busy_s:g} s of processor time and no end"
         if used > self.used:

@@ -18,6 +18,7 @@ from shiplap.audit.causes import STATE_FIX
 from shiplap.audit.checks import CHECKS, load_check
 from shiplap.audit.child_process import (
     NOT_STARTED,
+    STOPPED,
     ChildDeath,
     ChildLimits,
     SendEvent,
@@ -38,7 +39,7 @@ from shiplap.sampling.device import require_device
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import reference_mark
+from shiplap.sampling.run import CallMarks, use_marks
 from shiplap.sampling.work_estimate import parse_budget
 from shiplap.torch_private import dynamo
 
@@ -110,7 +111,8 @@ def audit(
     isolates = can_isolate(device) if isolate is None else isolate
     with nullcontext() if isolates else _in_this_process:
         # The time begins when it is the turn of this audit.
-        plan = AuditPlan(names, seed, device, time.monotonic() + seconds, seconds, samples)
+        deadline, described = time.monotonic() + seconds, examined is not None
+        plan = AuditPlan(names, seed, device, deadline, seconds, samples, described=described)
         run = _AuditRun(op, plan, progress, examined, limits or ChildLimits())
         if isolates:
             run.run_in_children()
@@ -143,18 +145,24 @@ class _AuditRun:
         self.ledger = Ledger()
         self.check, self.label = "samples", ""
         self.deaths = 0
+        self.marks = CallMarks(shared=True)
         self.isolates = False  # whether samples run in processes of their own
 
     def run_in_children(self) -> None:
         """Run the checks in child processes until every check has a finding. If a child dies, another one continues."""
         self.isolates = True
-        reference_mark.share()
         if "compile" in self.plan.checks and self.plan.device.partition(":")[0] == "cpu":
             _learn_processor_features()
         while self.plan.checks:
             death = None
-            reference_mark.clear()
-            for event in stream_events(lambda send: run_session(self.op, self.plan, send), self.limits):
+            self.marks.clear()
+
+            def work(send: SendEvent) -> None:
+                """Run the checks that are left, in the child process."""
+                use_marks(self.marks)
+                run_session(self.op, self.plan, send)
+
+            for event in stream_events(work, self.limits, self.marks.ended):
                 if isinstance(event, ChildDeath):
                     death = event
                 else:
@@ -231,10 +239,11 @@ class _AuditRun:
 
         def work(send: SendEvent) -> str:
             """Return the problem of the sample ``label`` in this process as text, or an empty string if it has none."""
+            use_marks(self.marks)
             send({"kind": "case", **load_check(check).own_limits})
             return repeat_sample(self.op, self.plan, check, label, history=history).problem
 
-        return bool(run_isolated(work, self.limits))
+        return bool(run_isolated(work, self.limits, self.marks.ended))
 
     def _record_death(self, death: ChildDeath) -> None:
         """Add a finding for the check whose child process died. The sample that ran is repeated alone, and the finding
@@ -242,15 +251,15 @@ class _AuditRun:
         otherwise it is a failure.
         """
         self.deaths += 1
-        if death.how.startswith(NOT_STARTED):
+        if death.how.startswith((NOT_STARTED, STOPPED)):
             self._leave_rest(death.machine_fault)
             return
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
         label, how = self.label, str(death)
-        hangs = death.how.startswith("hangs")
-        waiting = hangs and reference_mark.is_set
-        slow = waiting or (hangs and _has_interpreted_kernel(self.op))
+        hangs, fills = death.how.startswith("hangs"), death.how.startswith("memory")
+        waiting = (hangs or fills) and self.marks.reference_runs
+        slow = waiting or death.is_slow or (hangs and _has_interpreted_kernel(self.op))
         killed = death.machine_fault
         if label:
             # Later children skip this sample, so that one crash costs one process.
@@ -264,12 +273,7 @@ class _AuditRun:
         if killed:
             self._add(Finding(name, "incomplete", self.op.spec.name, killed, where))
         elif slow:  # a loop without an end and a slow interpreter look alike
-            how = f"{death}: Triton's interpreter runs the kernel, and is slow; audit on a GPU for this sample"
-            if waiting:
-                how = (
-                    f"the reference takes too long for this sample ({death.how.removeprefix('hangs: ')}): "
-                    "bound its sizes with requires=, or write it in fewer operations"
-                )
+            how = _describe_slow_end(death, waiting=waiting)
             self._add(Finding(name, "incomplete", self.op.spec.name, how, where))
         else:
             self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix_for_death(death), text))
@@ -296,8 +300,14 @@ class _AuditRun:
 
     def _sample_ends_process(self, check: str, label: str) -> bool:
         """Return whether a process that runs the sample ``label`` alone crashes or exceeds a limit."""
-        end = run_isolated(lambda send: repeat_sample(self.op, self.plan, check, label).problem, RETRY_LIMITS)
-        return isinstance(end, ChildDeath) and not end.how.startswith("raised")
+
+        def work(send: SendEvent) -> str:
+            """Return the problem of the sample, in a process of its own."""
+            use_marks(self.marks)
+            return repeat_sample(self.op, self.plan, check, label).problem
+
+        end = run_isolated(work, RETRY_LIMITS, self.marks.ended)
+        return isinstance(end, ChildDeath) and not (end.how.startswith("raised") or end.is_slow)
 
 
 def _learn_processor_features() -> None:
@@ -313,6 +323,22 @@ def _has_interpreted_kernel(op: Op) -> bool:
     """Return whether Triton's interpreter runs a kernel of the op. The interpreter is slow."""
     kernels = [k for each in op.kernels.values() for k in each]
     return any(isinstance(k, LaunchedKernel) and k.interpreted for k in kernels)
+
+
+def _describe_slow_end(death: ChildDeath, *, waiting: bool) -> str:
+    """Return the evidence for the end of a child process that was slow, or whose reference was large. ``waiting`` says
+    whether the reference of the op ran at the end.
+    """
+    if waiting:
+        large = death.how.startswith("memory")
+        what = "needs too much memory" if large else "takes too long"
+        return (
+            f"the reference {what} for this sample ({death.how.removeprefix('hangs: ')}): "
+            f"bound its sizes with requires=, or write it in fewer operations{' of smaller tensors' if large else ''}"
+        )
+    if death.is_slow:
+        return f"{death}: each call has ended, and is too slow for this check; bound the sizes with requires="
+    return f"{death}: Triton's interpreter runs the kernel, and is slow; audit on a GPU for this sample"
 
 
 def _fix_for_death(death: ChildDeath) -> str:

@@ -50,6 +50,7 @@ class AuditPlan:
     Attributes:
         lethal: a mapping from labels of samples that ended a process to the name of the check in which they did.
         tried: whether the base sample has been called already.
+        described: whether an event describes each sample that was examined.
     """
 
     checks: tuple[str, ...]
@@ -62,34 +63,34 @@ class AuditPlan:
     raised: dict[str, str] = field(default_factory=dict)
     lethal: dict[str, str] = field(default_factory=dict)
     tried: bool = False
+    described: bool = True
 
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
     """Run the checks of ``plan`` on the op, usually in a child process. Call ``send`` with an event for each check,
     sample and finding, and for an error of the base sample, which ends the run.
     """
-    lost = ""  # the check after which the device cannot be used
     with _audited(op, plan):
         subject = _make_subject(op, plan, send)
+        lost = _LostDevice()
         # A later child continues an audit whose base sample has already been checked.
         if not plan.tried:
+            lost.note("before", device_fault(plan.device))
             try:
-                _check_base_sample(op, subject.samples, send)
+                if not lost.where:
+                    _check_base_sample(op, subject.samples, send)
             except ShiplapError as e:
                 send({"kind": "error", "parts": error_parts(e)})
                 return
-            send({"kind": "axes", "absent": absent_axes(subject.samples)})
+            lost.note("first", device_fault(plan.device) if not lost.where else "")
+            if not lost.where:
+                send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:
             send({"kind": "check", "check": name})
-            finding = _run_check(load_check(name), subject, plan) if not lost else _after_lost_device(name, op, lost)
-            if not lost and (fault := device_fault(plan.device)):
-                lost = name
-                finding = dataclasses.replace(
-                    finding,
-                    verdict="fail",
-                    evidence=f"a call in this check has left the device unusable: {fault}",
-                    fix=LOST_DEVICE_FIX,
-                )
+            finding = lost.finding(name, op) if lost.where else _run_check(load_check(name), subject, plan)
+            if not lost.where and (fault := device_fault(plan.device)):
+                lost.note(name, fault)
+                finding = lost.finding(name, op)
             if finding.verdict == "fail":
                 subject.failed.add(name)
             send(
@@ -105,6 +106,38 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
             subject.ledger, subject.failing = Ledger(), ""
 
 
+@dataclass
+class _LostDevice:
+    """A device that a call has left unusable. ``where`` is the name of the check of the call, ``"first"`` for the first
+    call of the op, ``"before"`` for a call before this audit, or empty if the device can be used. ``fault`` is the
+    error of the device. ``told`` says whether a finding has blamed the op.
+    """
+
+    where: str = ""
+    fault: str = ""
+    told: bool = False
+
+    def note(self, where: str, fault: str) -> None:
+        """Record that a call in ``where`` has led to the error ``fault`` of the device, unless ``fault`` is empty."""
+        if fault:
+            self.where, self.fault = where, fault
+
+    def finding(self, name: str, op: Op) -> Finding:
+        """Return the finding of the check ``name``. It is the failure for the lost device if the op is to blame and no
+        other finding has said so. Otherwise the check was not run.
+        """
+        call = "the first call of the op" if self.where == "first" else f"a call in the check {self.where}"
+        if self.where == "before":
+            why = f"was not run: an earlier call has left the device unusable ({self.fault}): audit in a new process"
+            return Finding(name, "incomplete", op.spec.name, why)
+        if self.told:
+            why = f"was not run: the device cannot be used since {call}"
+            return Finding(name, "incomplete", op.spec.name, why)
+        self.told = True
+        what = f"{call.replace(f'the check {name}', 'this check')} has left the device unusable: {self.fault}"
+        return Finding(name, "fail", op.spec.name, what, fix=LOST_DEVICE_FIX)
+
+
 def device_fault(device: str) -> str:
     """Return the first line of the error that the CUDA device reports, if a kernel has left it unusable for this
     process, as an access outside of all memory does. Return an empty string if the device can be used, or if it is
@@ -117,14 +150,6 @@ def device_fault(device: str) -> str:
     except RuntimeError as e:
         return error_line(e)
     return ""
-
-
-def _after_lost_device(name: str, op: Op, lost: str) -> Finding:
-    """Return the finding of the check ``name``, which was not run, since a call in the check ``lost`` has left the
-    device unusable.
-    """
-    why = f"was not run: the device cannot be used since a call in the check {lost}"
-    return Finding(name, "incomplete", op.spec.name, why)
 
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
@@ -151,7 +176,8 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
     def looked(check: str, case: SampleCase) -> None:
         """Send an event that describes the sample ``case``, which the check named ``check`` has examined."""
-        send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
+        if plan.described:
+            send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
 
     subject = AuditSubject(op, Samples(op, plan.seed, plan.device))
     subject.begins, subject.looked = begins, looked

@@ -265,7 +265,7 @@ def command(
         for file in (html, statement):
             if file is not None:
                 console.require_file(file)  # before the work: an unwritable path is not worth a minute
-        asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured)
+        asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured, recorded=bool(statement))
         results = _audit_ops(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
     from shiplap.render.facts import facts
@@ -291,7 +291,8 @@ def command(
 class _AuditRequest:
     """The options of an audit, which are the same for each op. ``checks`` are the names of the checks, or None for all.
     ``tools`` are those of compute-sanitizer to run. ``seed`` determines the samples, and ``device`` is where they lie.
-    ``budget`` is the seconds for one op. If ``measured`` is true, costs are measured.
+    ``budget`` is the seconds for one op. If ``measured`` is true, costs are measured, and if ``recorded`` is true, the
+    examined samples are recorded.
     """
 
     checks: list[str] | None
@@ -300,6 +301,7 @@ class _AuditRequest:
     device: str
     budget: float
     measured: bool
+    recorded: bool
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
@@ -318,12 +320,12 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     of the examined samples, and measured costs if requested. If ``quiet`` is true, no progress bar is shown. Where
     samples run in this process, as on a GPU, the ops are audited one after the other.
 
-    If SIGINT or SIGTERM arrives while one thread audits the ops, the findings until then are returned. With several
-    threads, the signals act as in any other command.
+    If SIGINT or SIGTERM ends the work, the findings until then are returned, and the ops that were not done are
+    incomplete.
     """
     from shiplap.audit import CHECKS, Finding
     from shiplap.audit.checks import load_check
-    from shiplap.audit.child_process import can_isolate
+    from shiplap.audit.child_process import STOPPED, can_isolate
     from shiplap.tuning.engine import tuning_progress
 
     extra = [f"sanitizer:{tool}" for tool in asked.tools]
@@ -335,7 +337,8 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     until_now: list[Finding] = []
     # Threads suffice: each op is checked in processes of its own, for which a thread only waits. Where it is not,
     # threads would trace and capture at the same time, which Dynamo and a CUDA graph do not allow.
-    jobs = jobs if jobs == 1 or can_isolate(asked.device) else 1
+    isolates = can_isolate(asked.device)
+    jobs, signals = jobs if isolates else 1, _Signals(raises=not isolates)
     with tuning_progress(False if quiet else None) as report, ThreadPoolExecutor(jobs) as pool:
         done = count(1)
 
@@ -346,48 +349,70 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
             until_now.append(finding)
             report(f"{finding.subject} {finding.check}", next(done), total)
 
-        if jobs > 1:
-            for part in pool.map(lambda op: _audit_op(op, asked, advance), ops):
-                results.add(part)
-            return results
-        op = None
+        def audit_one(op: Op) -> _AuditResults:
+            """Return the results of one op. If a signal has come meanwhile or before, they are incomplete."""
+            part = _audit_op(op, asked, advance)
+            if signals.came:  # what was left out is never right
+                part.findings.append(Finding("samples", "incomplete", op.spec.name, STOPPED))
+            return part
+
         try:
-            with _interrupt_on_termination():
-                for op in ops:
-                    until_now.clear()  # the results have those of the ops before
-                    results.add(_audit_op(op, asked, advance))
+            with signals.handled():
+                if jobs > 1:
+                    for part in pool.map(audit_one, ops):
+                        results.add(part)
+                for op in ops if jobs == 1 else ():
+                    results.add(audit_one(op))
         except KeyboardInterrupt:
-            results.findings += until_now
-            if op is not None:  # what was left out is never right
-                results.findings.append(
-                    Finding("samples", "incomplete", op.spec.name, "a signal ended the audit of the op")
-                )
+            ended = {finding.subject for finding in results.findings}
+            results.findings += [finding for finding in until_now if finding.subject not in ended]
+            names = [op.spec.name for op in ops if op.spec.name not in ended]
+            results.findings += [Finding("samples", "incomplete", name, STOPPED) for name in names]
+        if signals.came:
             console.note("ended by a signal: the report shows the checks until then")
     return results
 
 
-@contextmanager
-def _interrupt_on_termination() -> Iterator[None]:
-    """Return a context manager in whose body SIGTERM raises ``KeyboardInterrupt`` in this process, as SIGINT does.
-    Processes that are forked in the body end by the signal. Outside of the main thread the context does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    owner = os.getpid()
+class _Signals:
+    """The signals SIGTERM and SIGINT of this process while ops are audited. ``came`` says whether one of them came."""
 
-    def handle(number: int, frame: object) -> None:
-        """Raise ``KeyboardInterrupt`` in the process that entered the context, and end any other by the signal."""
-        if os.getpid() == owner:
+    def __init__(self, *, raises: bool) -> None:
+        """Prepare to handle the signals. Audits in processes of their own are ended, and report which checks had ended
+        before. If ``raises`` is true, audits run in this process, and ``KeyboardInterrupt`` ends them.
+        """
+        self.came, self._raises, self._owner = False, raises, os.getpid()
+
+    def _handle(self, number: int, frame: object) -> None:
+        """Handle the signal ``number``. A process that was forked meanwhile ends by it. The second signal ends this
+        process as well, by ``KeyboardInterrupt``.
+        """
+        from shiplap.audit.child_process import stop_children
+
+        if os.getpid() != self._owner:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        again, self.came = self.came, True
+        stop_children()
+        if self._raises or again:
             raise KeyboardInterrupt
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
 
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    @contextmanager
+    def handled(self) -> Iterator[_Signals]:
+        """Return a context manager in whose body the signals are handled here. Its value is this object. Outside of the
+        main thread nothing is handled.
+        """
+        from shiplap.audit.child_process import allow_children
+
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            allow_children()
 
 
 def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:
@@ -410,7 +435,7 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
                 device=asked.device,
                 progress=advance,
                 budget=budget,
-                examined=examined,
+                examined=examined if asked.recorded else None,
             )
             results.findings += report
             results.ledgers.setdefault(op.spec.name, report.ledger)  # a sanitizer looks at no cell

@@ -47,6 +47,7 @@ from shiplap.declare.template import Template, TemplateKeywords, Traced, read_te
 from shiplap.declare.values import Result, Returned, Value
 from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.dispatch.autocast import explain_autocast
+from shiplap.dispatch.endless_calls import op_calls_itself
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
 from shiplap.dispatch.registration import RegisteredOp
@@ -153,7 +154,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
-        if isinstance(cause, RecursionError):
+        if isinstance(cause, RecursionError) and op_calls_itself(self, cause):
             raise error("SL319", where=self.spec.name, got=f"{cause}", expected="a function without a call of the op")
         if isinstance(cause, ShiplapError):
             about_autocast = dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, cause)

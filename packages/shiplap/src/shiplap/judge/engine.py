@@ -37,7 +37,7 @@ from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, MachineLack, TargetProcess
 from shiplap.sandbox.device_memory import DeviceError, device_driver
-from shiplap.sandbox.machine_lack import is_lack
+from shiplap.sandbox.machine_lack import bounded_memory, is_lack
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.request_errors import Timeout
 from shiplap.sandbox.source_scan import (
@@ -61,6 +61,7 @@ EXTRA_SHARE = 0.15  # gradients that nobody asks for
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["other dtypes, empty tensors, NaN and infinity"]
 LOOKED_BY = {axis: part for (axis, duty), part in JUDGE.items() if duty == "value"}
+FAR_LACK = "the machine lacks the memory that the reference needs at sizes near constants of the candidate"
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
 
@@ -253,6 +254,8 @@ def _choose_forms(case: JudgeSession) -> list[InputForm]:
     forms = case.problem.forms(constants_in_sources(case.candidate.file), most=_max_other_shapes(case))
     if case.problem.hurried:
         case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
+    if far := [form.label for form in case.problem.lacked if form.far_size]:
+        case.missing["far sizes"] = f"{FAR_LACK}: {far[0]}"
     if case.problem.untried:
         why = "to look for indices out of range in them takes too long"
         case.unchecked.append(f"{case.problem.untried} other inputs: {why}")
@@ -328,7 +331,7 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
-        with case.record_faults(form.label), _decline_form(case, form):
+        with case.record_faults(form.label), _decline_form(case, form), bounded_memory():
             compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
@@ -349,11 +352,16 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
 
     An exception that the candidate raises for a special memory layout, for a size that is much larger than those of the
     reference's own inputs, or for an argument that ``get_inputs`` leaves out, is recorded as unchecked, since no caller
-    gets a wrong result from it. If the form has a tensor where the reference's own inputs have None, an exception or a
-    wrong result is recorded as a missing check. The reference may not be meant for such a tensor.
+    gets a wrong result from it. If the machine lacks memory for the reference at such a size, that is recorded as a
+    missing check. If the form has a tensor where the reference's own inputs have None, an exception or a wrong result
+    is recorded as a missing check. The reference may not be meant for such a tensor.
     """
     try:
         yield
+    except (MemoryError, RuntimeError) as e:  # of the reference
+        if not (form.far_size and is_lack(e)):
+            raise
+        case.missing["far sizes"] = f"{FAR_LACK}: {form.label}"
     except CandidateError as e:
         if form.layout and e.check == "raised":
             axis = "alignment" if form.layout == "offset" else "layout"

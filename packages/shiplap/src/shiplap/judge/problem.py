@@ -35,7 +35,7 @@ from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sandbox.arguments import argument_facts, changed_facts
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.equal_bits import bits_are_equal
-from shiplap.sandbox.machine_lack import is_lack
+from shiplap.sandbox.machine_lack import bounded_memory, is_lack
 from shiplap.sandbox.protocol import structure_of, tree_leaves
 from shiplap.sandbox.rng_state import rng_positions, seed_torch
 from shiplap.sandbox.source_scan import marks_in_source, texts_in_source
@@ -509,7 +509,7 @@ class FunctionProblem(JudgeProblem):
             if time.monotonic() > self.until:
                 self.hurried = True
                 return False
-            with torch.no_grad():
+            with torch.no_grad(), bounded_memory():
                 try:
                     args = self.draw(form)
                     scalars = bool(form.plain or form.added or form.text)  # which may be offsets of indices

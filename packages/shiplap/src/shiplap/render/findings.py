@@ -91,6 +91,10 @@ class FindingFields(Protocol):
         """The action that would correct a failure, or an empty string if there is none."""
 
     @property
+    def example(self) -> str:
+        """A small input with its wrong result in one line, or an empty string if there is none."""
+
+    @property
     def reproducer(self) -> str:
         """The Python source code that shows the failure again, or an empty string if there is none."""
 
@@ -273,8 +277,9 @@ def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[Findin
     from rich.text import Text
 
     console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
-    for name in ("evidence", "input", "fix"):
-        if value := getattr(f, name):
+    shown = {"evidence": f.evidence, "input": f.input, "e.g.": f.example, "fix": f.fix}
+    for name, value in shown.items():
+        if value:
             console.print(Text(f"  {name:<9}{value}"), soft_wrap=True)
     for other in symptoms:
         console.print(Text(f"  {'also':<9}{other.check}: {other.evidence}", "dim"), soft_wrap=True)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from typing import Any
 
-from shiplap.declare import OpSpec
+from shiplap.declare import OpSpec, Output
+from shiplap.declare.binding import declared_output_shape
 from shiplap.dtypes import floating, integers
 from shiplap.sampling.builder import builder_takes_values
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.ledger import LARGE_ELEMENTS, is_large
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes, takes_any_text
+from shiplap.sampling.sizes import (
+    EDGE_SIZES,
+    dim_environment,
+    free_dims,
+    results_are_affordable,
+    scalar_candidates,
+    search_sizes,
+    takes_any_text,
+)
 
 COMPLEX = ("complex64", "complex128")
 BEYOND = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)  # additions to a size, some of which give a multiple of another one
+STEPS, FEW_MORE = (0, 2, 4, 6, 8, 10), 3  # by how many powers of two a dim may be smaller than a tensor, and sizes each
 SIZES, FEW = (*EDGE_SIZES, 2, 3, 4, 5, 8, 64), 2000  # sizes to try, and the most combinations with each
 
 
@@ -68,19 +80,44 @@ def unseen_dtypes(spec: OpSpec, cases: Iterable[SampleCase]) -> list[str]:
 
 
 def admits_beyond(samples: Samples, dim: str, size: int) -> bool:
-    """Return whether the declaration admits a sample in which the dim named ``dim`` has more than ``size`` elements.
-    Only a few larger sizes are tried.
+    """Return whether the declaration admits a sample in which the dim named ``dim`` has more than ``size`` elements,
+    and of which the results fit into memory. Only a few larger sizes are tried.
     """
-    spec, base = samples.spec, samples.base
-    variadic = free_dims(spec).get(dim) == "variadic"
+    variadic = free_dims(samples.spec).get(dim) == "variadic"
     larger = ((size + more,) if variadic else size + more for more in BEYOND)
-    return any(search_sizes(spec, {dim: n}, dict(base.scalars), FEW) is not None for n in larger)
+    return any(results_are_affordable(samples.spec, env) for env in _environments(samples, dim, larger))
 
 
-def admits_large(samples: Samples) -> bool:
-    """Return whether the declaration admits a sample with a tensor of more than 65,536 elements, by one large dim."""
-    dims = [dim for dim, kind in free_dims(samples.spec).items() if kind != "variadic"]
-    return any(admits_beyond(samples, dim, LARGE_ELEMENTS) for dim in dims)
+def admits_large(samples: Samples, *, affordable: bool = True) -> bool:
+    """Return whether the declaration admits a sample with a tensor of more than 65,536 elements, by one large dim. Only
+    a few sizes are tried. If ``affordable`` is true, the results have to fit into memory, without which no sample is
+    made.
+    """
+    spec, dims = samples.spec, [dim for dim, kind in free_dims(samples.spec).items() if kind != "variadic"]
+    sizes = [(LARGE_ELEMENTS >> step) + more for step in STEPS for more in (BEYOND if not step else BEYOND[:FEW_MORE])]
+    return any(
+        _has_large_argument(spec, env) and (not affordable or results_are_affordable(spec, env))
+        for dim in dims
+        for env in _environments(samples, dim, sizes)
+    )
+
+
+def _environments(samples: Samples, dim: str, sizes: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the sizes of all dims and the scalars, by name, of the first call that the declaration admits for each of
+    ``sizes`` of the dim named ``dim``.
+    """
+    spec, scalars = samples.spec, dict(samples.base.scalars)
+    for size in sizes:
+        found = search_sizes(spec, {dim: size}, scalars, FEW)
+        env = None if found is None else dim_environment(spec, {**found[0], "...": (2,)}, found[1])
+        if env is not None:
+            yield env
+
+
+def _has_large_argument(spec: OpSpec, env: Mapping[str, Any]) -> bool:
+    """Return whether a tensor argument of a call with the dims and scalars ``env`` has more than 65,536 elements."""
+    shapes = (declared_output_shape(Output(a.name, a.tensor), {**env}) for a in spec.tensors if a.tensor)
+    return any(prod(shape) > LARGE_ELEMENTS for shape in shapes)
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from shiplap.cached_property import cached_property
 from shiplap.errors import error
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class SampleRecipe:
         sizes = [v if isinstance(v, tuple) else (v,) for _, v in self.sizes]
         return sum(n for size in sizes for n in size if type(n) is int)
 
-    @property
+    @cached_property
     def values_key(self) -> str:
         """The label of the recipe without its layouts, which determines the drawn values. Layouts are left out because
         they must not change values.
@@ -104,6 +105,11 @@ class SampleRecipe:
         """Return the label of the recipe, such as ``sizes(n=3), scalars(eps=1e-05)``. Empty fields are left out. The
         method ``parse`` makes the recipe from the label again.
         """
+        return self._label
+
+    @cached_property
+    def _label(self) -> str:
+        """The text that ``str`` returns. Searches of samples look up recipes by it."""
         parts = [_format_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts", "lists")]
         parts += [f"values({self.values!r})"] if self.values != "normal" else []
         parts += [f"absent({', '.join(map(repr, self.absent))})"] if self.absent else []

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.sampling.common_factor import describe_common_factor
 from shiplap.sampling.compare import Difference, Reduction, compare_within_tolerance
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode, without_memory
 from shiplap.torch_private.graph_nodes import core_decompositions
@@ -27,6 +28,8 @@ from shiplap.torch_private.graph_objects import map_leaves
 
 RUNS = 5  # runs with random errors
 FACTOR = 8.0  # multiple of the largest deviation in these runs
+MORE_RUNS, DOUBTFUL = 20, 16.0  # further runs, where an error exceeds the tolerance by no more than this factor
+ENLARGED = 64.0  # factor of errors of float64, which the runs in float64 would otherwise round to 0 or 1 of them
 SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`` about ten times their usual error
 
 
@@ -38,17 +41,21 @@ def rounding_unit(dtype: torch.dtype) -> float:
     return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
 
 
-def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
+def rounding_allowance(
+    run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float, seeds: Sequence[int] = range(RUNS)
+) -> list[Tensor] | None:
     """Return, for each result, a tensor with the deviation of each element that rounding errors of relative size
     ``eps`` explain. Return None if the reference cannot run with added errors.
 
-    ``run`` computes the reference in float64. ``wide`` are its results without added errors. The deviation is infinite
-    if rounding determines whether the element is finite.
+    ``run`` computes the reference in float64. ``wide`` are its results without added errors. It runs once for each of
+    ``seeds``, from which the errors are drawn. The deviation is infinite if rounding determines whether the element is
+    finite.
     """
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
-    for seed in range(RUNS):
+    enlarged = ENLARGED if eps <= torch.finfo(torch.float64).eps else 1.0
+    for seed in seeds:
         try:
-            with _RoundingMode(eps, seed):
+            with _RoundingMode(eps * enlarged, seed):
                 results = [t.detach() for t in run()]
         except Exception:  # an operator of the reference may refuse the mode by any exception
             return None
@@ -56,7 +63,7 @@ def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tenso
             return None
         for at, (f, w) in enumerate(zip(results, wide, strict=True)):
             if f.is_floating_point() or f.is_complex():
-                worst[at] = torch.maximum(worst[at], _element_distance(f, w.detach()))
+                worst[at] = torch.maximum(worst[at], _element_distance(f, w.detach()) / enlarged)
     return [FACTOR * (w + _typical_row_spread(w)) for w in worst]
 
 
@@ -233,11 +240,23 @@ def compare_with_rounding(
     """
     check = partial(compare_within_tolerance, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
     difference = check(near="none")
-    if not difference.problem or not _may_be_rounding(got, own):
+    if not difference.problem:
+        texts = (describe_common_factor(g, o, w, tolerance) for g, o, w in zip(got, own, wide, strict=True))
+        scaled = next((f"result {at}: {text}" for at, text in enumerate(texts) if text), "")
+        return Difference(scaled, difference.error)
+    if not _may_be_rounding(got, own):
         return difference
-    allowed = rounding_allowance(recompute, wide, rounding_unit(narrowest_dtype(got)))
-    # If the reference cannot run in that mode, the size of the row stands for its rounding errors.
-    return check(near="row") if allowed is None else check(near="none", allowed=allowed)
+    unit = rounding_unit(narrowest_dtype(got))
+    allowed = rounding_allowance(recompute, wide, unit)
+    if allowed is None:  # the size of the row stands for the rounding errors
+        return check(near="row")
+    difference = check(near="none", allowed=allowed)
+    # Of thousands of elements, one may have small deviations in all of a few runs by chance.
+    if difference.problem and difference.error <= DOUBTFUL:
+        more = rounding_allowance(recompute, wide, unit, range(RUNS, RUNS + MORE_RUNS))
+        if more is not None:
+            difference = check(near="none", allowed=[torch.maximum(*pair) for pair in zip(allowed, more, strict=True)])
+    return difference
 
 
 def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:

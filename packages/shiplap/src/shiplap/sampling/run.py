@@ -29,12 +29,64 @@ from shiplap.sampling.case import (
 from shiplap.sampling.unordered import sort_unordered_rows
 
 
+class CallMarks:
+    """What a process shows of its calls of ops and references to the process that watches it: whether a reference
+    runs, and that calls end, so that it is slow at worst and does not hang.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        """Make marks of no calls. If ``shared`` is true, all processes that are forked from now on share them."""
+        self._bytes: bytearray | mmap.mmap = mmap.mmap(-1, 2) if shared else bytearray(2)
+
+    @property
+    def reference_runs(self) -> bool:
+        """Whether the reference of an op is running. This stays true if a process is killed while a reference runs in
+        it.
+        """
+        return bool(self._bytes[0])
+
+    def clear(self) -> None:
+        """Record that no reference is running."""
+        self._bytes[0] = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Return a context for the run of an op's reference. ``reference_runs`` is true inside of it."""
+        self._bytes[0] = 1
+        try:
+            yield
+        finally:
+            self._bytes[0] = 0
+
+    def count_ended(self) -> None:
+        """Count one more call that has ended."""
+        self._bytes[1] = (self._bytes[1] + 1) & 0xFF
+
+    def ended(self) -> int:
+        """Return the number of calls that have ended. It starts again at 0 after 255."""
+        return self._bytes[1]
+
+
+_marks = CallMarks()
+
+
+def use_marks(marks: CallMarks) -> None:
+    """Let calls of this process be shown by ``marks`` from now on. A process that was forked for an audit calls this
+    with the marks that the audit watches.
+    """
+    global _marks
+    _marks = marks
+
+
 def results_of(op: Op, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the results of ``function``, called on ``args`` themselves and not on copies, as a flat tuple of tensors.
     ``function`` has the parameters of ``op``.
     """
     positional, named = op.spec.split(args)
-    return flatten_op_results(fresh_results(op.spec, args, function(*positional, **named)))
+    made = function(*positional, **named)
+    if not torch.compiler.is_dynamo_compiling():  # a compiled call of it ends when it is compiled
+        _marks.count_ended()
+    return flatten_op_results(fresh_results(op.spec, args, made))
 
 
 def call_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -72,47 +124,6 @@ def require_gradients(op: Op, args: tuple[Any, ...], names: Container[str]) -> t
     return tuple(v.requires_grad_() if n in names else v for n, v in arguments_by_name(op, args).items())
 
 
-class ReferenceMark:
-    """A flag that says whether the reference of an op is running. A process can share the flag with the process that
-    watches it.
-    """
-
-    def __init__(self) -> None:
-        """Make a mark that is not set and is visible in this process alone."""
-        self._byte: bytearray | mmap.mmap = bytearray(1)
-
-    def share(self) -> None:
-        """Move the flag that a reference is running into shared memory. All processes that are forked from now on share
-        it.
-        """
-        self._byte = mmap.mmap(-1, 1)
-
-    @property
-    def is_set(self) -> bool:
-        """Whether the reference of an op is running, in this process or in one that shares the flag."""
-        return bool(self._byte[0])
-
-    def clear(self) -> None:
-        """Reset the flag that a reference is running. The flag stays set if a process is killed while a reference runs
-        in it.
-        """
-        self._byte[0] = 0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Return a context for the run of an op's reference. The flag is set inside the context, also for processes
-        that share it.
-        """
-        self._byte[0] = 1
-        try:
-            yield
-        finally:
-            self._byte[0] = 0
-
-
-reference_mark = ReferenceMark()
-
-
 def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the effects of the op's reference on copies of ``args``. These are its results, then the arguments that it
     mutates. The reference of a random op draws from a fixed seed.
@@ -120,7 +131,7 @@ def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     copies = copy_generators(plain_copies(args))
     if op.spec.random:  # without a generator argument, the op draws from torch's own
         torch.manual_seed(GENERATOR_SEED)
-    with reference_mark.running():
+    with _marks.running():
         made = results_of(op, op.reference, copies)
     return op_effects(op, copies, sort_unordered_rows(op.spec, made))
 
@@ -148,7 +159,7 @@ def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     of PyTorch operators whose derivative is the op's gradient.
     """
     positional, named = op.spec.split(args)
-    with reference_mark.running():
+    with _marks.running():
         made: Any = fresh_results(op.spec, args, op.surrogate(*positional, **named))
     return sort_unordered_rows(op.spec, flatten_op_results(detach_results(op.spec, made)))
 
@@ -178,10 +189,12 @@ def can_carry_gradient(t: Tensor) -> bool:
 
 def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
     """Return random normally distributed numbers of the shape of ``t`` in float32 on the CPU, to be used as a gradient.
-    They are complex if ``t`` is.
+    They are complex if ``t`` is. Each is a number of bfloat16, so that narrow dtypes and TF32 hold it without an error.
     """
-    drawn = torch.randn(t.shape, generator=rng)
-    return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
+    drawn = torch.randn(t.shape, generator=rng).bfloat16().float()
+    if not t.is_complex():
+        return drawn
+    return torch.complex(drawn, torch.randn(t.shape, generator=rng).bfloat16().float())
 
 
 def gradients_or_zeros(

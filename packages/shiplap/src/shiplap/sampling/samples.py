@@ -62,7 +62,7 @@ from shiplap.sampling.values import (
     PLAIN_KINDS,
     SOME_ZEROS,
     SPECIAL_KINDS,
-    as_integers,
+    as_numbers,
     draw_values,
     with_some_zeros,
 )
@@ -255,7 +255,7 @@ class Samples:
             """Return ``t`` on the device of these samples. If the declaration admits the layout that the recipe names
             for the argument, the result has this layout. Otherwise it has that of ``t``.
             """
-            t = as_integers(t.detach().to(self.device), wanted)
+            t = as_numbers(t.detach().to(self.device), wanted)
             if layout.startswith("expanded") and self.op.sampler is not None:
                 return t  # a builder's values may be symmetric or sorted, and expanding would break that
             fits = layout and layout_is_possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)

@@ -48,6 +48,8 @@ CROWDED_KINDS = ("cancelling", "ties", "masked")
 """Kinds of values of which so many are alike that a buffer for equal or neighbouring ones is too small."""
 SOME_ZEROS = "mostly zero"  # of the kinds the one that the values of a builder are given: some of them are zero then
 AROUND_PREFIX = "around "  # followed by numbers: values at these, and next to them on both sides
+INTEGER_STEPS, LARGEST_ROUNDED = 8.0, float(1 << 20)  # steps between 0 and 1 of rounded numbers, and their bound
+COMPLEX = ("complex64", "complex128")
 DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
 
 
@@ -87,15 +89,31 @@ def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
     return t.masked_fill(chosen.to(t.device), 0)
 
 
-def as_integers(t: Tensor, wanted: str) -> Tensor:
-    """Return the integer tensor ``t`` in the integer dtype named ``wanted``, since a builder of samples is not told
-    which integers a recipe asks for. Return ``t`` itself if one of the two is no integer, or if a value does not fit.
+def as_numbers(t: Tensor, wanted: str) -> Tensor:
+    """Return ``t`` in the integer or complex dtype named ``wanted``, since a builder of samples is asked for
+    floating-point numbers, and is not told which others a recipe asks for. Return ``t`` itself if no such dtype is
+    wanted, or if a value does not fit.
+
+    Floating-point numbers are multiplied before they are rounded, and keep their order and, in signed dtypes, their
+    sign. Otherwise most of them would be 0. The imaginary parts of complex numbers are the real parts of others.
     """
     own = str(t.dtype).removeprefix("torch.")
-    if own == wanted or not {own, wanted} <= set(integers()):
+    if own == wanted or not (own in integers() or t.is_floating_point()):
+        return t
+    if wanted in COMPLEX and t.is_floating_point():
+        real = t.to(getattr(torch, wanted).to_real())
+        return torch.complex(real, real.flatten().roll(1).reshape(real.shape))
+    if wanted not in integers():
         return t
     limits = torch.iinfo(getattr(torch, wanted))
-    fits = t.is_meta or not t.numel() or limits.min <= int(t.min()) <= int(t.max()) <= limits.max
+    if t.is_meta or not t.numel():
+        return t.to(getattr(torch, wanted))
+    if t.is_floating_point():
+        if not bool(torch.isfinite(t).all()):
+            return t
+        ends = max(limits.min, -LARGEST_ROUNDED), min(limits.max, LARGEST_ROUNDED)
+        t = (t.double() * INTEGER_STEPS).round().clamp(*ends)
+    fits = limits.min <= int(t.min()) <= int(t.max()) <= limits.max
     return t.to(getattr(torch, wanted)) if fits else t
 
 

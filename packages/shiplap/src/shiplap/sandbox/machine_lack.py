@@ -8,6 +8,8 @@ import re
 import resource
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -28,12 +30,18 @@ LACK_TEXTS = {
 }
 """The texts of errors that tell of a lack."""
 DEVICE_LACK_TEXT = "OutOfMemoryError|CUDA out of memory|CUDA error: out of memory"
+CONTROL_GROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""The files with the limit and the use of the memory of a control group, of both versions of control groups."""
+BOUND_SHARE = 0.9  # of the available memory, the rest of which other processes may need meanwhile
 CROWDED_SHARE = 0.5  # of the memory of a device: other programs may hold it if less is free
 
 
 def available_memory() -> int:
     """Return the bytes of memory that a new process could use. The result is the least of the machine's available
-    memory and this process's limits of address space and data.
+    memory, of what is left of the limit of its control group, and of this process's limits of address space and data.
     """
     left = [
         int(line.split()[1]) << 10
@@ -41,14 +49,72 @@ def available_memory() -> int:
         if line.startswith("MemAvailable:")
     ]
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    return min([*left, *(limit for limit in limits if limit != resource.RLIM_INFINITY), 1 << 62])
+    left += [limit for limit in limits if limit != resource.RLIM_INFINITY]
+    return min([*left, *_left_in_control_group(), 1 << 62])
+
+
+def _left_in_control_group() -> list[int]:
+    """Return the bytes of memory that the control group of this process may still use, as a list of one number. The
+    list is empty if the group has no limit, or if it cannot be read.
+    """
+    for most, used in CONTROL_GROUP_FILES:
+        with suppress(OSError, ValueError):
+            return [max(0, int(Path(most).read_text()) - int(Path(used).read_text()))]
+    return []
+
+
+class _MemoryBound:
+    """The bound of the memory of this process that ``bounded_memory`` sets. Threads of the process share one bound."""
+
+    def __init__(self) -> None:
+        """Make the bound, which is not set."""
+        self._lock, self._users, self._before = threading.Lock(), 0, (0, 0)
+
+    def enter(self) -> None:
+        """Set the bound, unless it is set. Do nothing where Linux does not say how much memory the process has."""
+        with self._lock:
+            self._users += 1
+            with suppress(OSError, ValueError, LookupError):
+                if self._users == 1:
+                    soft, hard = self._before = resource.getrlimit(resource.RLIMIT_DATA)
+                    status = Path("/proc/self/status").read_text()
+                    own = int(status.partition("VmData:")[2].split()[0]) << 10
+                    most = own + int(BOUND_SHARE * available_memory())
+                    kept = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+                    resource.setrlimit(resource.RLIMIT_DATA, (min([most, *kept]), hard))
+
+    def leave(self) -> None:
+        """Remove the bound if nobody else uses it."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                with suppress(OSError, ValueError):
+                    resource.setrlimit(resource.RLIMIT_DATA, self._before)
+
+
+_memory_bound = _MemoryBound()
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Return a context in which this process gets no more memory than the machine has available. A request for more
+    raises an error for which ``is_lack`` is true. Without the bound, Linux grants the request, and ends a process once
+    the memory is used.
+    """
+    _memory_bound.enter()
+    try:
+        yield
+    finally:
+        _memory_bound.leave()
 
 
 def is_lack(e: Exception) -> bool:
     """Return whether an exception of this process says that memory, files, disk space or threads of the machine are
-    used up.
+    used up, or the memory of a device.
     """
-    return isinstance(e, MemoryError) or any(re.search(text, str(e)) for text in LACK_TEXTS.values())
+    return isinstance(e, (MemoryError, torch.OutOfMemoryError)) or any(
+        re.search(text, str(e)) for text in LACK_TEXTS.values()
+    )
 
 
 def _is_short_of(kind: int, wanted: int) -> bool:

@@ -29,6 +29,7 @@ CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "clock_get
 CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"times", "getrusage", "uptime"}
 """Functions that say how long a machine, a process or a thread runs. Honest candidates measure their time by them."""
 CHANCES = {"random", "randint", "randrange", "getrandbits", "uniform", "urandom", "token_bytes", "randbelow", "uuid4"}
+CHANCES |= {"gauss", "normalvariate", "expovariate", "betavariate", "triangular", "random_sample", "standard_normal"}
 DRAWS = {"rand", "randn"}  # of torch and numpy, which honest candidates compare elementwise
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "id"}
 COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount", "getsizeof", "active_count"}
@@ -38,6 +39,8 @@ FILE_FACTS = {"st_size", "st_mtime", "st_mtime_ns", "st_nlink", "st_ino"}
 LONG_ALIGNMENT = 4096  # bytes; an address by a larger number is a chance
 TOO_DEEP = "expressions that are nested too deeply to be looked through"
 COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)
+FRESH = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)  # expressions that make a container
+CONTAINERS = {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter"}  # classes that make one
 JUDGED_CALLS = 1000  # a judgement makes more calls than this
 NATIVE_COUNT = re.compile(r"\bstatic\s+[\w:<>\s]*?\b(\w+)\s*(?:=[^;]*|\{[^;]*)?;")
 NATIVE_UNSTEADY = re.compile(
@@ -83,7 +86,7 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """
     nodes = list(live_nodes(tree, ()))
     numbers = _constants_by_name(tree)
-    held, growing = _unsteady_names(nodes), _growing_names(nodes)
+    held, growing = _unsteady_names(nodes), _growing_names(tree, nodes)
     lasting = {n for n in _outer_names(tree) if n not in numbers}
     shrunk = {changed_container(n, SHRINKING) for n in nodes}
     for node in nodes:
@@ -215,18 +218,87 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
 
 
 def _is_one_number(node: ast.Call) -> bool:
-    """Return whether a call that draws a tensor draws one number, which is no data: its shape is empty, or has ones."""
-    shapes = [a for a in node.args if isinstance(a, (ast.Tuple, ast.List))]
+    """Return whether a call that draws a tensor draws one number, which is no data: its shape is empty, or has ones, or
+    it has none, as that of numpy may.
+    """
+    given = [k.value for k in node.keywords if k.arg in ("size", None)]  # None: ``**keywords``, which may hold one
+    shapes = [a for a in (*node.args, *given) if isinstance(a, (ast.Tuple, ast.List))]
     sizes = [size for shape in shapes for size in shape.elts]
-    if not shapes and getattr(node.func, "attr", "") in DRAWS:
-        sizes = node.args
-    return bool(shapes or sizes) and all(isinstance(s, ast.Constant) and s.value == 1 for s in sizes)
+    if not shapes:
+        if getattr(node.func, "attr", getattr(node.func, "id", "")) not in DRAWS:
+            return False
+        sizes = [*node.args, *given]
+    return all(isinstance(s, ast.Constant) and s.value == 1 for s in sizes)
 
 
-def _growing_names(nodes: list[ast.AST]) -> set[str]:
-    """Return the names of containers to which some code adds elements, by a method or under a key."""
-    keyed = {place_name(n) for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
-    return ({changed_container(n, GROWING) for n in nodes} | keyed) - {""}
+def _growing_names(tree: ast.Module, nodes: list[ast.AST]) -> set[str]:
+    """Return the names of containers to which some of ``nodes``, code of the module ``tree``, adds elements by a method
+    or under a key, and which outlive the call that does so. A list that a function makes and fills is new in each call.
+    """
+    named = [(_filled_container(n), n) for n in nodes]
+    lasting = _outer_names(tree)
+    filled = {name for name, n in named if isinstance(n, ast.Call) or name in lasting}
+    made = {id(n) for f in ast.walk(tree) for n in _fillings_of_own(f, filled)}
+    return {name for name, n in named if id(n) not in made} - {""}
+
+
+def _filled_container(node: ast.AST) -> str:
+    """Return the name of the container to which a syntax node adds an element, by a method or under a key, or an empty
+    string for another node.
+    """
+    if isinstance(node, ast.Subscript):
+        return place_name(node) if isinstance(node.ctx, ast.Store) else ""
+    return changed_container(node, GROWING)
+
+
+def _fillings_of_own(node: ast.AST, filled: set[str]) -> Iterator[ast.AST]:
+    """Yield the syntax nodes in a function that add elements to a container that it has made itself. Yield nothing for
+    another syntax node. Functions inside of the function are left out: they may outlive the call. What is made or
+    filled from another container among ``filled`` may be as long as that one, and is left out as well.
+    """
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return
+    inner = list(_scope_of(node))
+    outer = {name for n in inner if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+    outer |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
+    fresh = {id(t) for n in inner for t, value in _bindings_of(n) if _makes_container(value, filled)}
+    stored = [n for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    own = {n.id for n in stored} - {n.id for n in stored if id(n) not in fresh} - outer
+    for n in inner:
+        added = [n.slice] if isinstance(n, ast.Subscript) else n.args if isinstance(n, ast.Call) else []
+        if _filled_container(n) in own and not _names_in(added) & filled:
+            yield n
+
+
+def _bindings_of(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield (target, value) for each target to which a statement or a named expression binds a value as a whole."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        yield node.target, node.value
+
+
+def _names_in(values: list[ast.expr]) -> set[str]:
+    """Return the names of all variables and attributes in some expressions."""
+    return {place_name(n) for value in values for n in ast.walk(value)} - {""}
+
+
+def _scope_of(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of a function without those of functions and classes inside of it."""
+    left = list(ast.iter_child_nodes(function))
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            left += ast.iter_child_nodes(node)
+
+
+def _makes_container(value: ast.expr, filled: set[str]) -> bool:
+    """Return whether an expression makes a new list, dict, set or a like container each time, from no container among
+    ``filled``.
+    """
+    called = getattr(value.func, "attr", getattr(value.func, "id", "")) if isinstance(value, ast.Call) else ""
+    return (isinstance(value, FRESH) or called in CONTAINERS) and not _names_in([value]) & filled
 
 
 def _outer_names(tree: ast.Module) -> set[str]:

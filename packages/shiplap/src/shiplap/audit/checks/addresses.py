@@ -69,7 +69,7 @@ def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
     own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)
     given = tuple(tree_map(Tensor.clone, [v])[0] if a.mutated else v for a, v in pairs)
-    return against_reference(op, case.with_args(args), run_on(op, given), own).problem
+    return against_reference(op, case.with_args(args), run_on(op, given), own, measured=False).problem
 
 
 def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:

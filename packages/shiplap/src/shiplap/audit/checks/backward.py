@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations, islice
 from typing import Any
@@ -32,18 +33,19 @@ from shiplap.torch_private import same_storage
 
 SECOND = "second gradient"  # the obligation of the ledger that an op may refuse
 SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_backward, and keep none elsewhere"
-# Two sums of the same terms, added in another order, may differ by this many roundings of the largest element.
-ROUNDINGS = 32
+ROUNDINGS = 32  # by which two sums of the same terms in another order may differ, each of the largest element
+NARROW_ROUNDINGS = 2.0  # the same for 16 bits, where each of the two results is rounded once, and each to a neighbour
 
 
 def backward_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``backward`` calls the op.
 
     They are the base sample, a larger one, samples without optional arguments, samples with other scalars and with
-    other numbers of dims, and one with a long dim.
+    other numbers of dims, one with a long dim, and the base sample in each dtype of 16 bits.
     """
+    narrow = (c for c in samples.dtypes() if {"float16", "bfloat16"} & set(dict(c.recipe.dtypes).values()))
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
-    yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
+    yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1), narrow)
 
 
 def observe_backward(op: Op, case: SampleCase) -> Observation:
@@ -107,15 +109,71 @@ def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywo
     return gradients_or_zeros(outs, wanted, _random_directions(outs, seed), **keywords)
 
 
-def _difference_beyond_rounding(got: Sequence[Tensor], expected: Sequence[Tensor], than: str) -> str:
-    """Return the message of :func:`bitwise_difference` for ``got`` and ``expected``, the gradients of two backwards.
-    ``than`` says in the message what the second ones are, such as ``the first time``.
+@dataclass(frozen=True)
+class _RoundedGradients:
+    """The gradients of one backward, with which those of other backwards of the same values are compared.
 
-    Return an empty string if they are equal, or differ by so little that their terms may have been added in another
-    order, as atomic additions on a GPU do.
+    Attributes:
+        op, case: the op and the sample.
+        names: the arguments of which the gradients are.
+        expected: the gradients of the backward.
     """
-    problem = bitwise_difference(got, expected, than)
-    return "" if problem and all(map(_are_close, got, expected)) else problem
+
+    op: Op
+    case: SampleCase
+    names: list[str]
+    expected: Sequence[Tensor]
+
+    def difference(self, got: Sequence[Tensor], than: str) -> str:
+        """Return the message of :func:`bitwise_difference` for the gradients ``got`` of another backward, or an empty
+        string if they differ by the rounding of a sum whose terms were added in another order, as atomic additions on a
+        GPU are.
+        """
+        problem = bitwise_difference(got, self.expected, than)
+        if not problem or not all(map(_are_close, got, self.expected)):
+            return problem
+        narrow = any(t.itemsize == 2 and t.is_floating_point() for t in self.expected)
+        return problem if narrow and not self._are_close_in_16_bits(got) else ""
+
+    def _are_close_in_16_bits(self, got: Sequence[Tensor]) -> bool:
+        """Return whether each element of the gradients ``got`` differs from the expected one by at most two roundings,
+        and by twice the error that the expected gradients have anyway.
+
+        A backward that adds up in float32 rounds once, at the end, and so do all its repetitions. One that adds up in
+        16 bits has an error that shows against the gradients of the reference in float64, and that grows with the
+        length of its sums. Without such gradients, this length stands for the error.
+        """
+        wide = self._gradients_of_reference()
+        for at, (g, e) in enumerate(zip(got, self.expected, strict=True)):
+            if e.itemsize != 2 or not e.numel():
+                continue
+            eps, left, right = torch.finfo(e.dtype).eps, g.detach().double(), e.detach().double()
+            finite = torch.isfinite(left) & torch.isfinite(right)
+            largest = float(torch.where(finite, right, 0.0).abs().max())
+            usual = eps * self.case.numel**0.5 * largest
+            if wide is not None:
+                off = torch.where(finite & torch.isfinite(wide[at]), right - wide[at], 0.0).abs()
+                usual = min(usual, 2 * float(off.max()))
+            allowed = NARROW_ROUNDINGS * eps * right.abs() + usual
+            if not bool((~finite | ((left - right).abs() <= allowed)).all()):
+                return False
+        return True
+
+    def _gradients_of_reference(self) -> list[Tensor] | None:
+        """Return the gradients of the reference in float64, or None if there are none, or none that can be compared."""
+
+        def derive(forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
+            """Return the gradients of ``forward`` at ``args`` for the directions of the sample."""
+            return _pull_gradients(*_record_call(self.op, self.names, forward, args), self.case.seed)
+
+        if draws_otherwise(self.op, self.case):
+            return None
+        try:
+            _, wide, _ = reference_derivatives(self.op, self.case, derive)
+        except RuntimeError:
+            return None
+        alike = [w.shape for w in wide] == [e.shape for e in self.expected]
+        return [w.detach().double() for w in wide] if alike else None
 
 
 def _are_close(got: Tensor, expected: Tensor) -> bool:
@@ -145,7 +203,9 @@ def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observati
     there = [g for g in first if g is not None]
     before = [g.clone() for g in there]
     second = torch.autograd.grad(outs, wanted, kept, allow_unused=True)
-    if problem := _difference_beyond_rounding([g for g in second if g is not None], before, "the first time"):
+    own = [n for n, g in zip(names, first, strict=True) if g is not None]
+    compared = _RoundedGradients(op, case, own, before)
+    if problem := compared.difference([g for g in second if g is not None], "the first time"):
         return Observation(f"the backward of one graph, a second time: {problem}", fix=SAVE_FIX)
     if problem := bitwise_difference(there, before, "before the second backward"):
         return Observation(f"a gradient changed when the backward ran again: {problem}", fix="allocate gradients anew")
@@ -165,7 +225,7 @@ def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observa
         _pull_gradients(*second, case.seed + 1)
         if problem := bitwise_difference(got, kept, "before"):
             return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE_FIX)
-        if problem := _difference_beyond_rounding(got, expected, "alone"):
+        if problem := _RoundedGradients(op, case, names, expected).difference(got, "alone"):
             return Observation(f"with another call between forward and backward: {problem}", fix=SAVE_FIX)
     return Observation()
 
@@ -193,7 +253,7 @@ def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observa
             got = pool.submit(_pull_gradients, outs, wanted, case.seed).result()
         except Exception as e:
             return Observation(f"a backward on another thread raised {error_line(e)}", fix=SAVE_FIX)
-    problem = _difference_beyond_rounding(got, expected, "on this one")
+    problem = _RoundedGradients(op, case, names, expected).difference(got, "on this one")
     return Observation(f"a backward on another thread: {problem}" if problem else "", fix=SAVE_FIX)
 
 
@@ -217,7 +277,7 @@ def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Ob
             got = _pull_gradients(outs, wanted, case.seed)
         except RuntimeError:
             continue  # noticed
-        if problem := _difference_beyond_rounding(got, expected, "with the input left alone"):
+        if problem := _RoundedGradients(op, case, names, expected).difference(got, "with the input left alone"):
             return Observation(
                 f"{name} was overwritten after the forward, unnoticed by autograd: {problem}", fix=SAVE_FIX
             )
@@ -245,7 +305,7 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
         got = _pull_gradients(*graph, case.seed)
     except CheckpointError as e:
         return Observation(f"under torch.utils.checkpoint: {error_line(e)}", fix="read ctx.saved_tensors once")
-    problem = _difference_beyond_rounding(got, expected, "without")
+    problem = _RoundedGradients(op, case, names, expected).difference(got, "without")
     return Observation(f"under torch.utils.checkpoint: {problem}" if problem else "", fix=SAVE_FIX)
 
 

@@ -121,7 +121,7 @@ class _GraphTrial:
         """Return a message that says how the results ``got`` differ from the reference's on ``case``, or an empty
         string if they agree.
         """
-        return against_reference(self.op, case, got).problem
+        return against_reference(self.op, case, got, measured=False).problem
 
     def fault_of_replay(self, recording: GraphRecording, case: SampleCase) -> str:
         """Replay ``recording`` with the values of ``case``. Return a message that describes a wrong result, or

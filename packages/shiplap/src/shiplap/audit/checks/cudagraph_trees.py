@@ -121,7 +121,7 @@ def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got
     position ``moving``, or an empty string if they agree.
     """
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
-    return against_reference(op, case.with_args(args), got).problem
+    return against_reference(op, case.with_args(args), got, measured=False).problem
 
 
 def _observe_copies(op: Op, case: SampleCase) -> Observation:

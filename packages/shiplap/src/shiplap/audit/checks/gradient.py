@@ -246,11 +246,10 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
         """Return random gradients of the outputs in the layout ``layout``. Equal outputs get equal gradients, as those
         of the op and of its reference do.
 
-        The layout may be that of the expanded gradient that ``sum().backward()`` passes. The values are rounded to
-        bfloat16, so that a kernel which computes in TF32 reads them without a rounding error.
+        The layout may be that of the expanded gradient that ``sum().backward()`` passes.
         """
         rng = torch.Generator().manual_seed(case.seed)
-        drawn = [_round_to_bfloat16(random_gradient(o, rng)).to(o.device, o.dtype) for o in outs]
+        drawn = [random_gradient(o, rng).to(o.device, o.dtype) for o in outs]
         if case.recipe.values == "positive":  # sums of one sign lose what does not fit the accumulator
             drawn = [d.abs().to(d.dtype) for d in drawn]
         fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
@@ -290,15 +289,6 @@ DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).e
 def _to_single_precision(t: Tensor) -> Tensor:
     """Return ``t`` in single precision if it is in double precision, and otherwise ``t`` itself."""
     return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE_DTYPES else t
-
-
-def _round_to_bfloat16(t: Tensor) -> Tensor:
-    """Return ``t`` with its values rounded to bfloat16. A complex tensor keeps a complex dtype, and its real and
-    imaginary parts are rounded. Any other tensor gets the dtype bfloat16.
-    """
-    if t.is_complex():
-        return torch.view_as_complex(torch.view_as_real(t).bfloat16().float())
-    return t.bfloat16()
 
 
 def _gradients_of_inputs(
@@ -386,7 +376,7 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
         leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]
         rng = torch.Generator().manual_seed(case.seed)
-        drawn = [_round_to_bfloat16(random_gradient(o, rng)).to(o.device, o.dtype) for o in outs]
+        drawn = [random_gradient(o, rng).to(o.device, o.dtype) for o in outs]
         return gradients_or_zeros(outs, leaves, drawn) if outs else []
 
     try:

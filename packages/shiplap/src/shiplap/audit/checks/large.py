@@ -131,7 +131,7 @@ def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
             args[position] = _spread_out(value, dim)
             got = run_on(op, tuple(args))
             expected = reference_effects(op, case.args)
-            difference = against_reference(op, case, got, expected)
+            difference = against_reference(op, case, got, expected, measured=False)
             if difference.problem:
                 return f"{arg.name} with strides {args[position].stride()}: {difference.problem}", ""
             spread.append(arg.name)

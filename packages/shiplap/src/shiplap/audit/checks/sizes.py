@@ -46,7 +46,7 @@ def observe_sizes(op: Op, case: SampleCase) -> Observation:
     # The op runs with all threads, the reference on one: its order of sums must not vary.
     got = run_op(op, case)
     with on_one_thread():
-        difference = against_reference(op, case, got, own)
+        difference = against_reference(op, case, got, own, measured=False)
     if not difference.problem and (problem := _why_repetition_differs(op, case, got)):
         return Observation(f"the same call again: {problem}", fix="fix the order of accumulation")
     return Observation(difference.problem, error=difference.error)
