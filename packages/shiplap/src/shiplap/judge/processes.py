@@ -26,7 +26,7 @@ from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.torch_private.dynamo import VECTOR_MODULE
 
 DECLARATIONS = "shiplap.dispatch"
-PREPARING_S = 120.0  # seconds in which the launcher has to import what a candidate uses of torch
+PREPARING_S = 300.0  # seconds in which the launcher has to import what a candidate uses of torch
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
 
 
