@@ -267,3 +267,14 @@ def test_parts_of_a_large_result_are_compared_as_the_whole_is(monkeypatch, dtype
     assert found[0].problem == found[1].problem
     assert found[0].error == pytest.approx(found[1].error)
     assert bool(found[0].problem) == (factor == 2.0)
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-8, 3e-7, 1e-3, float("nan")])
+def test_parts_of_a_large_result_agree_as_the_whole_does(monkeypatch, off):
+    own = 1 + torch.rand(200, generator=torch.Generator().manual_seed(3))
+    got = own.clone()
+    got[137] += off
+    whole = compare.agrees_without_float64([got], [own], Reduction(4), near="none")
+    monkeypatch.setattr(compare, "PART", 16)
+    assert compare.agrees_without_float64([got], [own], Reduction(4), near="none") == whole
+    assert whole == (off < 1e-6)

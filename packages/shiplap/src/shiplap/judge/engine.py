@@ -411,8 +411,6 @@ def _check_one_form(
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)
         case.calls += 1
 
-    if case.options.device != "cpu":
-        device_driver().leave_room()  # for the process of the candidate
     with pace.step(witness.prisoner):
         args = case.problem.draw(form)
         try:
@@ -421,6 +419,8 @@ def _check_one_form(
             if is_lack(e):
                 raise
             return False
+        if case.options.device != "cpu":
+            device_driver().leave_room()  # for the process of the candidate
         witness.call(args, expected)
     case.calls += 1
     # The same tensors cannot be passed again once they were written to.

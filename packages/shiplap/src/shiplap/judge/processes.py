@@ -55,6 +55,8 @@ class JudgedProcesses:
         self._modules = library_modules(case.candidate.file, case.reference.file)
         if case.options.device != "cpu":  # whose code needs no vector instructions
             self._modules = [module for module in self._modules if module != VECTOR_MODULE]
+        # A circle of objects would keep the reference and its inputs, which may fill a GPU.
+        stack.callback(vars(self).clear)
         # Closed behind the processes, whose end ends the threads.
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
         witness = self._start(case.candidate)
