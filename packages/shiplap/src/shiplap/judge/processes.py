@@ -55,7 +55,7 @@ class JudgedProcesses:
         self._modules = library_modules(case.candidate.file, case.reference.file)
         if case.options.device != "cpu":  # whose code needs no vector instructions
             self._modules = [module for module in self._modules if module != VECTOR_MODULE]
-        # A circle of objects would keep the reference and its inputs, which may fill a GPU.
+        # Its functions refer to this object, which would keep the reference and its inputs.
         stack.callback(vars(self).clear)
         # Closed behind the processes, whose end ends the threads.
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))

@@ -5,6 +5,7 @@ Each verdict is one line of JSON, written as soon as it is known. A later run wi
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import threading
@@ -147,6 +148,8 @@ def run_suite(
                 return _judge_problem(problem, digest, options, launcher, turn)
         finally:
             free.append(launcher)
+            if options.device != "cpu":
+                gc.collect()  # circles of objects may keep inputs and a reference that fill a GPU
 
     pool = ThreadPoolExecutor(len(launchers), "shiplap suite")
     try:
@@ -199,7 +202,14 @@ def _judge_problem(
         return SuiteVerdict(*named, UNUSABLE, reason=problem.unusable)
     options = replace(options, vary_shapes=options.vary_shapes and problem.vary_shapes)
     try:
-        result = judge(problem.reference, problem.candidate, options=options, launcher=launcher, turn=turn)
+        result = judge(
+            problem.reference,
+            problem.candidate,
+            options=options,
+            launcher=launcher,
+            turn=turn,
+            same_operators=problem.compiled,
+        )
     except Exception as e:  # of the reference, which runs in this process; the other problems go on
         return SuiteVerdict(*named, UNUSABLE, reason=error_line(e)[:300])
     reasons = [f"{r.check}: {r.evidence}" for r in result.reasons] + [f"{k}: {v}" for k, v in result.missing]
