@@ -155,7 +155,8 @@ def run_suite(
     try:
         pending, crowded = {pool.submit(work, *each): each for each in left}, list[tuple[SuiteProblem, str]]()
         while pending:
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            done = wait(pending, return_when=FIRST_COMPLETED).done
+            for future in [each for each in pending if each in done]:  # in the order of the problems
                 verdict, judged = future.result(), pending.pop(future)
                 if jobs > 1 and _lacks_memory(verdict):
                     crowded.append(judged)
