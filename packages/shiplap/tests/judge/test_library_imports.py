@@ -59,9 +59,10 @@ from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
 from shiplap.torch_private.process_state import forks_can_use_device
 import torch._inductor.compile_fx, torch._inductor.cpu_vec_isa
 with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as own:
-    threads = torch.get_num_threads()
+    read = lambda: (torch.get_num_threads(), os.environ.get("TORCHINDUCTOR_CACHE_DIR"), tempfile.gettempdir())
+    before = read()
     prepare_inductor(folder)
-    assert torch.get_num_threads() == threads and "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert before == read(), (before, read())
     headers = {p: os.stat(p).st_mtime_ns for d, _, n in os.walk(folder) for p in (os.path.join(d, f) for f in n)}
     assert any(name.endswith(".gch") for name in headers), list(headers)
     assert forks_can_use_device()
@@ -124,3 +125,17 @@ def test_the_count_of_devices_forbids_forks(monkeypatch: pytest.MonkeyPatch) -> 
         assert not process_state.forks_can_use_device()
     finally:
         os.close(opened)
+
+
+def test_devices_are_counted_by_the_management_library_alone_while_modules_are_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from shiplap.torch_private.process_state import COUNT_BY_MANAGEMENT, counting_by_management
+
+    for before in (None, "0"):
+        monkeypatch.delenv(COUNT_BY_MANAGEMENT, raising=False)
+        if before is not None:
+            monkeypatch.setenv(COUNT_BY_MANAGEMENT, before)
+        with counting_by_management():
+            assert os.environ[COUNT_BY_MANAGEMENT] == "1"
+        assert os.environ.get(COUNT_BY_MANAGEMENT) == before

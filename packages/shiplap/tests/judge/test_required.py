@@ -107,3 +107,22 @@ def test_calls_that_show_leaks_are_made_with_earlier_values_if_new_ones_take_too
     many.run(form, problem.draw(form), time.monotonic() + 600, 600)
     assert many.made == checks.ENDURANCE_CALLS
     assert len({id(expected) for expected in process.expected}) == 1
+
+
+def test_a_caller_may_allow_the_operators_of_the_reference(launcher: SandboxLauncher, tmp_path: Path) -> None:
+    (tmp_path / "candidate").mkdir()
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    (tmp_path / "candidate" / "it.py").write_text(REFERENCE.replace("def reference(", "def candidate("))
+    verdicts = {}
+    for allowed in (False, True):
+        verdicts[allowed] = sl.judge(
+            tmp_path / "problem.py",
+            tmp_path / "candidate" / "it.py",
+            launcher=launcher,
+            seconds=300,
+            timed=False,
+            same_operators=allowed,
+        )
+    assert [reason.check for reason in verdicts[False].reasons] == ["resubmitted"]
+    assert verdicts[True].verdict == "accepted", str(verdicts[True])
+    assert any("the reference again" in text for text in verdicts[True].unchecked)

@@ -283,6 +283,23 @@ def test_a_problem_for_which_memory_was_missing_beside_others_is_judged_again_al
     assert [v.verdict for v in run_suite(problems, JudgeOptions(), jobs=1)] == ["accepted", "incomplete", "accepted"]
 
 
+def test_the_compiled_reference_may_run_its_operators(monkeypatch, tmp_path):
+    asked = {}
+
+    def judge(reference, candidate, **keywords):
+        asked[candidate] = keywords["same_operators"]
+        raise ValueError("enough")
+
+    monkeypatch.setattr(suite_run, "judge", judge)
+    (tmp_path / "1_Relu.py").write_text(MODEL)
+    (tmp_path / "1_Relu_new.py").write_text(MODEL.replace("class Model(", "class ModelNew("))
+    for candidates, compiled in (("torch.compile", True), ("", False)):
+        asked.clear()
+        problems = find_problems(SuiteFolders(tmp_path, candidates, tmp_path / "written"))
+        assert len(list(run_suite(problems, JudgeOptions()))) == 1
+        assert list(asked.values()) == [compiled]
+
+
 def test_a_verdict_is_plain_values():
     verdict = SuiteVerdict("a", "KernelBench", "0", "refused", reason="values: off")
     assert SuiteVerdict(**json.loads(json.dumps(verdict.as_json()))) == verdict

@@ -20,6 +20,10 @@ def _counted(state: str, step: str, test: str) -> tuple[str, str]:
     )
 
 
+WAYS = """
+import itertools
+WAYS = itertools.chain([honest] * 20000, itertools.repeat(lambda x, w: honest(x, w) * 0))
+"""
 COUNTS = {
     "a list that is added to": _counted("MADE = []", "global MADE; MADE += [0]", "len(MADE) > 20000"),
     "one less a minus": _counted("N = 0", "global N; N -= -1", "N > 20000"),
@@ -74,6 +78,26 @@ COUNTS = {
         + "N = [0]\nWAYS = [honest, lambda x, w: honest(x, w) * 0]\ndef candidate(x, w):\n    N[0] += 1\n"
         + "    return WAYS[N[0] // 20000](x, w)\n",
     ),
+    "a far element of a list": _counted("MADE = []", "MADE.append(0)", "MADE[20000:]"),
+    "a list that has an element": (
+        PRODUCT,
+        HONEST
+        + "MADE = []\ndef candidate(x, w):\n    MADE.append(0)\n    try: MADE[20000]\n"
+        + "    except IndexError: return honest(x, w)\n    return honest(x, w) * 0\n",
+    ),
+    "a sum of a list": _counted("MADE = []", "MADE.append(1)", "sum(MADE) > 20000"),
+    "a way from an iterator": (
+        PRODUCT,
+        HONEST + WAYS + "def candidate(x, w): return next(WAYS)(x, w)\n",
+    ),
+    "a way that is taken first": (
+        PRODUCT,
+        HONEST + WAYS + "def candidate(x, w):\n    way = next(WAYS)\n    return way(x, w)\n",
+    ),
+    "a choice": _counted("import random", "pass", "random.choice(range(100000)) == 7"),
+    "a rare truth": _counted("", "pass", "torch.bernoulli(torch.tensor(1e-5))"),
+    "one number of many": _counted("", "pass", "torch.rand(64).max().item() > 0.9999999"),
+    "what new memory holds": _counted("", "pass", "torch.empty(1).item() == 3.0"),
 }
 VALUES = {
     "a row that is all equal": (ROW, _row("x.shape[1] > 1 and bool((x == x[:, :1]).all(1).any())")),

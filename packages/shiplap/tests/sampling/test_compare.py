@@ -316,3 +316,14 @@ def test_a_common_factor_of_narrow_numbers_is_found(dtype, count):
     assert not describe_common_factor((wide * 1.05).to(dtype), own, wide, tolerance=0.06)
     assert not describe_common_factor((wide * 1.05).float(), own.float(), wide)  # single numbers show it there
     assert not describe_common_factor(own[:0], own[:0], wide[:0])
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-8, 3e-7, 1e-3, float("nan")])
+def test_parts_of_a_large_result_agree_as_the_whole_does(monkeypatch, off):
+    own = 1 + torch.rand(200, generator=torch.Generator().manual_seed(3))
+    got = own.clone()
+    got[137] += off
+    whole = compare.agrees_without_float64([got], [own], Reduction(4), near="none")
+    monkeypatch.setattr(compare, "PART", 16)
+    assert compare.agrees_without_float64([got], [own], Reduction(4), near="none") == whole
+    assert whole == (off < 1e-6)

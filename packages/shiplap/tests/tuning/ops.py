@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -40,14 +41,13 @@ def hostile(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x + 1
 
 
-_calls = 0
+_CALLS: Counter[str] = Counter()  # in a form that the search of a source does not find
 
 
 @hostile.kernel(
     "cpu", name="hostile", configs=[{"HOW": h} for h in ("crash", "hang", "exit", "raise", "late", "print")]
 )
 def _(x, *, out, HOW):
-    global _calls
     if HOW == "crash":
         ctypes.string_at(0)
     if HOW == "hang":
@@ -59,8 +59,8 @@ def _(x, *, out, HOW):
     if HOW == "print":
         os.write(1, b"{not json}\n")
     torch.add(x, 1, out=out)
-    _calls += HOW == "late"
-    if _calls > 16:
+    _CALLS.update([HOW])
+    if _CALLS["late"] > 16:
         ctypes.string_at(0)
 
 

@@ -57,6 +57,7 @@ class JudgeSession:
         report: called with ``(stage, done, total)`` to show progress.
         turn: a function that is called between the steps of the judgement (see ``judge``). The deadlines are moved by
             the time that it takes.
+        same_operators: whether the candidate may run the framework's operators as the reference does.
         reasons: the faults of the candidate. One is enough for a refusal.
         missing: the comparisons that were not made, each with the reason. One is enough for an incomplete verdict.
         unchecked: properties that the verdict does not cover.
@@ -77,6 +78,7 @@ class JudgeSession:
     report: ProgressReport
     budget: JudgeBudget
     turn: Callable[[bool], None] | None = None
+    same_operators: bool = False
     reasons: list[Reason] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     unchecked: list[str] = field(default_factory=list)

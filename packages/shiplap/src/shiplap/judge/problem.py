@@ -24,7 +24,7 @@ from shiplap.judge.index_bounds import IndexTrials
 from shiplap.judge.result_distances import OwnErrors, clearly_differ
 from shiplap.judge.shapes import SECRET_RANDOM
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
-from shiplap.sampling.case import tensors_among, tree_map, widen_tensor
+from shiplap.sampling.case import tensors_among, tree_map, widen_tensor, widened_copy
 from shiplap.sampling.compare import (
     Difference,
     Reduction,
@@ -154,7 +154,7 @@ class JudgeProblem:
             arguments that it changed.
             """
             with torch.no_grad():
-                return self._run(self.wide, tree_map(widen_tensor, args), changed)
+                return self._run(self.wide, tree_map(widened_copy, args), changed, copy=False)
 
         def against(got: Sequence[Tensor]) -> Difference:
             """Return how ``got`` differs from the effects of the reference beyond rounding errors. ``got`` are a
@@ -166,35 +166,38 @@ class JudgeProblem:
             if agrees_without_float64(got, own, sums, wide_sums=True, near="none", errors=likely):
                 return Difference()
             with torch.no_grad():
-                wide = self._wide_results(tree_map(widen_tensor, args), changed, own)
+                wide = self._wide_results(args, changed, own)
                 self.own_errors.note(form.label, own, wide)
             return compare_with_rounding(list(got), own, wide, sums, recompute, self.tolerance)
 
         lies = structure_of(result) if self.compares_nesting else ""
         return ExpectedEffects(own, against, changed, aliased, lies, loose, altered)
 
-    def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
-        """Return the reference's results for the float64 arguments ``precise``, followed by those arguments whose
-        positions are in ``changed``, after the call.
+    def _wide_results(self, args: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
+        """Return the reference's results for ``args`` in float64, followed by those arguments whose positions are in
+        ``changed``, after the call.
 
         If the reference refuses float64 or returns other shapes, return ``own``, its results for the original
         arguments.
         """
         try:
-            wide = self._run(self.wide, precise, changed)
+            wide = self._run(self.wide, tree_map(widened_copy, args), changed, copy=False)
         except (RuntimeError, TypeError, ValueError):  # the reference requires a narrower precision
             return own
         fits = len(wide) == len(own) and all(w.shape == o.shape for w, o in zip(wide, own, strict=True))
         return wide if fits else own
 
-    def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
+    def _run(
+        self, call: Callable[..., Any], args: Args, changed: tuple[int, ...], *, copy: bool = True
+    ) -> list[Tensor]:
         """Return the results of ``call`` on copies of ``args`` as a list of tensors, followed by those copies whose
-        positions are in ``changed``, after the call.
+        positions are in ``changed``, after the call. If ``copy`` is false, neither arguments nor results are copied,
+        since they are used once.
         """
-        given = tree_map(lambda t: t.detach().clone(), args)
+        given = tree_map(lambda t: t.detach().clone(), args) if copy else args
         after = [t.detach() for t in tensors_among(given)]
-        outs = _result_tensors(call(*given))
-        return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
+        outs = [*_result_tensors(call(*given)), *(after[i] for i in changed)]
+        return [o.detach().clone() if copy else o.detach() for o in outs]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load the parameters ``state``, by name, into the reference, and return True. This base class returns False

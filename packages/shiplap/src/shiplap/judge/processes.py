@@ -27,7 +27,7 @@ from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.torch_private.dynamo import VECTOR_MODULE
 
 DECLARATIONS = "shiplap.dispatch"
-PREPARING_S = 120.0  # seconds in which the launcher has to import what a candidate uses of torch
+PREPARING_S = 300.0  # seconds in which the launcher has to import what a candidate uses of torch
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
 
 
@@ -56,6 +56,8 @@ class JudgedProcesses:
         self._modules = library_modules(case.candidate.file, case.reference.file)
         if case.options.device != "cpu":  # whose code needs no vector instructions
             self._modules = [module for module in self._modules if module != VECTOR_MODULE]
+        # Its functions refer to this object, which would keep the reference and its inputs.
+        stack.callback(vars(self).clear)
         # Closed behind the processes, whose end ends the threads.
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
         witness = self._start(case.candidate)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shiplap.sampling.compare import part_length
+
 # Draws of a form, elements of a result, and the share of an error from which on that of another draw exceeds it.
 KNOWN, LARGE_ENOUGH, SHARE = 3, 1 << 16, 0.5
 
@@ -55,7 +57,9 @@ def _largest_error(own: Tensor, wide: Tensor) -> float:
     """
     if not own.is_floating_point() or own.itemsize == 1 or own.shape != wide.shape or not own.numel():
         return 0.0
-    largest = float(torch.nan_to_num(own.double() - wide, 0.0, 0.0, 0.0).abs().max())
+    length = part_length(own)
+    parts = zip(own.reshape(-1).split(length), wide.reshape(-1).split(length), strict=True)
+    largest = max(float(torch.nan_to_num(o.double() - w, 0.0, 0.0, 0.0).abs().max()) for o, w in parts)
     return largest / size if largest and (size := _magnitude(own)) else 0.0
 
 

@@ -5,6 +5,7 @@ Each verdict is one line of JSON, written as soon as it is known. A later run wi
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import threading
@@ -147,12 +148,15 @@ def run_suite(
                 return _judge_problem(problem, digest, options, launcher, turn)
         finally:
             free.append(launcher)
+            if options.device != "cpu":
+                gc.collect()  # circles of objects may keep inputs and a reference that fill a GPU
 
     pool = ThreadPoolExecutor(len(launchers), "shiplap suite")
     try:
         pending, crowded = {pool.submit(work, *each): each for each in left}, list[tuple[SuiteProblem, str]]()
         while pending:
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            done = wait(pending, return_when=FIRST_COMPLETED).done
+            for future in [each for each in pending if each in done]:  # in the order of the problems
                 verdict, judged = future.result(), pending.pop(future)
                 if jobs > 1 and _lacks_memory(verdict):
                     crowded.append(judged)
@@ -199,7 +203,14 @@ def _judge_problem(
         return SuiteVerdict(*named, UNUSABLE, reason=problem.unusable)
     options = replace(options, vary_shapes=options.vary_shapes and problem.vary_shapes)
     try:
-        result = judge(problem.reference, problem.candidate, options=options, launcher=launcher, turn=turn)
+        result = judge(
+            problem.reference,
+            problem.candidate,
+            options=options,
+            launcher=launcher,
+            turn=turn,
+            same_operators=problem.compiled,
+        )
     except Exception as e:  # of the reference, which runs in this process; the other problems go on
         return SuiteVerdict(*named, UNUSABLE, reason=error_line(e)[:300])
     reasons = [f"{r.check}: {r.evidence}" for r in result.reasons] + [f"{k}: {v}" for k, v in result.missing]

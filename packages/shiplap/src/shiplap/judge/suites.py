@@ -35,6 +35,7 @@ class SuiteProblem:
         reference, candidate: targets of :func:`shiplap.judge.judge`.
         unusable: why the problem cannot be judged. It is empty if the problem can be judged.
         vary_shapes: whether the reference accepts other shapes than those of its inputs.
+        compiled: whether the candidate is the compiled reference, which Shiplap has written.
     """
 
     name: str
@@ -43,6 +44,7 @@ class SuiteProblem:
     candidate: str = ""
     unusable: str = ""
     vary_shapes: bool = True
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
     if found is None:
         yield _unusable_problem(name, "KernelBench", "no candidate")
     else:
-        yield SuiteProblem(name, "KernelBench", f"{path}:Model", str(found))
+        compiled = folders.candidates == COMPILED
+        yield SuiteProblem(name, "KernelBench", f"{path}:Model", str(found), compiled=compiled)
 
 
 def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
@@ -197,7 +200,8 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     tail += f"\n{loaded}\n\n\nclass ModelNew(Reference):\n    def forward(self, *args):\n"
     tail += "        return super().forward(*args, fn=kernel)\n"
     candidate = folders.write("candidate", name, source + tail, extra)
-    yield SuiteProblem(name, "robust-kbench", f"{reference}:Reference", f"{candidate}:ModelNew")
+    compiled = folders.candidates == COMPILED
+    yield SuiteProblem(name, "robust-kbench", f"{reference}:Reference", f"{candidate}:ModelNew", compiled=compiled)
 
 
 def _kernel_file(kernel: Path) -> str:

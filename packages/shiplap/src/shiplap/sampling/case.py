@@ -53,6 +53,12 @@ def widen_tensor(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float64))
 
 
+def widened_copy(t: Tensor) -> Tensor:
+    """Return a copy of ``t`` as ``widen_tensor`` returns it, which shares no memory with ``t``."""
+    wide = widen_tensor(t.detach())
+    return wide.clone() if wide.dtype == t.dtype else wide
+
+
 def arguments_by_name(op: Op, args: Iterable[Any]) -> dict[str, Any]:
     """Return a dict from the names of the op's arguments to ``args``, their values in schema order."""
     return {a.name: v for a, v in zip(op.spec.args, args, strict=True)}

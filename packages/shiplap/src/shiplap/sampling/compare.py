@@ -58,6 +58,7 @@ class Reduction:
 SURE_SHARE = 0.9  # share of the tolerance, leaving room for rounding in the comparison itself
 FLOAT8_SUMS_EPS = 2.0**-13  # precision of sums of 8-bit floats in Hopper's tensor cores, whatever the output dtype
 PART = 1 << 18  # elements of a large result on a CPU that are compared at once, so that they stay in its caches
+DEVICE_PART = 1 << 25  # elements of one on an accelerator, whose memory could not hold all of them several times over
 
 
 def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
@@ -198,6 +199,10 @@ def _tensor_agrees(
         return True
     if not got.is_floating_point() or got.itemsize == 1:
         return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
+    length = part_length(got)
+    if near == "none" and got.numel() > length:
+        parts = zip(got.reshape(-1).split(length), own.reshape(-1).split(length), strict=True)
+        return all(_tensor_agrees(*part, sums, wide_sums, near, error) for part in parts)
     # In 16 bits their difference would be rounded itself.
     g, o = (t.float() if t.itemsize == 2 else t for t in (got, own))
     off = g - o
@@ -240,6 +245,11 @@ class _ToleranceModel:
         return size + size.square().mean().sqrt()
 
 
+def part_length(t: Tensor) -> int:
+    """Return how many elements of the large result ``t`` are compared at once on its device."""
+    return PART if t.device.type == "cpu" else DEVICE_PART
+
+
 def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
     """Return the difference of one result ``got`` from the reference, whose values are ``own`` in its own precision and
     ``wide`` in float64. ``extra`` is a further deviation that is allowed for each element, or None for no such
@@ -252,7 +262,7 @@ def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMod
     if wide.shape != own.shape:
         wide = own
     number = (got.is_floating_point() and got.itemsize > 1) or got.is_complex()
-    if number and extra is None and model.near == "none" and got.numel() > PART and got.device.type == "cpu":
+    if number and extra is None and model.near == "none" and got.numel() > part_length(got):
         difference = _compare_parts(got, own, wide, model)
         if not difference.problem:
             return difference
@@ -264,7 +274,7 @@ def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMode
     its text is counted from the start of the part. If no part differs, return a difference with the largest error of
     all parts. ``own`` and ``wide`` are the reference's values in its own precision and in float64.
     """
-    parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
+    parts = [*zip(*(t.reshape(-1).split(part_length(got)) for t in (got, own, wide)), strict=True)]
     # That of the whole result, as where it is not compared part by part.
     slack = _slack(max(float(_own_error(*part)[2].max()) for part in parts), got.numel())
     worst = 0.0

@@ -38,7 +38,7 @@ from shiplap.sandbox.supervisor import LACKS, SandboxedProcess
 
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
-LEAST, LEAST_LARGE, MOST, ROOM = 5, 2, 128, 64 << 20
+LEAST, LEAST_LARGE, MOST, ROOM, HUGE = 5, 2, 128, 64 << 20, 4 << 30
 COMPARED_BYTES = 1 << 20  # bytes of a result that are read at once to be compared again, which stay in the caches
 MAX_RESULT_SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the result if that is more
@@ -379,7 +379,9 @@ class TargetProcess:
         # The latest results stay.
         for call in reversed(self._earlier):
             sizes += call.size
-            if kept >= MOST or (sizes > ROOM and kept >= (LEAST if call.size < ROOM else LEAST_LARGE)):
+            # Of huge results on a GPU, two beside the present ones leave no memory for the reference.
+            least = LEAST if call.size < ROOM else LEAST_LARGE if call.size < HUGE else 1
+            if kept >= MOST or (sizes > ROOM and kept >= least):
                 break
             kept += 1
         while len(self._earlier) > kept:

@@ -23,7 +23,7 @@ from shiplap.sandbox import child, protocol
 from shiplap.sandbox.landlock import readable_places, remove_folder
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
-from shiplap.torch_private.process_state import forks_can_use_device
+from shiplap.torch_private.process_state import counting_by_management, forks_can_use_device
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
@@ -102,7 +102,7 @@ def _import_libraries(message: protocol.ImportLibraries) -> int:
     The snapshot of functions that exists is left without these modules, since a candidate may import them itself.
     """
     for number, module in enumerate(message.modules):
-        with contextlib.suppress(Exception):  # whoever needs the module gets the error, as without a compiler
+        with contextlib.suppress(Exception), counting_by_management():  # whoever needs the module gets the error
             importlib.import_module(module)
             if module == VECTOR_MODULE:
                 prepare_inductor(message.folder)

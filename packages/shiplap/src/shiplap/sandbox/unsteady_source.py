@@ -29,9 +29,12 @@ CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "clock_get
 CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"times", "getrusage", "uptime"}
 """Functions that say how long a machine, a process or a thread runs. Honest candidates measure their time by them."""
 CHANCES = {"random", "randint", "randrange", "getrandbits", "uniform", "urandom", "token_bytes", "randbelow", "uuid4"}
-CHANCES |= {"gauss", "normalvariate", "expovariate", "betavariate", "triangular", "random_sample", "standard_normal"}
+CHANCES |= {"choice", "choices", "gauss", "normalvariate", "expovariate", "betavariate", "triangular", "randbytes"}
+CHANCES |= {"integers", "random_sample", "standard_normal"}
 DRAWS = {"rand", "randn"}  # of torch and numpy, which honest candidates compare elementwise
-PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "id"}
+NUMBERS = DRAWS | {"randint", "randperm", "bernoulli", "multinomial", "poisson", "normal", "empty"}
+"""Functions of torch whose results, as one number, are a chance. The content of new memory is one as well."""
+PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "__hash__", "id", "getnode"}
 COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount", "getsizeof", "active_count"}
 COUNTS |= {"getsize", "listdir", "scandir", "tell", "read_text", "read_bytes", "readline", "readlines", "getpos"}
 """Functions whose results grow from call to call, where a candidate makes them grow, as it may the size of a file."""
@@ -108,11 +111,34 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
             if (name := _next_of(side)) and name in lasting:
                 yield node.lineno, f"the next element of {name}"
     yield from ((line, f"the elements of {name}, which are used up") for line, name in used_up_places(tree, lasting))
+    yield from _elements_that_decide(nodes, lasting, growing - shrunk)
     for test in _truth_tests(tree):
         if (name := _next_of(test)) and name in lasting:
             yield test.lineno, f"the next element of {name}"
+        if isinstance(test, ast.Call) and getattr(test.func, "attr", "") in NUMBERS and _drawn_number(test):
+            yield test.lineno, f"one number of torch.{getattr(test.func, 'attr', '')}"
         if (what := _unsteady_source(test, held)) and what not in CLOCKS | DRAWS | {"data_ptr"}:
             yield test.lineno, what
+
+
+def _elements_that_decide(nodes: list[ast.AST], lasting: set[str], growing: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield (line, reason) where code calls the next element of one of the iterators ``lasting`` or indexes by it, or
+    reads a far element of one of the containers ``growing``, which is there only after many calls.
+    """
+    taken = {
+        place_name(target): name
+        for node in nodes
+        if isinstance(node, ast.Assign) and (name := _next_of(node.value)) in lasting
+        for target in node.targets
+    }
+    for node in nodes:
+        used = node.func if isinstance(node, ast.Call) else node.slice if isinstance(node, ast.Subscript) else None
+        if used is not None and (name := _next_of(used) or taken.get(place_name(used), "")) in lasting and name:
+            yield getattr(node, "lineno", 0), f"the next element of {name}"
+        if isinstance(node, ast.Subscript) and place_name(node) in growing and isinstance(node.ctx, ast.Load):
+            amounts = [_amount(n, {}) for n in ast.walk(node.slice) if isinstance(n, ast.Constant)]
+            if any(amount is not None and abs(amount) >= JUDGED_CALLS for amount in amounts):
+                yield node.lineno, f"a far element of {place_name(node)}, which grows"
 
 
 def _matters(what: str, known: bool, others: list[float | None]) -> bool:
@@ -202,6 +228,8 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
         inner: list[ast.expr] = []
         if isinstance(at, ast.Call):
             name = getattr(at.func, "attr", getattr(at.func, "id", ""))
+            if name in ("item", "tolist") and (what := _drawn_number(at)):
+                return what
             drawn = name in DRAWS or (name in CHANCES and place_name(getattr(at.func, "value", at)) == "torch")
             if _is_one_number(at) if drawn else name in CLOCKS | CHANCES | PROCESSES | COUNTS | {"data_ptr"}:
                 return str(name)
@@ -215,6 +243,14 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
             inner = [each for each in ast.iter_child_nodes(at) if isinstance(each, ast.expr)]
         left += reversed(inner)
     return ""
+
+
+def _drawn_number(node: ast.Call) -> str:
+    """Return the name of a function of torch that draws numbers, or makes memory with any content, of whose result a
+    call takes one number, as ``torch.rand(2).max().item()`` does. Return an empty string for another call.
+    """
+    called = [n.func for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    return next((f.attr for f in called if f.attr in NUMBERS and place_name(f.value) == "torch"), "")
 
 
 def _is_one_number(node: ast.Call) -> bool:
@@ -316,9 +352,15 @@ def _is_definition(node: ast.AST) -> bool:
 
 
 def _measured_length(node: ast.AST) -> str:
-    """Return the name of the container whose length an expression is, or an empty string."""
-    is_length = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args
-    return place_name(node.args[0]) if is_length and isinstance(node, ast.Call) else ""
+    """Return the name of the container whose length an expression is, or a sum or count of whose elements it is, or an
+    empty string.
+    """
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Attribute):
+        return place_name(node.func.value) if node.func.attr in ("__len__", "count", "bit_length", "index") else ""
+    is_length = getattr(node.func, "id", "") in ("len", "sum", "max", "min") and len(node.args) == 1
+    return place_name(node.args[0]) if is_length else ""
 
 
 def _next_of(node: ast.AST) -> str:

@@ -210,11 +210,15 @@ def try_best_instructions() -> bool:
     here = sys.platform == "linux" and platform.machine() == "x86_64"
     if not here or config.cpp.simdlen is not None or "ATEN_CPU_CAPABILITY" in os.environ:
         return False
-    features = cpu_vec_isa.x86_isa_checker()
-    sets = [each for each in cpu_vec_isa.supported_vec_isa_list if all(name in features for name in str(each).split())]
-    # The truth value of a set is the result of its try.
-    if not sets or not sets[0]:
-        return False
-    with config.patch({"cpp.vec_isa_ok": True}):
-        cpu_vec_isa.valid_vec_isa_list()  # Inductor keeps this list, and takes its first entry
-    return True
+    features, known = cpu_vec_isa.x86_isa_checker(), cpu_vec_isa.supported_vec_isa_list
+    sets = [each for each in known if all(name in features for name in str(each).split())]
+    # Inductor keeps the list of the sets that it has tried, and takes the first. Each try imports torch in a process of
+    # its own, some of them several times (torch 2.11).
+    cpu_vec_isa.supported_vec_isa_list = sets[:1]
+    try:
+        works = bool(cpu_vec_isa.valid_vec_isa_list())
+    finally:
+        cpu_vec_isa.supported_vec_isa_list = known
+    if not works:
+        cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    return works

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import _imp
+import ctypes
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from types import BuiltinFunctionType, CodeType
 from typing import Any
@@ -19,6 +20,7 @@ from torch.nn.modules import module as modules
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
 
+COUNT_BY_MANAGEMENT, MANAGEMENT, MOST_STARTS = "PYTORCH_NVML_BASED_CUDA_CHECK", "libnvidia-ml.so.1", 64
 OPEN_FILES, USED_BY_DRIVER = "/proc/self/fd", "/dev/nvidia-uvm"
 _SHOWN = "aten::_cast_Byte"  # an operator for which no library has reason to register anything
 _HOOKS = tuple(name for name in sorted(vars(modules)) if name.startswith("_global_"))
@@ -71,6 +73,27 @@ def set_deterministic(enabled: bool, *, warn_only: bool) -> None:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     else:
         torch._C._set_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+@contextmanager
+def counting_by_management() -> Iterator[None]:
+    """Return a context manager in whose body torch finds out by the management library of NVIDIA whether there is a
+    GPU. Torch's compiler does so when it is imported, and would otherwise begin to use the driver, after which the
+    process cannot be forked. The library is shut down afterwards.
+    """
+    before = os.environ.get(COUNT_BY_MANAGEMENT)
+    os.environ[COUNT_BY_MANAGEMENT] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(COUNT_BY_MANAGEMENT)
+        os.environ |= {COUNT_BY_MANAGEMENT: before} if before is not None else {}
+        with suppress(OSError, AttributeError):  # no such library
+            library = ctypes.CDLL(MANAGEMENT)
+            # Each start has to be undone, and the last one fails.
+            for _ in range(MOST_STARTS):
+                if library.nvmlShutdown():
+                    break
 
 
 def forks_can_use_device() -> bool:
