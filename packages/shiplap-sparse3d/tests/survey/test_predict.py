@@ -121,9 +121,9 @@ def test_cells_are_those_of_whole_rows(corner: Path, tmp_path: Path) -> None:
     job = replace(job, scales=(0.01, 0.001, 0.1), offsets=(637_000.1, -4_800_000.7, 3.3))
     xyz = raw * np.array(job.scales) + np.array(job.offsets)
     rows = torch.from_numpy(np.pad(raw, ((0, 0), (2, 1))))
-    assert np.array_equal(torch.stack(job.coordinates(rows), 1).numpy(), xyz)
-    assert np.array_equal(torch.stack(job.cells(rows), 1).numpy(), np.floor(xyz / np.array(job.model.voxel)))
-    assert torch.stack(job.cells(rows[:0]), 1).shape == (0, 3)
+    assert np.array_equal(job.coordinates(rows).t().numpy(), xyz)
+    assert np.array_equal(job.cells(rows).t().numpy(), np.floor(xyz / np.array(job.model.voxel)))
+    assert job.cells(rows[:0]).shape == (3, 0)
 
 
 @pytest.mark.gpu

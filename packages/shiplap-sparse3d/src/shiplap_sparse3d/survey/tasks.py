@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cache, cached_property, partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -58,6 +58,10 @@ POINT = np.dtype([("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("r
 # The points of one tile in one segment: where they begin in its file, how many they are, how many points of the tile
 # are in segments before it, and the sum of their words.
 SLICE = np.dtype([*((name, "<i4") for name in ("x", "y", "segment", "start", "count", "before")), ("check", "<i8")])
+
+# Numbers as a column ``float64 [n, 1]`` on a device, kept since a copy waits for a GPU. A GPU divides by such a column,
+# but would multiply by the inverse of a plain number.
+_columns = cache(lambda numbers, device: torch.tensor(numbers, dtype=torch.float64, device=device)[:, None])
 
 # Called without arguments when points are read.
 OnRead = Callable[[], object]
@@ -103,21 +107,18 @@ class SurveyJob:
         first = number * self.segment
         return first, min(self.segment, self.total - first)
 
-    def coordinates(self, rows: Tensor) -> list[Tensor]:
+    def coordinates(self, rows: Tensor) -> Tensor:
         """Return the coordinates of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) in units of the
-        input file, as three tensors ``float64 [p]``.
+        input file, as ``float64 [3, p]``.
         """
-        axes = zip(rows[:, 2:5].unbind(1), self.scales, self.offsets, strict=True)
-        return [axis.double() * scale + offset for axis, scale, offset in axes]
+        xyz = rows[:, 2:5].t().to(torch.float64, memory_format=torch.contiguous_format)
+        return xyz * _columns(self.scales, rows.device) + _columns(self.offsets, rows.device)
 
-    def cells(self, rows: Tensor) -> list[Tensor]:
+    def cells(self, rows: Tensor) -> Tensor:
         """Return the cells of the points ``rows`` (``int32 [p, 6]``, as the folder stores them). Cells have the edges
-        ``model.voxel``, and cell 0 begins at coordinate 0. The result is three tensors ``float64 [p]`` of whole
-        numbers, one for each axis.
+        ``model.voxel``, and cell 0 begins at coordinate 0. The result is ``float64 [3, p]``, whole numbers.
         """
-        # A GPU multiplies by the inverse of a plain number.
-        axes = zip(self.coordinates(rows), self.model.voxel, strict=True)
-        return [(axis / axis.new_full((), edge)).floor() for axis, edge in axes]
+        return (self.coordinates(rows) / _columns(tuple(self.model.voxel), rows.device)).floor()
 
     def with_points(self, segments: Sequence[SortedSegment]) -> SurveyJob:
         """Return this job with the table and the extent of all points. ``segments`` are the results of
@@ -155,8 +156,7 @@ class SurveyJob:
         """
         made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), turn=threading.RLock(), here=threading.local())
         # One for all threads: from Python 3.12 on, two threads may compute a ``cached_property`` at the same time.
-        shared: SimpleNamespace = vars(self).setdefault("_network", made)
-        return shared
+        return cast(SimpleNamespace, vars(self).setdefault("_network", made))
 
 
 def points_of(job: SurveyJob, rows: Tensor) -> Points:
@@ -164,7 +164,7 @@ def points_of(job: SurveyJob, rows: Tensor) -> Points:
     function ``features`` of a model. They have the coordinates in units of the input file, the intensity, the return
     number and the number of returns.
     """
-    packed, xyz = rows[:, 5].long(), torch.stack(job.coordinates(rows), 1)
+    packed, xyz = rows[:, 5].long(), job.coordinates(rows).t().contiguous()
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xF, packed >> 20 & 0xF)
 
 
@@ -175,12 +175,14 @@ def point_numbers(rows: Tensor) -> Tensor:
     return rows.view(torch.int64)[:, 0]
 
 
-def cells_within(cells: Sequence[Tensor], low: Cells, high: Cells) -> Tensor:
+def cells_within(cells: Tensor, low: Cells, high: Cells) -> Tensor:
     """Return a mask ``bool [p]`` of the points whose cell is at or above ``low`` and below ``high`` on every axis.
-    ``cells`` has one tensor ``[p]`` for each axis. Axes beyond the length of ``low`` are not tested.
+    ``cells`` is ``float64 [axes, p]``. Axes beyond the length of ``low`` are not tested.
     """
-    axes = zip(cells, low, high, strict=False)
-    return reduce(torch.logical_and, [(axis >= int(first)) & (axis < int(end)) for axis, first, end in axes])
+    limits = torch.from_numpy(np.array([low, high], np.float64)[:, :, None])
+    # From pinned memory, so that the thread does not wait for the GPU.
+    limits = limits.pin_memory().to(cells.device, non_blocking=True) if cells.is_cuda else limits
+    return reduce(torch.logical_and, (cells[: len(low)] >= limits[0]) & (cells[: len(low)] < limits[1]))
 
 
 def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -204,7 +206,7 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
             part["raw"] = np.column_stack([points.X, points.Y, points.Z])
             part["returns"] = np.asarray(points["return_number"]) | np.asarray(points["number_of_returns"]) << 4
             part["intensity"], part["code"] = points["intensity"], points["classification"]
-    cells = torch.stack(job.cells(torch.from_numpy(rows.view(np.int32).reshape(-1, 6))), 1).numpy()
+    cells = job.cells(torch.from_numpy(rows.view(np.int32).reshape(-1, 6))).t().contiguous().numpy()
     if not (np.abs(cells) < 2**31 - 1).all():  # also for NaN, which compares as false
         raise survey_error("SL822", "the input's scales and offsets", "a cell beyond 2^31", "cells that can be counted")
     extent = np.array([cells.min(0), cells.max(0)], np.int64)
@@ -313,7 +315,7 @@ def question_of(job: SurveyJob, tile: Tile, device: torch.device, is_read: OnRea
     feats = job.model.features_of(points_of(job, rows))
     if job.model.context:  # features have seen the points around the box; the network does not
         inside = cells_within(cells, box.low, box.high)
-        rows, feats, cells = rows[inside], feats[inside], [axis[inside] for axis in cells]
+        rows, feats, cells = rows[inside], feats[inside], cells[:, inside]
     wanted = cells_within(cells, *job.tiling.core(tile)).nonzero()[:, 0]
     local = torch.stack([axis - int(first) for axis, first in zip(cells, box.low, strict=True)], 1).int()
     return TileQuestion(rows[wanted], local, feats, box.shape, wanted)
