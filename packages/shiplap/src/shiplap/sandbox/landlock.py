@@ -332,7 +332,9 @@ def _restrict_files(cell: SandboxPolicy) -> str:
             _allow_access(libc, rules, place, READ)
         for folder in ("/proc/self", *LISTED_HARDWARE, *cell.readable, *(("/dev",) if cell.device else ())):
             _allow_access(libc, rules, folder, LIST)  # names only: root owns the disks
-        os.close(open_folder(cell.scratch, WAY_TO_SCRATCH))  # else somebody could have put another one in its place
+        # Somebody could have put another folder in its place. A folder on the way that cannot be listed says nothing.
+        with contextlib.suppress(PermissionError):
+            os.close(open_folder(cell.scratch, WAY_TO_SCRATCH))
         for place in (cell.scratch, *DEVICE_FILES, *(_accelerator_places() if cell.device else ())):
             _allow_access(libc, rules, place, every)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
