@@ -18,7 +18,22 @@ import shiplap as sl
 from shiplap.audit import child_process
 from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, run_isolated, stream_events
 from shiplap_testing.crashes import read_unmapped
+from shiplap_testing.forked import python
 
+# A library refuses a fork that begins while its hook runs for a fork of another thread.
+FORKS = """
+import os, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from shiplap.audit.child_process import run_isolated
+forking = []
+def begin():
+    forking.append(threading.get_ident())
+    time.sleep(0.1)
+    assert len(forking) == 1, "two threads fork at once"
+os.register_at_fork(before=begin, after_in_parent=forking.pop)
+with ThreadPoolExecutor(3) as pool:
+    print(list(pool.map(lambda n: run_isolated(lambda send: n), range(3))))
+"""
 QUICK = ChildLimits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
 
 
@@ -229,3 +244,9 @@ def test_waiting_for_a_processor_is_no_deadlock(monkeypatch, state, told):
         now[0] += 0.3
         found.append(watch._exceeded_limit())
     assert max(found) == told
+
+
+def test_threads_fork_one_after_the_other():
+    done = python("-c", FORKS)
+    assert (done.stdout, done.returncode) == ("[0, 1, 2]\n", 0), done.stderr
+    assert "two threads" not in done.stderr

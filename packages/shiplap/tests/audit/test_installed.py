@@ -93,6 +93,7 @@ add("written(Tensor x) -> Tensor", written, like)
 add("view(Tensor x) -> Tensor", lambda x: x.view(-1), lambda x: x.new_empty(x.numel()))
 add("counted(Tensor x) -> Tensor", counted, like)
 add("unfilled(Tensor x) -> Tensor", unfilled, like)
+add("fake_refuses(Tensor x) -> Tensor", lambda x: x * 2, lambda x: [][1])
 library.define("no_fake(Tensor x) -> Tensor")
 library.impl("no_fake", lambda x: x * 2, "CPU")
 library.define("no_cpu(Tensor x) -> Tensor")
@@ -227,6 +228,14 @@ def test_the_command_resumes_and_honours_a_baseline(ops, package, monkeypatch, t
     assert audit() == 0, "a finding that the baseline lists"
     assert audit(baseline=None) == 1
     assert {*stored_results(out / "results.jsonl")} == {right, wrong}
+
+
+def test_a_recorded_call_that_the_fake_refuses_is_a_finding(ops, request_of):
+    """A search leaves such a call out, since it may be one that the op was never meant to take."""
+    name = "undeclared_ops::fake_refuses"
+    result = audit_installed_op(name, ops[name], [seen((3, 4))], request_of)
+    assert result.calls == 1
+    assert "fake" in {f.check for f in result.findings}
 
 
 def test_checks_for_which_no_time_is_left_are_counted(ops, request_of):

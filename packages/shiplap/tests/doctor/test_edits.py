@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.doctor import edits, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
+from shiplap.doctor import (
+    edits,
+    edits_of_calls,
+    edits_of_draws,
+    edits_of_functions,
+    edits_of_shortcuts,
+    edits_of_values,
+)
 from shiplap.doctor.edits import Case, Editor
 from shiplap.doctor.scratch import apply_edits
 from tests.doctor.programs import CountingBackend, proposals
@@ -404,6 +411,50 @@ def test_values_are_joined_by_functions_of_torch(tmp_path: Path) -> None:
 def test_only_values_are_joined(tmp_path: Path, line: str) -> None:
     source = f"def f(a, b):\n    {line}  # HERE\n"
     assert not proposals(tmp_path, source, edits_of_values.join_values)
+
+
+@pytest.mark.parametrize(
+    ("body", "kept", "refusing"),
+    [
+        (
+            "if m is not None and (m == 0).any():  # HERE\n        return m\n    return None",
+            "if m is not None:  # HERE\n        return m\n    return None",
+            "if m is not None:\n        if (m == 0).any():\n            return m\n        raise",
+        ),
+        (
+            "if (m == 0).any():  # HERE\n        return m",
+            "    return m",
+            "if True:\n        if (m == 0).any():\n            return m\n        raise",
+        ),
+        (
+            "if not m.any():  # HERE\n        m = None\n    return m",
+            "    pass\n    return m",
+            "if not m.any():  # HERE\n        raise AssertionError",
+        ),
+    ],
+)
+def test_a_value_is_kept_where_the_program_may_leave_it_out(
+    tmp_path: Path, body: str, kept: str, refusing: str
+) -> None:
+    source = f"def f(m):\n    {body}\n"
+    (changed,) = proposals(tmp_path, source, edits_of_shortcuts.keep_value)
+    assert kept in changed
+    (changed,) = proposals(tmp_path, source, edits_of_shortcuts.refuse_without_value)
+    assert refusing in changed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if m.any():  # HERE\n        return m\n    return m + 1",
+        "if m.any():  # HERE\n        return None\n    return m",
+        "if m.any():  # HERE\n        other = None\n    return m",
+        "if m is not None:  # HERE\n        return m",
+        "for _ in range(2):\n        if m.any():  # HERE\n            return m",
+    ],
+)
+def test_a_value_that_is_no_shortcut_is_not_kept(tmp_path: Path, body: str) -> None:
+    assert not proposals(tmp_path, f"def f(m):\n    {body}\n", edits_of_shortcuts.keep_value)
 
 
 def test_functions_of_math_stay_in_the_first_proposal(tmp_path: Path) -> None:

@@ -118,6 +118,26 @@ def test_a_remedy_that_brings_another_entry_comes_second(tmp_path: Path) -> None
     assert (found.remedy, found.removed, later.removed) == ("torch_hint", True, False)
 
 
+@pytest.mark.parametrize("left_out", [False, True])
+def test_a_value_is_kept_only_if_a_call_leaves_it_out(tmp_path: Path, left_out: bool) -> None:
+    """Where no call does so, equal results say nothing about the calls that do."""
+
+    class Masked(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            text = texts.get("program.py", "")
+            if "raise AssertionError" in text:
+                return run(self.item, status=int(left_out))
+            return run(*(() if text and "any" not in text else (self.item,)))
+
+    laboratory = Masked(tmp_path, "")
+    source = "import torch\ndef f(m):\n    if (m == 0).any():\n        return m\n    return None\n"
+    (tmp_path / "program.py").write_text(source)
+    laboratory.item = replace(laboratory.item, cause="branch", reason="Data-dependent branching", call="if m.any()")
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.remedy == "keep_value") == left_out
+    assert found.refused.get("keep_value", "") == ("" if left_out else "no call of this run leaves the value out")
+
+
 @pytest.mark.parametrize("other", [False, True])
 def test_an_entry_whose_own_remedies_failed_may_go_with_another(tmp_path: Path, other: bool) -> None:
     """It stays without a remedy where another break of the function has come in its place."""

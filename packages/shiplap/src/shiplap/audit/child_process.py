@@ -28,6 +28,7 @@ from typing import IO, Any
 import torch
 
 from shiplap import torch_private
+from shiplap.sandbox.fork import fork_process
 from shiplap.sandbox.proc_filesystem import has_ended, resident_bytes, stat_fields, thread_states
 
 ChildEvent = dict[str, Any]
@@ -123,7 +124,7 @@ def _can_differentiate_in_fork() -> bool:
     the machine starts no fork: the child process of the audit, which is started next, then reports that.
     """
     try:
-        child = os.fork()
+        child = fork_process()
     except OSError:
         return True
     if child == 0:
@@ -160,7 +161,7 @@ def stream_events(
         try:
             output = stack.enter_context(tempfile.TemporaryFile())
             reading, writing = ends = os.pipe()
-            child = os.fork()
+            child = fork_process()
         except OSError as e:
             for end in ends:
                 os.close(end)

@@ -119,7 +119,7 @@ class _AsTensor(ast.NodeTransformer):
         op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
         joined = node.values[-1]
         for value in reversed(node.values[:-1]):
-            if not _is_question_of_python(value):
+            if not is_question_of_python(value):
                 joined = ast.BinOp(value, op, joined)
                 continue
             sides = (joined, ast.Constant(False)) if isinstance(node.op, ast.And) else (ast.Constant(True), joined)
@@ -133,7 +133,7 @@ class _AsTensor(ast.NodeTransformer):
         return _tensor_of_number(node) or node
 
 
-def _is_question_of_python(value: ast.AST) -> bool:
+def is_question_of_python(value: ast.AST) -> bool:
     """Return whether an operand of ``and`` or ``or`` is decided by Python: ``x is None``, ``isinstance(...)``,
     ``hasattr(...)`` or an attribute such as ``self.training``.
     """
@@ -311,9 +311,9 @@ def expressions_asked(test: ast.expr) -> set[str]:
     """
     found = set[str]()
     for n in ast.walk(test):
-        if isinstance(n, ast.Compare) and _is_question_of_python(n):
+        if isinstance(n, ast.Compare) and is_question_of_python(n):
             found.add(ast.unparse(n.left))
-        elif isinstance(n, ast.Call) and _is_question_of_python(n) and n.args:
+        elif isinstance(n, ast.Call) and is_question_of_python(n) and n.args:
             named = n.args[-1] if ast.unparse(n.func) == "hasattr" else None
             attribute = named.value if isinstance(named, ast.Constant) else ""
             found.add(ast.unparse(n.args[0]) + (f".{attribute}" if attribute and isinstance(attribute, str) else ""))

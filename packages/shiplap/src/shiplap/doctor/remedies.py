@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shiplap.doctor import edits, edits_of_branches, edits_of_calls, edits_of_draws, edits_of_functions, edits_of_values
+from shiplap.doctor import (
+    edits,
+    edits_of_branches,
+    edits_of_calls,
+    edits_of_draws,
+    edits_of_functions,
+    edits_of_shortcuts,
+    edits_of_values,
+)
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
 
@@ -30,6 +38,8 @@ class Remedy:
         prints: whether the program has to print as many lines as before.
         measures: whether results that vary by themselves, such as times, must not become 0.
         picks: whether it picks values with ``torch.where``, whose gradient for the side that is not picked is 0.
+        witness: an editor after whose edit the program has to end in another way, or None. It makes the program raise
+            where the remedy changes what is computed. Without such a call the run shows nothing about the remedy.
     """
 
     id: str
@@ -44,6 +54,7 @@ class Remedy:
     prints: bool = False
     measures: bool = False
     picks: bool = False
+    witness: Editor | None = None
 
     def fits(self, entry: Break | Recompile) -> bool:
         """Return whether the remedy can be tried on ``entry``, a break or recompile.
@@ -138,6 +149,14 @@ REMEDIES: tuple[Remedy, ...] = (
         edits_of_values.join_values,
         ("branch", "item"),
         caveat="both values are computed in each call",
+    ),
+    Remedy(
+        "keep_value",
+        "keep the value where the program may leave it out",
+        edits_of_shortcuts.keep_value,
+        ("branch", "item"),
+        caveat="what the value changes is computed in each call, also where it changes nothing",
+        witness=edits_of_shortcuts.refuse_without_value,
     ),
     Remedy(
         "where",

@@ -163,6 +163,7 @@ def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
 
 STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for another reason: "
 NEVER_AGAIN = "no version was used a second time"
+NO_WITNESS = "no call of this run leaves the value out"
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
@@ -345,6 +346,8 @@ def _try_entry(
         if not reason:
             rows = _rows_computed_always(laboratory.program.root, texts, changed) if remedy.picks else ()
             reason = _reason_by_remedy(remedy, now, after, rows)
+        if not reason and not _is_witnessed(laboratory, remedy, entry, texts, now):
+            reason = NO_WITNESS
         if not reason and after is not None and isinstance(entry, Break) and entry.skipped:
             reason = _break_in_edit(laboratory.program.root, texts, changed, now, after)
         # A remedy may make recompiles rarer without removing them.
@@ -377,6 +380,24 @@ def _try_entry(
         refused[remedy.id] = reason
     best = second or fewer
     return best if best is not None else (TriedEntry.of(entry, refused=refused), texts, now)
+
+
+def _is_witnessed(
+    laboratory: Laboratory, remedy: Remedy, entry: Break | Recompile, texts: dict[str, str], now: Run
+) -> bool:
+    """Return whether a call of the program shows what ``remedy`` changes: with the edit of its witness, which raises in
+    such a call, the program ends with another status than in the run ``now``. A remedy without a witness needs none.
+
+    ``texts`` has the contents of the files that earlier remedies have changed, by path.
+    """
+    if remedy.witness is None:
+        return True
+    for edits in remedy.witness(make_case(laboratory.program, entry, texts)):
+        changed = apply_edits(texts, laboratory.program.root, edits)
+        after = None if changed is None else laboratory.run(changed, "compare")
+        if after is not None and after.status != now.status:
+            return True
+    return False
 
 
 # What has an infinite or undefined derivative for some values. A gradient of 0 becomes NaN there.

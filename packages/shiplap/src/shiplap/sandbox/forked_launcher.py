@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from shiplap.sandbox.fork import fork_process
 from shiplap.sandbox.launcher_environment import LAUNCHER_VARIABLES, is_secret
 from shiplap.sandbox.proc_filesystem import stat_fields
 from shiplap.sandbox.process_memory import MemorySpan
@@ -99,7 +100,7 @@ class ForkedLauncher(SandboxLauncher):
         requests on ``connection`` and never returns.
         """
         try:
-            pid = os.fork()
+            pid = fork_process()
         except OSError:  # the request that follows says that there is no process
             return
         if pid:

@@ -114,7 +114,8 @@ def try_recorded(
             yield call
         elif repr(call) not in state.avoided:
             send(_tried(call, "", None, since))
-            if not why_refused(op, call, wrap=""):
+            # The program has made this call, so that a fake implementation that refuses it is at fault.
+            if not why_refused(op, call, wrap="", by_fake=False):
                 send(_found(op, form, call))
                 known.add(repr(call))
                 yield call
@@ -198,9 +199,9 @@ def _found(op: Any, form: SchemaForm, call: CallRecipe) -> ChildEvent:
     return {"kind": "found", "op": form.name, "call": repr(call), "results": shapes}
 
 
-def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
+def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded", *, by_fake: bool = True) -> str:
     """Return why the op or its fake implementation refuses a call, or a message that says that the result is empty.
-    Return an empty string if the call is accepted.
+    Return an empty string if the call is accepted. If ``by_fake`` is false, the fake implementation is not called.
 
     ``wrap`` names the function that places each tensor in memory, by default next to memory that cannot be accessed.
     """
@@ -218,7 +219,7 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
         return "an empty result"
     if result is None and not any(tensors_in(v) for v in arguments.values()):
         return "no result"
-    return _why_fake_refuses(op, evaluate(call.texts()))
+    return _why_fake_refuses(op, evaluate(call.texts())) if by_fake else ""
 
 
 def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
