@@ -97,11 +97,12 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
     check_op_name(name)
     check_keywords(name, given)
     if not inspect.isfunction(fn):
+        kind = type(fn).__name__
         raise error(
             "SL103",
             where=name,
             what="the decorated object is not a function",
-            got=f"a {type(fn).__name__}",
+            got=f"a{'n' * (kind[0] in 'AEIOU')} {kind}",
             expected="a function defined with def",
             fix=_fix_of_decorated(fn),
         )
