@@ -16,8 +16,6 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Literal, TypedDict, Unpack, cast, get_args
 
-import torch
-
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
@@ -80,7 +78,7 @@ def check_keywords(where: object, given: Mapping[str, object], keywords: type = 
 
 def _fix_of_decorated(decorated: object) -> str:
     """Return the advice of the error for an object other than a function under ``@sl.op``."""
-    if isinstance(decorated, torch.library.CustomOpDef):  # type: ignore[attr-defined]
+    if type(decorated).__name__ == "CustomOpDef":
         return (
             "remove @torch.library.custom_op, since sl.op registers an op itself, or keep that op and declare it with "
             "@sl.adopt"
