@@ -99,7 +99,8 @@ def doubled(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", DECORATED)
 def test_decorated_objects_that_are_no_functions(ns, name):
     made, fix = DECORATED[name]
-    with fails("SL103", fix, where=f"{ns}::f"):
+    got = {"an op": "an Op", "an op of torch": "a CustomOpDef", "an object": "a ReLU"}[name]
+    with fails("SL103", fix, where=f"{ns}::f", got=got):
         sl.op(f"{ns}::f")(made(ns))
 
 

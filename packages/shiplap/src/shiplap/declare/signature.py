@@ -16,8 +16,6 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Literal, TypedDict, Unpack, cast, get_args
 
-import torch
-
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
@@ -80,7 +78,7 @@ def check_keywords(where: object, given: Mapping[str, object], keywords: type = 
 
 def _fix_of_decorated(decorated: object) -> str:
     """Return the advice of the error for an object other than a function under ``@sl.op``."""
-    if isinstance(decorated, torch.library.CustomOpDef):  # type: ignore[attr-defined]
+    if type(decorated).__name__ == "CustomOpDef":
         return (
             "remove @torch.library.custom_op, since sl.op registers an op itself, or keep that op and declare it with "
             "@sl.adopt"
@@ -97,11 +95,12 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
     check_op_name(name)
     check_keywords(name, given)
     if not inspect.isfunction(fn):
+        kind = type(fn).__name__
         raise error(
             "SL103",
             where=name,
             what="the decorated object is not a function",
-            got=f"a {type(fn).__name__}",
+            got=f"a{'n' * (kind[0] in 'AEIOU')} {kind}",
             expected="a function defined with def",
             fix=_fix_of_decorated(fn),
         )
