@@ -185,6 +185,8 @@ def test_a_crash_of_the_tool_is_no_verdict(fake):
 def test_the_tool_is_found_beside_nvcc_and_below_cuda_home(fake, tmp_path, monkeypatch):
     fake("")
     monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    for home in ("CUDA_HOME", "CUDA_PATH"):  # of the machine's own toolkit
+        monkeypatch.delenv(home, raising=False)
     assert sanitizer.find_sanitizer() is None
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "bin").symlink_to(tmp_path)

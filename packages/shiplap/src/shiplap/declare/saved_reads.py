@@ -71,13 +71,13 @@ _Stack = list[_Value]
 _QUIET = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "RESUME", "COPY_FREE_VARS", "MAKE_CELL"))
 # The ways in which the versions of Python load a variable of a function.
 _FAST = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")
+# In the body of a class from Python 3.12 on: it takes the names of the class from the stack, and looks there first.
+_FROM_CLASS_BODY = "LOAD_FROM_DICT_OR_DEREF"
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_MAYBE_NULL")
 # How many values an instruction takes from the stack. Of any other one it is not known.
 _TAKES = {
-    **dict.fromkeys(("LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE"), 0),
-    **dict.fromkeys(
-        ("LOAD_BUILD_CLASS", "LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT", "DELETE_FAST", "LOAD_LOCALS"), 0
-    ),
+    **dict.fromkeys(("LOAD_CONST", "PUSH_NULL", "LOAD_CLOSURE", "LOAD_LOCALS"), 0),
+    **dict.fromkeys(("LOAD_BUILD_CLASS", "LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT", "DELETE_FAST"), 0),
     **dict.fromkeys(("POP_TOP", "TO_BOOL", "UNARY_NOT", "UNARY_NEGATIVE", "UNARY_INVERT", "POP_ITER"), 1),
     **dict.fromkeys(("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"), 1),
     **dict.fromkeys(("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_NONE"), 1),
@@ -248,11 +248,9 @@ class _CodeBodyWalk:
         """Change the symbolic stack as the instruction ``ins`` does. ``name`` is that of the instruction, and ``value``
         is its argument. Record the effect on the followed parameter, such as ``saved`` of a gradient.
         """
-        if name in _FAST:
-            self.push(_PARAMETER if value in self.names else self.variables.get(value))
-        elif name == "LOAD_FROM_DICT_OR_DEREF":
-            # Since Python 3.12 the body of a class looks a variable up in the class first.
-            self.pop()
+        if name in _FAST or name == _FROM_CLASS_BODY:
+            if name == _FROM_CLASS_BODY:
+                self.pop()
             self.push(_PARAMETER if value in self.names else self.variables.get(value))
         elif name in _STORES:
             self.store(value, self.pop())

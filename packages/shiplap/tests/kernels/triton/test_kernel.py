@@ -36,6 +36,8 @@ def results(tmp_path_factory):
     home = tmp_path_factory.mktemp("launched")
     env = {**os.environ, "TRITON_CACHE_DIR": str(home / "triton"), "SHIPLAP_CACHE_DIR": str(home / "shiplap")}
     done = python("-W", "ignore", HERE / "launched_cases.py", env=env)
+    if "the driver of a GPU is loaded" in done.stderr:
+        pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr, done.stderr[-3000:]
     return json.loads(done.stdout)
