@@ -11,7 +11,8 @@ import zipfile
 
 import pytest
 
-from shiplap.errors import ShiplapError
+from shiplap.errors import ShiplapError, error
+from shiplap.errors.base import error_parts
 from shiplap.packaging import WheelRequest, backend, package, worker
 from shiplap.packaging.tags import platform_tag
 from shiplap_testing.build import compile_c
@@ -70,6 +71,16 @@ def test_an_answer_that_an_import_has_written_is_data(name, tmp_path):
     ANSWERS[name](tmp_path / "answer.json")
     with fails("SL308", "last words"):
         worker.read_answer(tmp_path / "answer.json", ["mylib"], "last words")
+
+
+@pytest.mark.parametrize("id", ["SL202", "SL308", "SL502", "SL617", "SL801"])
+def test_an_error_of_the_worker_is_raised_whatever_class_it_has(id, tmp_path):
+    """Most classes of the catalogue are ValueErrors, and those were replaced by SL308."""
+    written = error(id, where="mylib::scale", got="3 columns", expected="4 columns", what="too few", fix="add one")
+    (tmp_path / "answer.json").write_text(json.dumps(error_parts(written)))
+    with pytest.raises(type(written)) as caught:
+        worker.read_answer(tmp_path / "answer.json", ["mylib"], "last words")
+    assert error_parts(caught.value) == error_parts(written)
 
 
 @pytest.mark.long

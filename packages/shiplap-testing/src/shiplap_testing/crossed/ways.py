@@ -523,6 +523,7 @@ def cuda_graph(calls: Calls) -> str:
     values = calls.given.fresh()
     positional, named = calls.given.split(values)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # on which ``fresh`` has copied the arguments
     with torch.cuda.stream(stream), torch.no_grad():
         # Warm up: what a first call allocates or compiles must not be captured.
         for _ in range(2):
@@ -533,7 +534,7 @@ def cuda_graph(calls: Calls) -> str:
         graph, result = capture_call(lambda: calls.op(*positional, **named))
     for held, first in zip(flat_tensors(values), flat_tensors(start), strict=True):
         if not _overlaps(held):
-            held.copy_(first)
+            held.copy_(first)  # the warm-up may have written to it, and the replay reads it
     graph.replay()
     torch.cuda.synchronize()
     got = observe(lambda *a, **k: result, calls.given, values)

@@ -53,17 +53,20 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
 def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageContents]:
     """Return the result that the worker process wrote to ``path``, or raise the error that it wrote.
 
-    Raise ``SL308`` if there is no valid result. ``how`` describes how the worker ended, and is the observation in that
-    error.
+    Raise ``SL308`` if the file holds neither. ``how`` describes how the worker ended, and is the observation in that
+    error. ``modules`` are the names of the imported modules, which the error names as well.
     """
     try:
         content = safe_io.parse_json(safe_io.read_file(path, safe_io.ParseLimits().size, safe_io.NAMED))
-        if isinstance(content, dict):
-            raise _worker_error(content)
-        return msgspec.convert(content, list[PackageContents])
-    except (OSError, ValueError, LookupError):  # it ended first, or an import wrote there
+        if not isinstance(content, dict):
+            return msgspec.convert(content, list[PackageContents])
+        failure = _worker_error(content)
+    # The worker may have ended before it wrote the file, or an imported module may have written to the file.
+    except (OSError, ValueError, LookupError):
         where = ", ".join(modules[:10])
         raise error("SL308", where=where, got=how, expected="modules that can be imported") from None
+    # Many errors of the catalogue are ValueErrors, which the handler above would replace.
+    raise failure
 
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
