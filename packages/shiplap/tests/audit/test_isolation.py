@@ -88,18 +88,18 @@ def test_the_death_of_a_process_is_a_finding_and_the_others_are_kept(ns, kernel,
 
 
 def test_a_slow_kernel_whose_calls_end_does_not_hang(ns):
-    """Several calls of 0.3 s on one sample were taken for a call without an end."""
+    """Several calls of 0.15 s on one sample were taken for a call without an end."""
 
     def slow(x):
-        end = time.process_time() + 0.3
+        end = time.process_time() + 0.15
         while len(x) > 5 and time.process_time() < end:
             pass
         return x * 2
 
-    limits = ChildLimits(busy_s=1.0, idle_s=5.0)
+    limits = ChildLimits(busy_s=0.9, idle_s=5.0)
     report = audit(op_with(ns, slow), checks=["schema", "threads"], seed=3, limits=limits, isolate=True)
     assert [f.verdict for f in report] == ["ok", "ok"], report
-    far_slower = ChildLimits(busy_s=0.4, idle_s=5.0)  # calls end, and still there are too many
+    far_slower = ChildLimits(busy_s=0.25, idle_s=5.0)  # calls end, and still there are too many
     report = audit(op_with(f"{ns}b", slow), checks=["schema", "threads"], seed=3, limits=far_slower, isolate=True)
     assert report.verdict == "incomplete", report
     assert "too slow for this check" in report.findings[1].evidence

@@ -23,6 +23,7 @@ from shiplap.sandbox.trusted_objects import (
     is_trusted_replacement,
     remember_objects,
 )
+from shiplap_testing.forked import python
 
 F = torch.nn.functional
 
@@ -249,6 +250,28 @@ def test_what_takes_too_long_to_visit_is_not_trusted(monkeypatch):
     assert is_trusted_function(function)
     monkeypatch.setattr(trusted_objects, "MAX_VISITED", 50)
     assert not is_trusted_function(function)
+
+
+LATE = """
+import importlib, sys, warnings
+from shiplap.sandbox import patched_functions
+warnings.simplefilter("ignore")
+before = dict(sys.modules)
+patched_functions.FunctionSnapshot()
+names = sys.argv[1:]
+for name in names:
+    importlib.import_module(name)
+new = {name: module for name, module in sys.modules.items() if name not in before}
+print(*(name for name, module in new.items() if patched_functions._is_replaced_module(name, module, None)))
+"""
+
+
+def test_modules_of_python_are_no_replacements_where_they_are_imported_late():
+    """From Python 3.12 on, the classes of the fields of structures are made while the program runs."""
+    late = ["ctypes.wintypes", "wsgiref.util", "sqlite3", "xmlrpc.client", "dbm.dumb", "asyncio", "unittest.mock"]
+    done = python("-c", LATE, *late)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
 
 
 def test_generated_methods_are_harmless_in_a_module_that_is_imported_later():

@@ -17,7 +17,6 @@ from shiplap.torch_private.dispatcher_transforms import is_differentiated
 ABSENT_FIX = "pass a tensor. If the argument may be absent, add | None to its annotation"
 _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
 _NUMPY = (np.ndarray, np.generic)  # arrays and scalars
-_PLAIN = frozenset((int, float, bool, str, type(None)))  # types of values that torch does not convert with a loss
 
 
 def number_check(
@@ -45,8 +44,6 @@ def number_check(
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
             for each in value if isinstance(value, (list, tuple)) else (value,):
-                if type(each) in _PLAIN:
-                    continue
                 whole = arg.scalar in ("int", "list[int]")
                 if not isinstance(each, Tensor):
                     if whole and isinstance(each, _NUMPY) and not is_int_value(each):

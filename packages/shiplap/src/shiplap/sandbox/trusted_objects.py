@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from gc import get_referents  # bound now, since the candidate may replace ``gc.get_referents`` later
 from os.path import realpath  # bound now as well
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -37,6 +37,7 @@ from shiplap.torch_private.process_state import operator_place, registered_opera
 MAX_HELD_DEPTH = 4  # levels of functions in functions of a module that is imported later
 MAX_VISITED = 5000  # objects that are visited for one value
 HEAP_TYPE_FLAG = 1 << 9  # flag of a class that was made while the program ran
+IMMUTABLE_TYPE_FLAG = 1 << 8  # flag of a class that no Python code can have made or can change
 PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range})
 CONTAINERS = frozenset({list, tuple, set, frozenset, dict, types.MappingProxyType, types.CellType})
 # Parts of classes that were written in C.
@@ -93,10 +94,26 @@ def remember_objects(values: Iterable[Any]) -> None:
     code under test, and the registered operators.
 
     They count as trusted from then on. Only objects of trusted modules may be passed, before the code under test is
-    loaded.
+    loaded. The first call also remembers the classes of C modules that no module shows, such as those of which the
+    fields of structures in ``ctypes`` are.
     """
+    if not _known:
+        _known.update((id(c), c) for c in _classes_of_c_modules())
     _known.update((id(v), v) for v in values if issubclass(type(v), REMEMBERED))
     _known_operators.update(registered_operators())
+
+
+def _classes_of_c_modules() -> Iterator[type]:
+    """Yield the classes that C modules have made while the program ran and that cannot be changed."""
+    waiting: list[type] = [object]
+    seen = {id(object)}
+    while waiting:
+        for cls in type.__subclasses__(waiting.pop()):
+            if id(cls) not in seen:
+                seen.add(id(cls))
+                waiting.append(cls)
+                if _flags_of(cls) & HEAP_TYPE_FLAG and _flags_of(cls) & IMMUTABLE_TYPE_FLAG:
+                    yield cls
 
 
 def forget_observations() -> None:
@@ -171,6 +188,8 @@ def _may_return_data(value: Any) -> bool:
     if _is_known(value) or (kind not in C_CALLABLES and not issubclass(kind, BuiltinFunctionType)):
         return False
     if issubclass(kind, BuiltinFunctionType):
+        if value.__name__ == "__contains__":  # returns whether it holds the argument
+            return False
         return value.__self__ is not None and not issubclass(type(value.__self__), (ModuleType, type, re.Pattern))
     # A Python function decides itself what it does with the arguments that a partial holds.
     calls_python = kind in PYTHON_CALLERS and any(type(v) is FunctionType for v in get_referents(value))

@@ -301,8 +301,10 @@ def _fillings_of_own(node: ast.AST, filled: set[str]) -> Iterator[ast.AST]:
     stored = [n for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     own = {n.id for n in stored} - {n.id for n in stored if id(n) not in fresh} - outer
     for n in inner:
+        at = n.value if isinstance(n, ast.Subscript) else getattr(n.func, "value", n) if isinstance(n, ast.Call) else n
         added = [n.slice] if isinstance(n, ast.Subscript) else n.args if isinstance(n, ast.Call) else []
-        if _filled_container(n) in own and not _names_in(added) & filled:
+        # An element of the container, such as ``made[0]``, may be another one that outlives the call.
+        if isinstance(at, ast.Name) and _filled_container(n) in own and not _names_in(added) & filled:
             yield n
 
 
