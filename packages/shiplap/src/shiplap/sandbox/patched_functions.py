@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from copy import copy
 from itertools import islice
 from operator import attrgetter, is_
-from types import CellType, CodeType, FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import torch
@@ -343,16 +352,25 @@ def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
     Python's library.
 
     ``before`` is the earlier module of that name, or None. The result is False if ``now`` holds only code of Python,
-    torch or an installed package.
+    torch or an installed package. If ``before`` is no module of theirs, the C functions of ``now`` do not count:
+    compilers such as Triton's load each module that they compile under the same name.
     """
-    if now is before:
+    if now is before or (before is None and name.partition(".")[0] not in sys.stdlib_module_names):
         return False
     own = [v for v in vars(now).values() if callable(v)] if hasattr(now, "__dict__") else []
     if type(now) is not ModuleType:
         own += [type(now), *(v for v in vars(type(now)).values() if type(v) is FunctionType)]
-    if before is not None:
-        return not all(map(is_harmless_value, own))
-    return name.partition(".")[0] in sys.stdlib_module_names and not all(map(is_harmless_value, own))
+    if before is not None and not _is_trusted_module(name, before):
+        own = [v for v in own if type(v) is not BuiltinFunctionType]
+    return not all(map(is_harmless_value, own))
+
+
+def _is_trusted_module(name: str, module: Any) -> bool:
+    """Return whether ``module``, called ``name``, belongs to Python, torch, an installed package or Shiplap. A module
+    without a file does.
+    """
+    file = vars(module).get("__file__") if type(module) is ModuleType else None
+    return name.startswith(OURS) or not isinstance(file, str) or is_trusted_file(file)
 
 
 def _is_removed_module(name: str, module: Any) -> bool:

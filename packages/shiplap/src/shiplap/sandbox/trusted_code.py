@@ -107,11 +107,11 @@ def function_code(value: Any) -> CodeType | None:
 
 
 def is_trusted_module(value: Any) -> bool:
-    """Return whether a function or class was defined in a module of Python, torch or an installed package, or in a
-    module without a file.
+    """Return whether the module that a function or class names as its own is in ``sys.modules`` and has a file of
+    Python, torch or an installed package.
     """
     file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
-    return file is None or is_trusted_file(str(file))
+    return file is not None and is_trusted_file(str(file))
 
 
 def is_installed_module(value: Any) -> bool:

@@ -1,7 +1,8 @@
 """Whether an object, with all that it holds, is code of Python, torch or an installed package.
 
-An object can claim any class, module and name. So none of these attributes counts here: functions are trusted by their
-code, C functions by the file that their address lies in, and everything else by what it holds in memory.
+An object can claim any class, module and name. So functions are trusted by their code, C functions by the file that
+their address lies in, and everything else by what it holds in memory. Only :func:`_is_generated_class` reads the module
+that a class names.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import functools
 import operator
 import os
+import re
 import sys
 import types
 import weakref
@@ -24,6 +26,7 @@ import torch
 from shiplap.sandbox.trusted_code import (
     OURS,
     forget_files,
+    function_code,
     is_genuine_code,
     is_installed_module,
     is_trusted_file,
@@ -61,6 +64,8 @@ C_CALLABLES = frozenset(
         weakref.ref,
     }
 )
+PYTHON_CALLERS = frozenset({functools.partial, type(functools.lru_cache(len))})  # if they hold a Python function
+GENERATED = frozenset({"__dataclass_fields__", "_fields"})  # attributes of classes with methods that Python generates
 REMEMBERED = (BuiltinFunctionType, type, ModuleType, torch.jit.ScriptFunction)  # classes of what is remembered
 C_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
 CALLED_BY_OPERATORS = ("_op", "_op_dk")  # attributes of objects in ``torch.ops``
@@ -139,22 +144,56 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value of a module that was imported later is not callable, or is code of Python, torch or an
     installed package.
 
-    Such modules have many kinds of objects, among them methods that Python generates and that are in no file. So only
-    functions are looked at, with the functions that they hold through ``depth`` levels. Of another object, the module
-    that its class names counts.
+    Of a Python function, the code, the defaults and the closure must be trusted, and so on through ``depth`` levels of
+    functions. A function that is held deeper is not trusted. The attributes of a function do not count. Any other
+    callable object must hold only trusted objects, and must not return data that it holds. A class may also be a
+    dataclass or a named tuple, see :func:`_is_generated_class`.
     """
-    if isinstance(value, (FunctionType, types.MethodType, staticmethod, classmethod)):
-        function = value if isinstance(value, FunctionType) else value.__func__
+    kind = type(value)  # ``isinstance`` would read the attribute ``__class__``, which a class can define
+    if issubclass(kind, (FunctionType, types.MethodType, staticmethod, classmethod)):
+        function = value if issubclass(kind, FunctionType) else value.__func__
         held = _values_held_by_function(function) if depth > 0 and type(function) is FunctionType else None
         if held is None:
             return False
         own = held[: len(held) - len(function.__dict__)]  # without its attributes, which come last
         contents = [cell_content(v) if type(v) is types.CellType else v for v in own]
         return all(is_harmless_value(v, depth - 1) for v in contents)
-    if isinstance(value, (functools.partial, type)):
-        return is_trusted_module(value.func if isinstance(value, functools.partial) else value)
-    is_plain = not callable(value) or isinstance(value, (BuiltinFunctionType, ModuleType))
-    return is_plain or is_trusted_module(type(value))
+    if not callable(value) or (issubclass(kind, type) and _is_generated_class(value)):
+        return True
+    return not _may_return_data(value) and _holds_only_trusted(value)
+
+
+def _may_return_data(value: Any) -> bool:
+    """Return whether a call of ``value``, a callable object that is no Python function, may return data that it holds.
+    An example is the method ``pop`` of a list. Such an object can return anything, although all its code is trusted.
+    """
+    kind = type(value)
+    if _is_known(value) or (kind not in C_CALLABLES and not issubclass(kind, BuiltinFunctionType)):
+        return False
+    if issubclass(kind, BuiltinFunctionType):
+        return value.__self__ is not None and not issubclass(type(value.__self__), (ModuleType, type, re.Pattern))
+    # A Python function decides itself what it does with the arguments that a partial holds.
+    calls_python = kind in PYTHON_CALLERS and any(type(v) is FunctionType for v in get_referents(value))
+    return kind is not types.GenericAlias and not calls_python
+
+
+def _is_generated_class(cls: type) -> bool:
+    """Return whether ``cls`` is a dataclass or a named tuple of a trusted module, or derived from one. Methods that
+    Python generates for such a class are in no file, so those that were compiled from a string are accepted.
+
+    **Warning:** This is no proof. A class can name any module, and any method can be compiled from a string.
+    """
+    classes = _order_of(cls)
+    is_generated = any(_namespace_of(c).keys() & GENERATED for c in classes)
+    return is_generated and all(_has_file_or_generated_methods(c) or _holds_only_trusted(c) for c in classes)
+
+
+def _has_file_or_generated_methods(cls: type) -> bool:
+    """Return whether ``cls`` names a trusted module that has a file, and each of its own methods was compiled from a
+    string or is code of a trusted file.
+    """
+    codes = [c for c in map(function_code, _namespace_of(cls).values()) if c]
+    return is_trusted_module(cls) and all(c.co_filename == "<string>" or is_genuine_code(c) for c in codes)
 
 
 def cell_content(cell: types.CellType) -> Any:
