@@ -340,6 +340,9 @@ def test_a_batch_norm_that_would_learn_from_padding_is_refused():
         with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*BatchNorm1d(.|\n)*padding(.|\n)*sparse3d.BatchNorm"):
             net(x.pad(30))
         net.eval()(x.pad(30))
+    norm = nn.BatchNorm1d(3, **DOUBLE, track_running_stats=False).eval()  # takes the statistics of its batch
+    with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*BatchNorm1d"):
+        sparse3d.Sequential(norm)(x.pad(30))
 
 
 # --- autocast ---------------------------------------------------------------------------------------------------------

@@ -37,6 +37,13 @@ def test_two_ranks_do_what_the_page_says_for_longer(kind):
     assert ranks.outcomes("tests.sparse3d.rank_cells", *LONG, kind=kind) == {name: EXPECTED[name] for name in LONG}
 
 
+def test_norms_of_two_ranks_differentiate_twice_and_evaluate_alone():
+    """The second derivative lacked the sum over the ranks, and an evaluation waited for the other rank."""
+    cells = {"second derivative": "1e-9", "evaluation alone": "the same", "evaluation alone, torch's norm": "the same"}
+    wanted = {name: f"equal ({how})" for name, how in cells.items()}
+    assert ranks.outcomes("tests.sparse3d.rank_norms", *cells, kind="gloo") == wanted
+
+
 @pytest.mark.docs
 def test_every_combination_is_on_the_page(reported):
     assert set(reported) <= set(EXPECTED)

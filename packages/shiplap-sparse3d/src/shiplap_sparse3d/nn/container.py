@@ -41,7 +41,7 @@ class Sequential(nn.Sequential, SparseModule):
 def _apply_module(module: nn.Module, x: Any) -> Any:
     """Return ``module`` applied to ``x``. If ``x`` is a sparse tensor and ``module`` is not a sparse module, the module
     is applied to the features of ``x``. Otherwise it is applied to ``x`` itself. Raise ``SL208`` for a batch norm of
-    torch in training mode if ``x`` has padding rows.
+    torch that uses the statistics of its batch if ``x`` has padding rows.
     """
     if not isinstance(x, SparseTensor) or isinstance(module, SparseModule):
         return module(x)
@@ -61,11 +61,13 @@ def _apply_module(module: nn.Module, x: Any) -> Any:
 
 
 def _refuse_learning(module: nn.Module) -> None:
-    """Raise ``SL208`` if ``module``, or a module inside it, is a batch norm of torch in training mode. Its statistics
-    would include rows of padding.
+    """Raise ``SL208`` if ``module``, or a module inside it, is a batch norm of torch that uses the statistics of its
+    batch: in training mode, or without running statistics. These would include rows of padding.
     """
     for inner in module.modules():
-        if inner.training and isinstance(inner, (nn.BatchNorm1d, nn.SyncBatchNorm)):
+        if not isinstance(inner, (nn.BatchNorm1d, nn.SyncBatchNorm)):
+            continue
+        if inner.training or (inner.running_mean is None and inner.running_var is None):
             raise error(
                 "SL208",
                 where=f"Sequential, {type(inner).__name__}",

@@ -106,9 +106,10 @@ class InstanceNorm(SparseModule):
 class SyncBatchNorm(BatchNorm):
     """A :class:`BatchNorm` with statistics over the voxels of all ranks, in which every voxel has equal weight.
 
-    As with ``torch.nn.SyncBatchNorm``, every rank must take part in each forward and backward pass, also a rank without
-    voxels. With a single rank, and without a process group, the layer works as :class:`BatchNorm`. It supports every
-    device for which the process group has a backend.
+    As with ``torch.nn.SyncBatchNorm``, every rank must take part in each forward and backward pass of training, also a
+    rank without voxels. In evaluation the layer works as :class:`BatchNorm`, and without running statistics it uses
+    those of the rank's own voxels. With a single rank, and without a process group, the layer always works as
+    :class:`BatchNorm`. It supports every device for which the process group has a backend.
 
     Shapes: features ``[voxels, num_features]`` in and out.
 
@@ -129,7 +130,7 @@ class SyncBatchNorm(BatchNorm):
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         """Return ``x`` with its features normalised per channel by the statistics of the voxels of all ranks. In
-        evaluation with running statistics, or in a single process, return the result of :class:`BatchNorm`.
+        evaluation, or in a single process, return the result of :class:`BatchNorm`.
         """
         self._check_gradient(x)
         return x.replace(shared_norm(self, x)) if shares_statistics(self) else super().forward(x)
@@ -170,10 +171,11 @@ class SyncBatchNorm(BatchNorm):
 
 
 def shares_statistics(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
-    """Return whether ``norm`` uses statistics of the batch and more than one process shares them. Statistics of the
-    batch are used in training, and in evaluation if ``norm`` tracks no running statistics.
+    """Return whether ``norm`` uses the statistics of a batch that several processes share. It does in training, if
+    there is a process group with more than one process. In evaluation it does not, as in torch, so that one process can
+    evaluate alone.
     """
-    if not norm.training and norm.track_running_stats:
+    if not norm.training:
         return False
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(norm.process_group) > 1
 
@@ -213,10 +215,10 @@ class _RankTotal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Return the sum of ``grad`` over the ranks of the group, and None for the argument ``group``. The gradients
-        are summed because the tensor of each rank affects the results of all ranks.
+        are summed because the tensor of each rank affects the results of all ranks. The sum can be differentiated
+        again.
         """
-        summed = grad.contiguous().clone()
-        dist.all_reduce(summed, group=ctx.group)
+        summed: Tensor = _RankTotal.apply(grad.contiguous(), ctx.group)
         return summed, None
 
 
