@@ -52,4 +52,21 @@ def test_a_bar_that_nobody_watches_says_nothing(capsys: pytest.CaptureFixture[st
     with progress_bar(False) as messages:
         messages("convert", 1, 2)
     assert capsys.readouterr() == ("", "")
-    assert show_time(0.0021) == "2.1 ms"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        *(
+            (0.0021, "2.1 ms"),
+            (1.0, "1 s"),
+            (12.345, "12.3 s"),
+            (45.6e-6, "45.6 us"),
+            (0.0, "0 ns"),
+            (7.777e-9, "7.78 ns"),
+        ),
+        *((0.9997, "1 s"), (999.6e-6, "1 ms"), (999.7e-9, "1 us"), (0.9994, "999 ms"), (999.4e-6, "999 us")),
+    ],
+)
+def test_a_time_has_at_most_three_digits_and_no_exponent(seconds: float, shown: str) -> None:
+    assert show_time(seconds) == shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import socket
@@ -450,6 +451,17 @@ def test_a_proof_of_another_user_is_not_believed(tmp_path, monkeypatch):
     assert store.put(key, {"right": True})
     assert store.get(key) == {"right": True}
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another"))
+    assert store.get(key) is None
+    assert [entry.problem for entry in store.entries()] == ["its seal is not of this user"]
+
+
+@pytest.mark.parametrize("seal", ["\u00e9", "", None, 5])
+def test_a_seal_of_any_text_is_a_problem_of_the_entry(seal, tmp_path):
+    """The checksum of an entry does not cover its seal, and a seal beyond ASCII raised a TypeError."""
+    store, key = ChoiceStore(tmp_path / "proofs", "proofs", keyed=True), Key.of({"op": "trust::op"})
+    assert store.put(key, {"right": True})
+    place = store.path(key)
+    place.write_text(json.dumps({**json.loads(place.read_text()), "seal": seal}))
     assert store.get(key) is None
     assert [entry.problem for entry in store.entries()] == ["its seal is not of this user"]
 

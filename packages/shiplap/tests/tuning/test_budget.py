@@ -114,6 +114,18 @@ def test_a_deadline_passes_on_results_and_errors():
         deadline.check()
 
 
+def test_a_budget_that_ends_between_two_looks_at_the_clock_is_spent(monkeypatch):
+    """The second look gave the queue a negative timeout, and its ValueError left the work running."""
+    ended, may_end = [], threading.Event()
+    with Deadline(0.0, lambda: ended.append(True)) as deadline:
+        left = iter([0.5, -0.5])
+        monkeypatch.setattr(Deadline, "seconds_left", property(lambda self: next(left)))
+        with pytest.raises(OutOfTime):
+            deadline.run(may_end.wait)
+        assert (deadline.over, ended) == (True, [True])
+        may_end.set()
+
+
 def test_work_has_the_number_of_threads_of_its_caller():
     kept = torch.get_num_threads()
     other = threading.Thread(target=torch.set_num_threads, args=(kept + 1,))  # for threads that start later

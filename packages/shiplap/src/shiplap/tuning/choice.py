@@ -158,10 +158,10 @@ def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
 
 
 def show_time(seconds: float) -> str:
-    """Return the time ``seconds`` as a string with three significant digits and a unit (s, ms, us or ns), such as
-    ``1.23 ms`` or ``45.6 us``.
+    """Return the time ``seconds`` as a string with at most three significant digits and a unit (s, ms, us or ns), such
+    as ``1.23 ms`` or ``45.6 us``.
     """
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
+        if seconds >= 0.9995 * scale:  # a shorter time has at most three digits before the point in the next unit
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"

@@ -367,8 +367,8 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """The end of a time budget, as a context manager that runs work in one thread of its own. If the budget ends while
-    work runs, ``on_end`` is called to stop that work.
+    """A time budget, as a context manager that runs work in one thread of its own until the budget ends. If it ends
+    while work runs, ``on_end`` is called to stop that work.
 
     All work runs in the same thread, because a worker process ends with the thread that started it.
     """
@@ -420,7 +420,8 @@ class Deadline:
         told: SimpleQueue[Any] = SimpleQueue()
         self._work.put((copy_context(), work, told))
         try:
-            result, failure = told.get(timeout=self.seconds_left)
+            # The budget may have ended since it was read above, and a queue refuses a negative timeout.
+            result, failure = told.get(timeout=max(0.0, self.seconds_left))
         except Empty:
             self.over = True
             # An interpreter that ends while a thread is inside of torch ends the process with an abort.

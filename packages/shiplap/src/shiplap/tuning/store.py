@@ -211,7 +211,9 @@ class ChoiceStore:
         # A copied or renamed file has a valid checksum, but belongs to another call.
         if path != self.path(key):
             return StoredEntry(path, key, problem="its key belongs to another file name")
-        if self.keyed and not hmac.compare_digest(str(content.get("seal")), keyed_seal(content["sha256"])):
+        # As bytes, since ``compare_digest`` refuses text beyond ASCII, which an altered file can hold.
+        seal = str(content.get("seal")).encode()
+        if self.keyed and not hmac.compare_digest(seal, keyed_seal(content["sha256"]).encode()):
             return StoredEntry(path, key, problem="its seal is not of this user")
         return StoredEntry(path, key, value)
 
