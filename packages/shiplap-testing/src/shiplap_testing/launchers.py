@@ -99,8 +99,9 @@ class Template:
     ) -> ForkedProcess | subprocess.Popen[bytes]:
         """Return the process of a new launcher, which serves requests on the connection ``pass_fds[0]``.
 
-        The arguments are those of ``subprocess.Popen``. They start an ordinary launcher in a fork of this program, and
-        if the program has changed since the template started in a way that a fork of the template cannot make up for.
+        The arguments are those of ``subprocess.Popen``. An ordinary launcher is started instead of a fork of the
+        template if this program is itself a fork, or if it has changed since the template started in a way that a fork
+        of the template cannot make up for. Raise ``RuntimeError`` if the template process has ended.
         """
         if self._owner not in (0, os.getpid()):  # in a fork, whose parent would read the replies
             return subprocess.Popen(command, pass_fds=pass_fds, env=env, cwd=cwd)
@@ -112,13 +113,17 @@ class Template:
             assert self._connection is not None
             request = json.dumps([dict(env), cwd]).encode()
             socket.send_fds(self._connection, [request], [pass_fds[0], 1, 2])
-            pid = int(self._connection.recv(LONGEST))
+            reply = self._connection.recv(LONGEST)
+            if not reply:
+                raise RuntimeError(f"the template of launchers has ended with status {self._process.poll()}")
+            pid = int(reply)
             self._tests[pid] = _current_test()
             return ForkedProcess(pid, self._charge)
 
     def _charge(self, pid: int) -> None:
-        """Charge this process with the processor time of the launcher ``pid``, which has ended, before the end of the
-        template does so. Do nothing in a fork of this process.
+        """Add the processor time of the launcher ``pid``, which has ended, to that of this process. Without this
+        addition it would be counted when the template ends, as time of the test that runs then. Do nothing in a fork of
+        this process.
         """
         if self._owner != os.getpid():
             return

@@ -407,18 +407,21 @@ def _device_error() -> str:
 
 
 def _take_one_device(config: pytest.Config) -> None:
-    """Make one CUDA device the only one of this worker and of the programs that it starts, if the machine has several:
-    workers take them in turn. Write the number of workers that use the same device to the stash of ``config``.
+    """Make one CUDA device the only one of this worker, a process of pytest-xdist, and of the programs that it starts,
+    if the machine has several: workers take them in turn. Write the number of workers that use the same device to the
+    stash of ``config``.
 
     Tests that need two devices are marked ``whole_device``: they run without workers and find all of them.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = named.split(",") if named is not None else sorted(glob("/dev/nvidia[0-9]*"))
+    # CUDA numbers the devices that it finds from 0 on. The numbers of their files can have gaps in a container.
+    found = range(len(glob("/dev/nvidia[0-9]*")))
+    devices = named.split(",") if named is not None else [str(number) for number in found]
     several = max(len(devices), 1)
-    worker: dict[str, str] = getattr(config, "workerinput", {})
+    worker: dict[str, str] = config.workerinput  # type: ignore[attr-defined]
     turn = int(worker["workerid"].removeprefix("gw")) % several
     if several > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices[turn].removeprefix("/dev/nvidia")
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[turn]
     config.stash[_TOGETHER] = len(range(turn, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), several))
 
 

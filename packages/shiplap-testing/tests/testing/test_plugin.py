@@ -87,6 +87,20 @@ def test_workers_take_devices_in_turn(monkeypatch, visible, worker, device, toge
     assert config.stash[plugin._TOGETHER] == together
 
 
+def test_devices_are_numbered_as_cuda_numbers_them(monkeypatch):
+    """A container can have the files of devices 3 and 5 alone, which are devices 0 and 1 of CUDA in it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "5")
+    monkeypatch.setattr(plugin, "glob", lambda pattern: ["/dev/nvidia5", "/dev/nvidia3"])
+    for worker, device, together in (("gw0", "0", 3), ("gw3", "1", 2)):
+        config = SimpleNamespace(workerinput={"workerid": worker}, stash={})
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        plugin._take_one_device(config)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == device
+        assert config.stash[plugin._TOGETHER] == together
+
+
 def test_a_module_that_is_imported_while_a_name_is_patched_does_not_keep_the_patch(tmp_path, monkeypatch):
     """Otherwise later tests of the worker see it, if no earlier one has imported the module."""
     (tmp_path / "shiplap_first.py").write_text("def name():\n    return 'original'\n")

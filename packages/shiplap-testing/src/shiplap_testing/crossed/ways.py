@@ -523,6 +523,7 @@ def cuda_graph(calls: Calls) -> str:
     values = calls.given.fresh()
     positional, named = calls.given.split(values)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # on which ``fresh`` has copied the arguments
     with torch.cuda.stream(stream), torch.no_grad():
         # Warm up: what a first call allocates or compiles must not be captured.
         for _ in range(2):
@@ -531,6 +532,7 @@ def cuda_graph(calls: Calls) -> str:
     start = calls.given.fresh()
     with torch.no_grad():
         graph, result = capture_call(lambda: calls.op(*positional, **named))
+    # The warm-up may have written to the arguments, which the replay reads.
     for held, first in zip(flat_tensors(values), flat_tensors(start), strict=True):
         if not _overlaps(held):
             held.copy_(first)
