@@ -488,8 +488,8 @@ def _on_devices(args: list[Any]) -> list[Any]:
 
 
 def _describe_place(value: Any) -> Place:
-    """Return the address, dtype, shape and strides of ``value`` if it is a strided tensor. Return a number of at most
-    64 bits or a bool itself. For any other value, return a ``Foreign`` with a description such as the name of its type.
+    """Return the address, dtype, shape and strides of ``value`` if it is a strided tensor. Return a float, a bool or a
+    signed 64-bit int itself. For any other value, return a ``Foreign`` with a description such as the name of its type.
     """
     if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
@@ -500,7 +500,7 @@ def _describe_place(value: Any) -> Place:
     # Methods of a subclass, which could compute the value, do not run.
     if isinstance(value, float):
         return float.__pos__(value)
-    if isinstance(value, int) and int.bit_length(value) < 64:
+    if isinstance(value, int) and -(1 << 63) <= int.__pos__(value) < 1 << 63:
         return int.__pos__(value)
     return protocol.Foreign(printable_text(type(value).__name__)[:400])
 
