@@ -101,8 +101,7 @@ class JobTicket(NamedTuple):
         content = self.path.read_bytes() if self.path.exists() else b""
         shared, move = "files at the same path on all workers", "pass an input and a --folder that all workers share"
         if hashlib.sha256(content).hexdigest() != self.digest:
-            got = f"another content of {self.path}" if content else f"no file {self.path}"
-            raise survey_error("SL828", where, got, shared, move)
+            raise survey_error("SL828", where, f"no such folder {self.path.parent}", shared, move)
         try:
             job: SurveyJob = cloudpickle.loads(content)
         except Exception as failure:

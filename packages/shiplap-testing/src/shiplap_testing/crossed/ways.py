@@ -532,10 +532,9 @@ def cuda_graph(calls: Calls) -> str:
     start = calls.given.fresh()
     with torch.no_grad():
         graph, result = capture_call(lambda: calls.op(*positional, **named))
-    # The warm-up may have written to the arguments, which the replay reads.
     for held, first in zip(flat_tensors(values), flat_tensors(start), strict=True):
         if not _overlaps(held):
-            held.copy_(first)
+            held.copy_(first)  # the warm-up may have written to it, and the replay reads it
     graph.replay()
     torch.cuda.synchronize()
     got = observe(lambda *a, **k: result, calls.given, values)
