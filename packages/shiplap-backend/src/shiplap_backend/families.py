@@ -17,8 +17,8 @@ class WrapperFamily:
 
     ``file`` is the C++ template of the family in ``codegen/templates/backend``. ``about`` describes the operators in a
     few words. ``graph`` is true if the wrapper builds a graph of the vendor, and false if it builds none. ``compute``,
-    ``dtypes``, ``empty`` and ``output`` are for entries without such a field. The conditions in ``guard`` hold for
-    every entry.
+    ``dtypes``, ``empty`` and ``output`` are for an entry without such a field, and ``entries`` explains their values.
+    The conditions in ``guard`` hold for every entry.
     """
 
     file: str
@@ -29,7 +29,6 @@ class WrapperFamily:
     graph: bool = True
     guard: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     output: OutputRule | None = None
-    key: tuple[str, ...] = ("compute",)
 
 
 FAMILIES: dict[str, WrapperFamily] = {

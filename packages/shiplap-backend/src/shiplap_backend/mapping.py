@@ -444,8 +444,7 @@ class _EntryMapping:
         # Two calls with other outcomes need different graphs, so outcomes belong to the cache key.
         for condition in self.graph.conditions:
             yield f"call.attribute({condition});"
-        if "compute" in self.family.key:
-            yield f"call.attribute({self._promoted_dtype() or 'compute'});"
+        yield f"call.attribute({self._promoted_dtype() or 'compute'});"
 
     def _input_statement(self, a: AtenArgument) -> str:
         """Return the C++ statement that makes the argument ``a`` an input of the vendor's graph.

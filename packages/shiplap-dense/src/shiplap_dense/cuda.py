@@ -126,10 +126,10 @@ def _processor_count() -> int:
 
 def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return the configurations that tuning measures for the matrix product whose operands are loaded by bulk copies.
-    For up to 256 rows their tiles have few rows.
+    For up to 256 rows, the tiles of the result have few rows.
     """
     processors = _processor_count()
-    # Flat tiles keep many programs busy where rows are few.
+    # Tiles with few rows keep many programs busy where the result has few rows.
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK
     return [
         _tile_config(*tile, PROGRAMS=each * processors, FLATTEN=flat)

@@ -496,11 +496,11 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @linear_cross_entropy_with_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return random hidden states, weight, targets and bias, the options in ``sizes``, and the flag 1 for each
-    gradient. They are one sample of arguments of ``linear_cross_entropy_with_gradients``.
+    """Return random hidden states, weight, targets and bias, the options in ``sizes``, the flag 1 for each of the three
+    gradients, and ``wide`` from ``sizes``. They are one sample of arguments of ``linear_cross_entropy_with_gradients``.
     """
     options = (sizes[name] for name in ("reduction", *NUMBERS))
-    # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.
+    # A flag of 0 promises that its gradient will not be computed, and the audit computes all of them (SL303).
     return *_draw_tensors(rng, sizes, dtype, device), *options, 1, 1, 1, sizes["wide"]
 
 

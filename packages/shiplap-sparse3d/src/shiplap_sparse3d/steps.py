@@ -141,8 +141,9 @@ def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Tri
     """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. ``scenes`` is the
     number of scenes, or 0 if it is not known.
 
-    On a GPU with an odd kernel, one op makes a table whose rows are sorted by the taps (cells of the kernel) under
-    which they have a neighbour. Otherwise the table is unsorted.
+    On a GPU with an odd kernel, one op makes a table in which each run of ``1 << 18`` rows is sorted by the taps (cells
+    of the kernel) under which a row has a neighbour. Such a run fits the cache of a GPU. Otherwise the table is
+    unsorted.
     """
     arguments, (x, y, z) = (coords, list(grid), list(kernel), list(dilation)), kernel
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.

@@ -54,8 +54,11 @@ class SummableTensor:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return ``func`` of arguments with sparse tensors, for torch. Functions of rows and sums are computed on the
-        features. Return ``NotImplemented`` if another type may handle the call. Otherwise raise ``SL209``.
+        """Return the result of torch's function ``func`` for arguments with sparse tensors. PyTorch and Dynamo call
+        this method. Functions that treat each row alone, and sums of two tensors, are computed on the features.
+
+        For any other function, return ``NotImplemented`` while Dynamo traces, and if another operand may handle the
+        call. Otherwise raise ``SL209``.
         """
         if func is checkpoint:  # only Dynamo asks
             return _checkpoint_function(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented

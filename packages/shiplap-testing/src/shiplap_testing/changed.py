@@ -249,9 +249,10 @@ class Graph:
             reached = [f for f in self.files if _is_test(f) and _distribution(f) in distributions]
 
         def place(file: str) -> tuple[bool, bool, int, bool, int, str]:
-            """Return the sort key of the test file ``file``. Tests of the changed modules come first, and other files
-            for accelerators come last. Other files are sorted by distance to a change, then by distribution, by the
-            number of files that they name, and by name.
+            """Return the sort key of the test file ``file``. Tests named like a changed module come first, and other
+            files for accelerators come last. The rest are sorted by their distance to a change, which is two steps less
+            in the folder of a change, and two less for each way in which the file names it. Then those of the same
+            distribution come first, then those that use the fewest files, and then they are sorted by name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
             named = bool(quoted.search((self.root / file).read_text(encoding="utf-8")))

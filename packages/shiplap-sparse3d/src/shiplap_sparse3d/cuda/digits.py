@@ -34,7 +34,7 @@ def _int_pointer(address):
 @triton.jit
 def _counts_begin(counts, part, pages, BINS: tl.constexpr):
     """Return a pointer to the digit counts of a part (a group of the neighbour table's columns). There are ``BINS``
-    counts for each page, which is a run of rows that one program moves. As many counts for each group of pages follow.
+    counts for each page, the successive rows that one program moves. As many counts for each group of pages follow.
     """
     return _int_pointer(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
@@ -42,7 +42,7 @@ def _counts_begin(counts, part, pages, BINS: tl.constexpr):
 @triton.jit
 def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
     """Count ``digit``, a digit of a sort key, for each row where ``inside`` is true. It is counted for the row's
-    ``page`` (a run of rows that one program moves) and for the page's group of pages.
+    ``page`` (the successive rows that one program moves) and for the page's group of pages.
     """
     # Each row is counted in the line of its page and in that of its group.
     mine = _counts_begin(counts, part, pages, BINS) + digit
@@ -52,7 +52,7 @@ def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count the digits of all rows of one page, a run of rows of which this program handles all. Then add the page's
+    """Count the digits of all rows of one page, successive rows of which this program handles all. Then add the page's
     counts to those of its group of pages, once for each digit. Atomics on one address wait for each other, and some
     digits occur thousands of times in a group.
     """
@@ -91,8 +91,8 @@ def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexp
 
 @triton.jit
 def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Count the digits of the sort keys of ``SIZE`` rows, for each row's page (a run of rows that one program moves)
-    and its group of pages. Up to eight neighbours with the same page and digit take one atomic addition.
+    """Count the digits of the sort keys of ``SIZE`` rows, for each row's page (the successive rows that one program
+    moves) and its group of pages. Up to eight neighbours with the same page and digit take one atomic addition.
     """
     line, target = _counts_begin(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
     target, count = _add_pairs(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
@@ -104,8 +104,8 @@ def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexp
 @triton.jit
 def _sum_counts(at, first, begin, before, end, bins, BINS: tl.constexpr):
     """Return two sums of counts for each digit over the ``GROUP`` lines from ``first`` on. A line has the counts of one
-    page (run of rows) or of one group of pages. The first sum takes the lines from ``begin`` to ``before - 1``, and the
-    second those from ``begin`` to ``end - 1``.
+    page (successive rows) or of one group of pages. The first sum takes the lines from ``begin`` to ``before - 1``, and
+    the second those from ``begin`` to ``end - 1``.
     """
     line = first + tl.arange(0, GROUP)
     inside = ((line >= begin) & (line < end))[:, None]
@@ -130,12 +130,17 @@ def digit_kernel(
     LAST: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Move the keys and rows of a page (a run of rows that one program moves) to their new positions by one digit of a
-    stable radix sort. A row moves behind those of its run with smaller digits, and behind those before it with equal
-    digits.
+    """Move the keys and rows of one page to their new positions by one digit of a stable radix sort.
 
-    ``each`` is the number of pages of a run, in which rows are sorted apart from other runs. If there are several runs,
-    it is a multiple of the number of pages of a group.
+    A page is ``PAGE`` successive rows, which one program moves. A group is ``GROUP`` successive pages, which have a sum
+    of counts. A run is ``each`` successive pages, whose rows are sorted apart from those of other runs. If there are
+    several runs, a run ends where a group ends. A row moves behind the rows of its run with smaller digits, and behind
+    earlier rows with an equal digit.
+
+    ``m`` is the number of rows. ``keys``, ``rows`` and ``counts`` are addresses of the data that the pass reads, and
+    ``to_keys``, ``to_rows`` and ``next_counts`` are addresses of the data that it writes for the next pass. The digit
+    has ``WIDTH`` bits from the bit ``SHIFT`` on. The first pass (``FIRST``) takes the positions as rows. The last pass
+    (``LAST``) writes the rows to ``order`` and nothing else.
     """
     BINS: tl.constexpr = 1 << WIDTH
     page, part, lane, bins = tl.program_id(0), tl.program_id(1), tl.arange(0, PAGE), tl.arange(0, BINS)

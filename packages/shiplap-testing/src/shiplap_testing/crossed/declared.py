@@ -190,8 +190,9 @@ class Declared:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def simpler(self) -> Iterator[Declared]:
-        """Yield declarations that lack one feature of this one, or several of one kind. For each kind of feature, those
-        that lack most come first. :func:`shrink` searches them for a smaller declaration that still fails.
+        """Yield declarations that lack one feature of this one, or several of one kind. For each kind of feature but
+        the kernel, those that lack most come first. A kernel in Python comes before none, since most faults of a native
+        kernel need some kernel. :func:`shrink` searches them for a smaller declaration that still fails.
         """
         plain = Declared(self.seed, ways=self.ways, kernel=self.kernel, binding=self.binding, fault=self.fault)
         for name in ("terms", "outs", "layouts"):

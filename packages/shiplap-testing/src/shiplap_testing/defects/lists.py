@@ -118,24 +118,24 @@ lists(
 )
 
 
-def counts(ns):
-    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference adds the sum of all elements of
+def plus_sums(ns):
+    """Declare the op ``plus_sums`` in the namespace ``ns`` and return it. Its reference adds the sum of all elements of
     all tensors of the list ``parts`` to each element of ``x``.
     """
 
-    @sl.op(f"{ns}::counts")
-    def counts(x: V, parts: list[Float[Tensor, "_"]]) -> V:
+    @sl.op(f"{ns}::plus_sums")
+    def plus_sums(x: V, parts: list[Float[Tensor, "_"]]) -> V:
         """Return ``x`` plus the sum of all elements of all tensors of the list ``parts``. Kernels of the op are
         compared with this reference.
         """
         return sum((p.sum() for p in parts), x)
 
-    return counts
+    return plus_sums
 
 
 def _as_the_first(x, parts):
-    """Return ``x`` plus the sum of all elements of the tensors of ``parts``. This kernel of ``counts`` has a defect on
-    purpose: of each tensor, only as many elements are added as the first tensor has.
+    """Return ``x`` plus the sum of all elements of the tensors of ``parts``. This kernel of ``plus_sums`` has a defect
+    on purpose: of each tensor, only as many elements are added as the first tensor has.
     """
     return sum((p[: len(parts[0])].sum() for p in parts), x)
 
@@ -143,8 +143,8 @@ def _as_the_first(x, parts):
 lists(
     "all parts as long as the first",
     "one length is passed for all of the list",
-    of(counts, filled(_as_the_first)),
-    of(counts, filled(lambda x, parts: sum((wide(p).sum() for p in parts), wide(x)))),
+    of(plus_sums, filled(_as_the_first)),
+    of(plus_sums, filled(lambda x, parts: sum((wide(p).sum() for p in parts), wide(x)))),
     same(lambda: (randn(2), [randn(2, seed=1), randn(5, seed=2)])),
 )
 

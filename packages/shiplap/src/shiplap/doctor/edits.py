@@ -288,8 +288,9 @@ def add_dynamic_source(setting: str) -> Editor:
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edit that inserts ``setting`` of the enclosing function with the name of the varied value. Yield
-        nothing if the value is no variable or attribute.
+        """Yield the edit that adds the varied value to ``setting`` of the enclosing function, under torch's name for a
+        local variable. If the module level of the file assigns to the variable, also yield the edit with torch's name
+        for a global one, as an alternative. Yield nothing if the value is no variable, attribute or item.
         """
         subject, _, dim = case.subject.partition(", dim ")
         # torch spells the source of a local variable as L['name'], and of a global one as G['name'].

@@ -51,7 +51,7 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
             builder.check(rules.has_no_nul(spec.name, arg.name))
     for arg in spec.tensors:
         builder.argument(arg)
-    builder.relations()
+    builder.compare_arguments()
     # Only now is it known which variables some calls leave unset, and they are declared before all else.
     unset = [UnsetStep(name, type) for name, type in builder.loose.items()]
     return (*unset, *builder.steps)
@@ -321,11 +321,12 @@ class _PlanBuilder:
             *rules.same_variadic_dims(at, dim.text),
         )
 
-    def relations(self) -> None:
-        """Append the checks that concern several arguments together.
+    def compare_arguments(self) -> None:
+        """Append the checks that concern several arguments together, after the steps of each single argument.
 
-        They check that a list has members if no other argument gives a size, and that sizes equal the expressions in
-        ``dims=``. The postponed checks and the preconditions in ``requires=`` follow.
+        A list of tensors must have members if no other argument gives a size that is needed. Sizes must equal the
+        expressions in ``dims=``. Then follow the checks that waited for the sizes of later arguments (``late``), and
+        the preconditions in ``requires=``. A traced op without a tensor argument first gets its device.
         """
         op = self.spec.name
         # A traced op may have no tensor argument that gives the device.
@@ -344,7 +345,7 @@ class _PlanBuilder:
             self.meet(variable, VariableType.SIZE, computed, (f"declared as {expr}",), same)
         for arg, at, write in self.late:
             with self.block(arg, at):
-                if arg.optional or arg.many:  # what was looked up is gone with its block
+                if arg.optional or arg.many:  # the variables set inside the block of this argument are gone
                     self.look(at)
                 write()
         for number, expr in enumerate(self.spec.requires):

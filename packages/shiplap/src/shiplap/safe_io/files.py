@@ -365,8 +365,9 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: bool = True) -> None:
     """Write ``content`` to ``path``. At any time the file holds either all of its old content or all of the new one.
 
-    Raise ``OSError`` if writing fails. Other users cannot write to the file, whatever the umask is, since this package
-    refuses to read a file that they can write. If ``private`` is true, no other user can read it either.
+    Raise ``OSError`` if writing fails. Users outside of the file's group cannot write to the file, whatever the umask
+    is, since this package refuses to read a file that they can write. The umask decides about the group. If ``private``
+    is true, no other user can read or write the file.
 
     If ``lasting`` is false, the file is not synced to disk. It then outlives the process, but a loss of power may leave
     it missing, empty or old.

@@ -174,9 +174,11 @@ def _is_trusted_finder(finder: Any) -> bool:
 
 
 def _is_trusted_content(value: Any) -> bool:
-    """Return whether a value that a finder holds runs no code but that of Python, torch or an installed package.
+    """Return whether ``value``, an attribute of an import finder, runs no code but that of Python, torch or an
+    installed package.
 
-    The elements of lists, tuples, sets and dicts count, and of another object that cannot be called its class.
+    Of lists, tuples, sets and dicts, all elements or values must do so. Of any other object that cannot be called, the
+    class must. A function without closure and defaults is trusted for its code alone.
     """
     # A library that puts a lazy module in its own place leaves its functions with globals of no module.
     if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):

@@ -385,8 +385,9 @@ def _with_own_errors(
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Check the arguments and call the op's function in torch. Raise Shiplap's error in place of a ``RuntimeError``
-        that has one.
+        """Call ``check`` and then ``plain`` with the arguments. If autocast and a transform of ``torch.func`` are both
+        active, call ``leave`` in place of ``plain``. If a ``RuntimeError`` itself, and no subclass, is raised, and
+        ``refusal`` returns an error for it, raise that error instead.
         """
         try:
             if check is not None:

@@ -185,21 +185,21 @@ def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
 
 def _confirm_winners(work: _Search, plan: RacePlan) -> None:
     """Check the time of the race's winner, and multiply the times of its kernel by the factor that the check measured.
-    If the winner fails, drop it and continue with the next one.
+    If the winner fails the check, drop it and continue with the next one. The reference (index 0) cannot fail.
 
-    The fastest configs of other kernels near the winner are checked with it, because the times of the race come from
-    the candidates' own processes. After a false winner the remaining candidates race again, since others were dropped
-    from the race because of its time.
+    The fastest configs of other kernels near the winner are checked together with it, because the times of the race
+    come from the candidates' own processes. After a winner that claimed too short a time, the remaining candidates race
+    again, since that time may have ended the race for others too early.
     """
-    ranking, believed, factors = work.ranking, set[int](), dict[str, float]()
-    false = 0  # winners since the last race
+    ranking, confirmed, factors = work.ranking, set[int](), dict[str, float]()
+    refuted = 0  # winners since the last race
     together = set[str]()  # kernels that were timed side by side
     while len(ranking.timings) > 1:
-        # Beside a false winner others may have left the race early. They count again.
-        best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if false else ranking.order[0]
-        if best in believed or (best == 0 and not believed):
-            if false and work.seconds_left > 0:
-                false, together = 0, set()
+        # Beside a refuted winner others may have left the race early. They count again.
+        best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if refuted else ranking.order[0]
+        if best in confirmed or (best == 0 and not confirmed):
+            if refuted and work.seconds_left > 0:
+                refuted, together = 0, set()
                 _race_trusted_again(work, plan, factors)
                 continue
             contender = _next_contender(work, best, factors)
@@ -210,15 +210,15 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
             near = [best, *_nearby_kernels(work, best, factors)]
         work.report(f"confirm {', '.join(candidate_label(work.candidates[i]) for i in near)}", 0, 1)
         claims = {i: ranking.timings[i].median for i in near}
-        told = work.bench.confirm(claims, _seconds_to_examine(work), believed)
+        told = work.bench.confirm(claims, _seconds_to_examine(work), confirmed)
         together = {work.candidates[i].kernel for i in near}
         for index, belief in told.items():
-            if belief.problem and index:
+            if belief.problem and index:  # the reference is right by definition, and slow at worst
                 work.drop(index, "tune.confirm", belief.problem)
-                false += 1
+                refuted += 1
                 continue
-            false += bool(index) and index not in believed and belief.factor > FALSE
-            believed.add(index)
+            refuted += bool(index) and index not in confirmed and belief.factor > FALSE
+            confirmed.add(index)
             kernel = work.candidates[index].kernel
             factors[kernel] = factors.get(kernel, 1.0) * belief.factor
             for other in _timed_configs(work, kernel):

@@ -67,11 +67,11 @@ class Verifier:
     def check(self, candidate: Candidate) -> VerifyOutcome:
         """Run ``candidate`` on every verification case and return the outcome.
 
-        The outcome holds the first wrong result or exception, a refusal, or no problem. The candidate may refuse cases
-        whose sizes are not those of the call.
+        The outcome has the first wrong result or exception, or the candidate's refusal. It is empty if there is none.
+        The candidate may refuse any case but the first two, which alone are like the call in sizes, layouts and values.
         """
         for number, case in enumerate(verification_cases(self.inputs, candidate)):
-            other = number > 1  # of other sizes, which it may refuse
+            other = number > 1  # of other sizes, addresses or values than the call, so that it may be refused
             try:
                 problem = self._compare(candidate, number, case)
             except CandidateRefused as e:

@@ -166,7 +166,8 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
 
 def observe_gradient(op: Op, case: SampleCase) -> Observation:
     """Compare the gradients of several subsets of inputs with those of the reference and with finite differences. The
-    returned observation has the first problem that is found.
+    returned observation has the first problem that is found. It is a ``skip`` if the reference refuses the sample or
+    the op has no backward there.
     """
     if refused := reference_error(op, case.args):  # odd values come from the generator, not from the declaration
         return Observation(skip=f"the reference refuses it: {refused}", limited=needs_builder(op))
@@ -179,7 +180,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
         return _observe_differences_alone(op, case, names, "the reference draws other numbers")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
-        # The first sample of an op may be large: what arrives from behind has every layout there, too.
+        # The base sample may be large. There, too, the gradients of the outputs come in every layout.
         runs += _runs_with_layouts(names) if case.recipe == Samples(op, case.seed, case.device).base else []
     else:
         runs = _gradient_runs(names)

@@ -303,7 +303,8 @@ def _is_unspecialised(about: Any) -> bool:
 
 def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
     """Return the source lines that compute the values of the parameters ``names``, on which Triton does not specialise,
-    and their value in the key. If a value is not a 32-bit int, the key holds its type and width. ``ordinary`` is the
+    and ``_free``, their common entry in the key of a launch. ``_free`` is None if all of them are 32-bit ints.
+    Otherwise it is a tuple with two values for each parameter, see :func:`_argument_key_source`. ``ordinary`` is the
     source of a call of Triton's own launch, for other types.
     """
     if not names:
@@ -312,7 +313,7 @@ def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
     return [
         "    try:",
         f"        if not (int is {' is '.join(f'type({n})' for n in names)}): raise _Unfit",
-        # ``struct`` raises where a value needs more than 32 bits.
+        # ``_fits`` packs 32-bit ints by ``struct``, and ``_Unfit`` is the error of ``struct`` for a wider one.
         f"        _fits({', '.join(names)})",
         f"        {', '.join(f'_v_{n}' for n in names)}, _free = {', '.join(names)}, None",
         "    except _Unfit:",

@@ -38,7 +38,7 @@ from shiplap.kernels.triton.specialize import why_form_unfit
 from shiplap.settings import read_setting, settings
 
 HOT_REPLAYS = 32  # calls that Python launches before a compiled launcher pays
-UNBUILT = "python: its launcher is not built"
+UNBUILT = "its launcher is not built"
 REPLAYS_BETWEEN_CHECKS = 64  # calls between two looks whether it has ended
 ALIGNMENT = 256  # bytes, of parts of the scratch memory
 REPLAY_TENSOR_COUNTS = (4, 8, 16)  # tensors that the C functions take
@@ -287,15 +287,11 @@ os.register_at_fork(after_in_child=_reset_replay_after_fork)
 
 
 def replay_state_text() -> str:
-    """Return ``"native"`` if C++ repeats launches of templates. Otherwise return a string that begins with ``python:``
-    and has the reason.
-    """
+    """Return ``"native"`` if C++ repeats launches of templates. Otherwise return ``python:`` and the reason."""
     if _replay_state.binding is not None:
         return "native"
-    background = (
-        f"python: built in the background from call {HOT_REPLAYS} on" if settings().background_build else UNBUILT
-    )
-    return _replay_state.why or background
+    background = f"built in the background from call {HOT_REPLAYS} on" if settings().background_build else UNBUILT
+    return f"python: {_replay_state.why or background}"
 
 
 def is_replay_wanted() -> bool:

@@ -329,6 +329,9 @@ def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None
 def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
     """Follow the result of ``softmax`` down the graph to its product with the values. Return that product with the
     calls in between. If one of the calls does not fit, return the obstacle. If there is no product, return None.
+
+    Between the two may stand casts, views of leading dims, a transposition of the last dims (``turned``), a slice that
+    drops the last columns (``dropped`` counts them), and one call that sets weights to 0 by a mask.
     """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
@@ -344,7 +347,9 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
                 turn = einsum.as_transposed_product(reader, given[0])
                 return _WeightedValues(reader, given[0], [*nodes, reader], dropped, turn, mask)
             fix = "sum over the keys, the last dim of the weights: weights @ values, or values @ weights.mT"
-            return RewriteObstacle(reader, "operator", f"{_describe_product(turned)} sums over the queries", fix, 2)
+            return RewriteObstacle(
+                reader, "operator", f"{_describe_product(turned)} sums over the queries", fix, fitting=2
+            )
         if not turned and swaps_last_dims(reader):
             node, turned = reader, True
             nodes.append(reader)
@@ -362,14 +367,14 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
         if is_active_dropout(reader):
             fix = "evaluate the model (model.eval()), or train it with attn_implementation='sdpa'"
             return RewriteObstacle(
-                reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2
+                reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, fitting=2
             )
         if not (keeps_values(reader) or keeps_last_two_dims(reader)):
             # Without a product behind it, the softmax belongs to no attention, and nothing is reported.
             product = next((u for u in reader.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
             what = f"{name_and_operator(reader)} stands between the softmax and the product with the values"
             fix = "move it behind the product, or leave this attention as it is: no fused kernel has a place for it"
-            return RewriteObstacle(reader, "operator", what, fix, 2) if product is not None else None
+            return RewriteObstacle(reader, "operator", what, fix, fitting=2) if product is not None else None
         node = reader
         nodes.append(reader)
 

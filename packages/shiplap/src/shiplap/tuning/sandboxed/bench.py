@@ -228,7 +228,7 @@ class JudgedBench:
                 with _few_threads(self.inputs):
                     problem = self._look(index, number, case)
             except UnsupportedArguments as e:
-                if number > 1:  # of other sizes than the call
+                if number > 1:  # of other sizes, addresses or values than the call
                     continue
                 return VerifyOutcome(str(e), refused=True)
             if problem:
