@@ -15,6 +15,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import shiplap as sl
+from shiplap.rewrite.match import NearMiss
 from shiplap.torch_private.inductor_passes import PLACES
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
@@ -69,6 +70,14 @@ def test_a_block():
     assert counters["inductor"]["shiplap_product"] == 1 <= counters["inductor"]["pattern_matcher_count"]
     fresh()(X, W)
     assert len(placed.matches) == 1  # outside of the block nothing happens
+
+
+def test_matches_and_near_misses_are_apart():
+    placed = sl.rewrites(PLAIN)
+    near = [NearMiss("product", "pre-grad", f"node_{i}", "", "shape", "another shape") for i in range(2)]
+    placed.outcomes += [near[0], "neither", near[1]]
+    assert placed.near_misses == near
+    assert placed.matches == []
 
 
 @pytest.mark.parametrize("level", sampled(PLACES, 1, long=["joint"]))
