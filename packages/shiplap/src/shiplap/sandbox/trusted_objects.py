@@ -108,7 +108,7 @@ def _classes_of_c_modules() -> Iterator[type]:
     waiting: list[type] = [object]
     seen = {id(object)}
     while waiting:
-        for cls in type.__subclasses__(waiting.pop()):
+        for cls in list[type](type.__subclasses__(waiting.pop())):
             if id(cls) not in seen:
                 seen.add(id(cls))
                 waiting.append(cls)
