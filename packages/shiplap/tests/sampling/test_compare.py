@@ -327,3 +327,49 @@ def test_parts_of_a_large_result_agree_as_the_whole_does(monkeypatch, off):
     monkeypatch.setattr(compare, "PART", 16)
     assert compare.agrees_without_float64([got], [own], Reduction(4), near="none") == whole
     assert whole == (off < 1e-6)
+
+
+def test_numbers_of_one_value_have_one_rounding_error():
+    """The mean of many numbers was taken to be exact, also of a constant sample, whose numbers are all off alike."""
+    wide = torch.full((1000,), 1.3, dtype=torch.float64)
+    own = wide.bfloat16()
+    eps = torch.finfo(torch.bfloat16).eps
+    assert not describe_common_factor((wide * (1 - 3.5 * eps)).bfloat16(), own, wide)
+    assert describe_common_factor((wide * (1 - 12 * eps)).bfloat16(), own, wide)
+    small = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 0.01 + 0.002
+    assert describe_common_factor((small * 1.006).half(), small.half(), small)
+
+
+def test_a_jump_of_a_reference_in_float64_is_rounding():
+    """Runs with enlarged errors were divided by the factor, and the size of a jump with them."""
+    x = torch.arange(1.0, 65.0, dtype=torch.float64)
+    wide = [torch.floor(x * 3 / 3)]
+    again = lambda: [torch.floor(x * 3 / 3)]  # noqa: E731
+    assert not compare_with_rounding([wide[0] - 1], wide, wide, Reduction(1), again).problem
+    assert compare_with_rounding([wide[0] - 20], wide, wide, Reduction(1), again).problem
+
+
+def test_a_common_factor_is_found_beside_numbers_that_cancel():
+    """No factor was looked for where rounding explained a single number."""
+    x = torch.randn(2000, generator=torch.Generator().manual_seed(3)).abs() + 1
+    y = torch.zeros(2000)
+    x[0], y[0] = 2**18 + 1, -(2**18)
+    wide = x.double() + y.double()
+    own, right = wide.bfloat16(), wide.bfloat16()
+    right[0] += 0.2  # a difference of two numbers, of which rounding in float32 determines the first place
+
+    def problem(got):
+        again = lambda: [x.double() + y.double()]  # noqa: E731
+        return compare_with_rounding([got], [own], [wide], Reduction(1), again).problem
+
+    assert not problem(right)
+    wrong = (wide * 1.04).bfloat16()
+    wrong[0] = right[0]
+    assert "all numbers are about 1.04 times" in problem(wrong)
+
+
+def test_no_common_factor_is_accepted_without_float64():
+    own = torch.randn(2000, generator=torch.Generator().manual_seed(3)).bfloat16()
+    sums = Reduction(1)
+    assert agrees_without_float64([own], [own], sums, wide_sums=True, near="none")
+    assert not agrees_without_float64([own * 1.03], [own], sums, wide_sums=True, near="none")
