@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -143,6 +144,30 @@ def test_checks_that_had_ended_before_a_signal_are_shown(
     assert ("schema", "ok") in found
     assert ("edges", "incomplete") in found
     assert {v["verdict"] for v in json.loads(result.stdout)["verdicts"].values()} == {"incomplete"}
+
+
+def test_a_second_signal_ends_the_threads_of_an_audit(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children could begin again while threads still ran, so that a thread audited its op to the end."""
+    from shiplap.audit import child_process
+
+    audit, stopped = AUDIT.audit, []
+
+    def waiting(op: Any, **keywords: Any) -> Any:
+        if op.spec.name == "cli_targets::shift":
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.2)
+        else:
+            time.sleep(1.0)
+        stopped.append(child_process._stopped)
+        return audit(op, **keywords)
+
+    monkeypatch.setattr(AUDIT, "audit", waiting)
+    result = run("audit", OPS, *QUICK, "--jobs", "2")
+    assert result.exit_code == 3, result.output
+    assert stopped
+    assert all(stopped)
+    assert not child_process._stopped
 
 
 def test_unknown_check_lists_the_known(run: Any) -> None:

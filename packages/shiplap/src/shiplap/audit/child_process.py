@@ -42,17 +42,19 @@ NOT_STARTED = "no process can be started"
 STOPPED = "a signal ended the audit of the op"
 
 
-_stopped = threading.Event()
+_stopped = False
 
 
 def stop_children() -> None:
     """End all child processes of this process that run work, and let none begin until ``allow_children`` is called."""
-    _stopped.set()
+    global _stopped
+    _stopped = True  # with no lock, which a second signal would find locked by the handler of the first
 
 
 def allow_children() -> None:
     """Let child processes begin again."""
-    _stopped.clear()
+    global _stopped
+    _stopped = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def stream_events(
     worst.
     """
     limits = limits or ChildLimits()
-    if _stopped.is_set():
+    if _stopped:
         yield ChildDeath(STOPPED)
         return
     with contextlib.ExitStack() as stack:
@@ -275,7 +277,7 @@ class _ChildWatch:
         """
         while True:
             ready, _, _ = select.select([self.reading], [], [], POLL_SECONDS)
-            if _stopped.is_set():
+            if _stopped:
                 _kill_child(self.child)
                 yield ChildDeath(STOPPED)
                 return

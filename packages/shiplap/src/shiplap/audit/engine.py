@@ -307,7 +307,7 @@ class _AuditRun:
             return repeat_sample(self.op, self.plan, check, label).problem
 
         end = run_isolated(work, RETRY_LIMITS, self.marks.ended)
-        return isinstance(end, ChildDeath) and not (end.how.startswith("raised") or end.is_slow)
+        return isinstance(end, ChildDeath) and not (end.how.startswith(("raised", NOT_STARTED, STOPPED)) or end.is_slow)
 
 
 def _learn_processor_features() -> None:

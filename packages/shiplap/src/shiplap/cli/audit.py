@@ -339,7 +339,8 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     # threads would trace and capture at the same time, which Dynamo and a CUDA graph do not allow.
     isolates = can_isolate(asked.device)
     jobs, signals = jobs if isolates else 1, _Signals(raises=not isolates)
-    with tuning_progress(False if quiet else None) as report, ThreadPoolExecutor(jobs) as pool:
+    # The threads end before children may begin again: otherwise a thread would audit its op to the end.
+    with tuning_progress(False if quiet else None) as report, signals.handled(), ThreadPoolExecutor(jobs) as pool:
         done = count(1)
 
         def advance(finding: Finding) -> None:
@@ -357,12 +358,11 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
             return part
 
         try:
-            with signals.handled():
-                if jobs > 1:
-                    for part in pool.map(audit_one, ops):
-                        results.add(part)
-                for op in ops if jobs == 1 else ():
-                    results.add(audit_one(op))
+            if jobs > 1:
+                for part in pool.map(audit_one, ops):
+                    results.add(part)
+            for op in ops if jobs == 1 else ():
+                results.add(audit_one(op))
         except KeyboardInterrupt:
             ended = {finding.subject for finding in results.findings}
             results.findings += [finding for finding in until_now if finding.subject not in ended]
@@ -406,13 +406,14 @@ class _Signals:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
+        allow_children()
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            allow_children()
+        allow_children()  # not after a third signal, at which threads still run
 
 
 def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:
