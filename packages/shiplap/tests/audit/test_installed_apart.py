@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -110,15 +111,21 @@ def test_modules_that_leave_the_gpu_alone_are_imported_before_forks(options, tmp
 
 
 def test_files_of_tests_are_recorded_by_as_many_processes_as_jobs(tmp_path, monkeypatch):
-    (tmp_path / "tests").mkdir()
-    for name in ("test_a.py", "test_b.py", "test_c.py", "other.py"):
-        (tmp_path / "tests" / name).write_text("")
+    """A value of an option that is a folder was taken for one of tests, and files of other names were lost."""
+    for name in ("test_a.py", "b_test.py", "test_c.py", "other.py", "slow/test_d.py"):
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        line = f"open({str(tmp_path / 'ran')!r}, 'a').write({name + ' '!r})"
+        (tmp_path / "tests" / name).write_text(f"def test_it():\n    {line}\n")
     monkeypatch.chdir(tmp_path)
-    groups = _split_arguments(Path("pytest"), ["-q", "tests/other.py", "tests"], 2)
-    assert groups == [
-        ["-q", "tests/other.py", "tests/test_b.py"],
-        ["-q", "tests/test_a.py", "tests/test_c.py"],
-    ]
+    given = ["-q", "-p", "no:cacheprovider", "--ignore", "tests/slow", "--basetemp", "base", "tests"]
+    ran = []
+    for at, group in enumerate(_split_arguments(Path("pytest"), given, 4)):
+        (tmp_path / "ran").write_text("")
+        done = subprocess.run([sys.executable, "-m", "pytest", *group], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (at, done.stdout, done.stderr)  # also of the process for which no file is left
+        ran.append((tmp_path / "ran").read_text().split())
+    assert ran == [["b_test.py"], ["test_a.py"], ["test_c.py"], []]
+    assert _split_arguments(Path("pytest"), ["-q", "tests/other.py"], 2) == [["-q", "tests/other.py"]]
     assert _split_arguments(Path("pytest"), ["-q"], 2) == [["-q"]]
     assert _split_arguments(Path("run.py"), ["tests"], 2) == [["tests"]]
 

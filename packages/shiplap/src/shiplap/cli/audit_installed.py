@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shiplap import safe_io
 from shiplap.cli import console
+from shiplap.cli.pytest_share import share_arguments
 from shiplap.cli.recording import run_recorded
 from shiplap.cli.target import find_in_current_folder, import_home
 from shiplap.errors import ShiplapError, error
@@ -206,17 +207,15 @@ def _find_and_record_apart(
 def _split_arguments(record: Path, arguments: Sequence[str], jobs: int) -> list[list[str]]:
     """Return the arguments of the recorded program for each of the processes in which it runs.
 
-    There is one process, but for pytest: its files of tests are divided among as many processes as ``jobs``, and the
-    other arguments are those of each process.
+    There is one process, but for pytest: the files of tests that it collects are divided among as many processes as
+    ``jobs``, and not more than there are files.
     """
-    paths = [a for a in arguments if a.endswith(".py") and Path(a).is_file()]
-    folders = [a for a in arguments if Path(a).is_dir()]
-    if str(record) != "pytest" or not (paths or folders):
+    paths = [Path(a) for a in arguments] if str(record) == "pytest" else []
+    files = sum(len(list(p.rglob("*.py"))) if p.is_dir() else p.is_file() for p in paths)
+    shares = min(jobs, files)
+    if shares < 2:
         return [list(arguments)]
-    rest = [a for a in arguments if a not in paths and a not in folders]
-    paths += [str(p) for folder in folders for p in sorted(Path(folder).rglob("test_*.py"))]
-    groups = [paths[i::jobs] for i in range(min(jobs, len(paths)))]
-    return [[*rest, *group] for group in groups] or [list(arguments)]
+    return [[*share_arguments(at, shares), *arguments] for at in range(shares)]
 
 
 def _note_failed(modules: Mapping[str, str]) -> None:
