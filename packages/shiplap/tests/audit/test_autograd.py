@@ -378,3 +378,22 @@ def test_a_backward_of_16_bits_may_add_in_another_order(ns, narrow):
         return {"x": (grad.float() * saved.w.float()).bfloat16(), "w": total.bfloat16()}
 
     assert look(scaled, "backward", seed=1).verdict == "ok"
+
+
+def test_a_gradient_of_one_number_may_be_exact_by_chance_the_first_time(ns):
+    """The error of one number stood for those of all orders of a sum."""
+    runs = []
+
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: BFloat16[Tensor, "n"], w: BFloat16[Tensor, "1"]) -> BFloat16[Tensor, "n"]:
+        return (x.float() * w.float()).bfloat16()
+
+    @scaled.backward
+    def _(grad, saved, needs):
+        runs.append(grad)
+        by = 1 + 3.6 * 2**-7 if len(runs) % 2 == 0 and len(grad) >= 16 else 1.0
+        total = (grad.float() * saved.x.float()).sum(0, keepdim=True) * by
+        return {"x": (grad.float() * saved.w.float()).bfloat16(), "w": total.bfloat16()}
+
+    observation = look(scaled, "backward", seed=1)
+    assert observation.verdict == "ok", observation
