@@ -184,6 +184,23 @@ def test_a_warning_beside_an_error_is_no_cause(ns: str) -> None:
     assert "declares other" in library._fix_of_error(warning.replace("warning", "error"))
 
 
+NOTES = {
+    "C": "note: include ‘<string.h>’ or provide a declaration of ‘memcpy’",
+    "C++": "note: ‘memcpy’ is defined in header ‘<string.h>’; did you forget to ‘#include <string.h>’?",
+    "Clang": "note: include the header <string.h> or explicitly provide a declaration for 'memcpy'",
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_the_header_of_another_name_is_no_hint(ns: str, name: str) -> None:
+    (text,) = sl.source(symbol="scale", code=C, language="c").texts
+    library = SourceLibrary((), (), (), (), f"{ns}::scale", "scale", "", (text,))
+    error = "a.c:9:5: error: implicit declaration of function 'other'"
+    assert "declares other, or" in library._fix_of_error(f"{error}\n{NOTES[name]}")
+    found = library._fix_of_error(f"{error.replace('other', 'memcpy')}\n{NOTES[name]}")
+    assert "declares memcpy, which is <string.h>," in found
+
+
 def test_a_library_by_the_name_of_its_file(ns: str) -> None:
     op = declare(ns, sl.source(symbol="scale", code=C, language="c", libraries=["libnowhere.so.3"]))
     assert refused("SL421", build_op, op).fix.startswith('write libraries=["nowhere"], without "lib" in front')
@@ -213,6 +230,7 @@ def test_a_function_without_a_definition_is_shown_as_it_was_written(ns: str) -> 
 def test_the_version_of_a_symbol_is_no_part_of_its_name(tmp_path: Path) -> None:
     fix = _fix_of_loader_error(tmp_path / "libf.so", "libf.so: undefined symbol: foo, version FOO_2.0")
     assert "defines foo, or link libf.so" in fix
+    assert "defines f, or link libf.so" in _fix_of_loader_error(tmp_path / "libf.so", "libf.so: undefined symbol: f")
 
 
 def test_cuda_is_no_kernel_of_the_cpu(ns: str) -> None:

@@ -207,6 +207,8 @@ def demangled(name: str) -> str:
     """Return the C++ function that the linker knows as ``name``, with its parameters, such as ``mine::f(int)``. Return
     ``name`` itself if it is no such name, or if the C++ library is not there.
     """
+    if not name.startswith("_Z"):
+        return name  # a C function named f would be read as the type float
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:

@@ -341,10 +341,14 @@ class SourceLibrary(CompileRequest):
         )
         if unknown is not None:
             name = next(filter(None, unknown.groups()))
-            # GCC names the header of a function of the C library in a note.
-            hint = re.search(r"include (?:['‘])?(<[\w.]+>)", problem)
+            # A note names the header of a function of the C library, and there may be such notes of other names.
+            hint = re.search(
+                rf"['‘]{name}['’] is defined in header ['‘](<[\w.]+>)|"
+                rf"include (?:the header )?['‘]?(<[\w.]+>)[^\n]*['‘]{name}['’]",
+                problem,
+            )
             library = "<stdio.h>" if {t.language for t in self.texts} <= {"c", ""} else "<cstdio>"
-            known = hint[1] if hint else library if name in ("snprintf", "printf", "fprintf") else ""
+            known = hint[1] or hint[2] if hint else library if name in ("snprintf", "printf", "fprintf") else ""
             example = f", which is {known}" if known else ""
             return f"write the #include of the header that declares {name}{example}, or correct the name"
         if re.search(
