@@ -242,10 +242,13 @@ def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapErro
             )
         elif within:
             got, expected = f"the C++ function {within}", declared
-            fix = (
-                f"move {symbol} out of its namespace, or define {symbol} outside of it with the prototype under "
-                f"'expected' and call {within.partition('(')[0]} there, and build the op again"
+            namespace = within.partition(f"::{symbol}(")[0]
+            # The anonymous namespace has no name by which a function in it could be called beside another one.
+            beside = (
+                f", or define {symbol} outside of it with the prototype under 'expected' and call "
+                f"{namespace}::{symbol} there"
             )
+            fix = f"move {symbol} out of its namespace{beside * ('(' not in namespace)}, and build the op again"
         else:
             expected = declared
             fix = (
