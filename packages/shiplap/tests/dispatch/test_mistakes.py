@@ -243,6 +243,11 @@ VALUES = {
     "array": (np.ones(3, "float32"), "torch.from_numpy(a) for the array a that is passed as x"),
     "scalar of NumPy": (np.float32(3), "torch.tensor(v) for the value v that is passed as x"),
     "float of NumPy": (np.float64(3), "torch.tensor(3.0). If x is to be a number, annotate it as x: float"),
+    "complex number of NumPy": (
+        np.complex128(1j),
+        "torch.tensor(1j). If x is to be a number, annotate it as x: complex",
+    ),
+    "member": (enum.IntEnum("E", "A").A, "torch.tensor(1). If x is to be a number, annotate it as x: int"),
     "none": (None, "If the argument may be absent, add | None to its annotation"),
 }
 
