@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.dispatch.autograd_function import compile_native_record
 from shiplap.packaging.model import package_model
 from shiplap_testing.support import fails
 
@@ -242,6 +243,11 @@ VALUES = {
     "array": (np.ones(3, "float32"), "torch.from_numpy(a) for the array a that is passed as x"),
     "scalar of NumPy": (np.float32(3), "torch.tensor(v) for the value v that is passed as x"),
     "float of NumPy": (np.float64(3), "torch.tensor(3.0). If x is to be a number, annotate it as x: float"),
+    "complex number of NumPy": (
+        np.complex128(1j),
+        "torch.tensor(1j). If x is to be a number, annotate it as x: complex",
+    ),
+    "member": (enum.IntEnum("E", "A").A, "torch.tensor(1). If x is to be a number, annotate it as x: int"),
     "none": (None, "If the argument may be absent, add | None to its annotation"),
 }
 
@@ -286,6 +292,19 @@ def test_a_call_with_something_else_than_a_number(ns, name):
             f(torch.ones(3), *given.values())
     integers = {"k": np.int32(1), "s": np.float32(1), "b": np.True_, "ks": [np.int64(1)]}
     assert f(torch.ones(3), **integers).tolist() == [1.0] * 3
+
+
+def test_a_call_that_native_code_records_with_something_else_than_an_int(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: V, k: int = 1, ks: list[int] = [1]) -> V:  # noqa: B006
+        return x * k * ks[0]
+
+    record = compile_native_record(f.spec, lambda x, k, ks: (k, ks))
+    x = torch.ones(3, requires_grad=True)
+    for values in ((np.float32(2.5),), (torch.tensor(2.5),), (1, [1, np.float32(2.5)]), (1, (torch.tensor(2.5),))):
+        with fails("SL209", f"{ns}::f, argument 'k"):
+            record(x, *values)
+    assert record(x, np.int32(2), [np.int64(3), 4]) == (2, [3, 4])
 
 
 def test_an_argument_that_is_passed_by_name_alone(ns):

@@ -44,6 +44,44 @@ def test_the_op_itself_is_refused():
         torch.jit.script(axpy)
 
 
+def test_the_schema_that_was_declared_last_is_called(ns):
+    def declare(take):
+        def f(x: V, a: float = 1.0) -> V:
+            return x * a
+
+        def g(x: V, b: float = 2.0) -> V:
+            return x * b
+
+        g.__qualname__ = f.__qualname__
+        return sl.op(f"{ns}::f")(take(f, g))
+
+    op = [declare(lambda f, g: f), declare(lambda f, g: g)][1]
+
+    def called(x: Tensor) -> Tensor:
+        return op(x)
+
+    assert torch.jit.script(called)(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_ops_are_unknown_that_would_give_something_else(ns):
+    """TorchScript takes the first overload of a name that fits, and takes a tensor apart where a tuple is declared."""
+
+    def f(x: V) -> V:
+        return x * 1
+
+    def g(x: V) -> V:
+        return x * 2
+
+    def h(x: V) -> tuple[V]:
+        return (x * 3,)
+
+    find = torch.jit._builtins._find_builtin
+    alone, single = sl.op(f"{ns}::f")(f), sl.op(f"{ns}::h")(h)
+    assert (find(alone), find(single)) == (f"{ns}::f", None)
+    overloaded = sl.op(f"{ns}::f.g")(g)
+    assert (find(alone), find(overloaded)) == (None, None)
+
+
 def test_each_declaration_of_one_op_is_known_and_one_that_is_gone_is_not(ns):
     """TorchScript would take another object with the same id for the op."""
 

@@ -427,6 +427,11 @@ def test_only_values_are_joined(tmp_path: Path, line: str) -> None:
             "if True:\n        if (m == 0).any():\n            return m\n        raise",
         ),
         (
+            "if m is not None and (m.all() or\n            m.any()) and m.max():  # HERE\n        return m",
+            "if m is not None:  # HERE",
+            "if m is not None:\n        if (m.all() or\n            m.any()) and m.max():\n            return m",
+        ),
+        (
             "if not m.any():  # HERE\n        m = None\n    return m",
             "    pass\n    return m",
             "if not m.any():  # HERE\n        raise AssertionError",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, is_grad_enabled
 
@@ -23,6 +24,15 @@ from shiplap.dispatch.second_derivative import Formula, SecondDerivative
 from shiplap.plan.argument_kinds import number_check
 from shiplap.plan.expression import argument_variable, parameter_list
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
+
+# What the lines of :func:`_number_check_source` name, but for ``numbers``, the check of one op.
+_NUMBER_CHECK_NAMES: dict[str, Any] = {
+    "Tensor": Tensor,
+    "NO_INTS": (Tensor, np.ndarray, np.generic),
+    "LISTS": {list, tuple},
+    "only_ints": frozenset((int,)).issuperset,
+    "any_requires_grad": dispatcher_calls.any_requires_grad,
+}
 
 
 def compile_recorder(
@@ -60,12 +70,10 @@ def compile_recorder(
         "defaults": [a.default for a in spec.args],
         "Saved": values_class(spec, "saved", [*(a.name for a in spec.scalars), *_saved_tensor_names(spec, backward)]),
         "Needs": values_class(spec, "needs", [a.name for a in spec.tensors]),
-        "Tensor": Tensor,
+        **_NUMBER_CHECK_NAMES,
         "zeros": _zeros,
         "expanded_zero": _expanded_zero,
         "is_grad_enabled": is_grad_enabled,
-        "LISTS": {list, tuple},
-        "any_requires_grad": dispatcher_calls.any_requires_grad,
         "any_autocast": dispatcher_calls.any_autocast,
         "call_outside_autocast": dispatcher_calls.call_outside_autocast,
         "numbers": number_check(spec, recorded=True) or (lambda args, kwargs: None),
@@ -95,8 +103,8 @@ def _expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) 
 
 def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls ``plain``, which records positional calls in C++, after a check. The check refuses a
-    scalar argument given as a tensor that requires a gradient, since that gradient would be lost. If the op has no
-    scalars, return ``plain`` itself.
+    scalar argument given as a tensor that requires a gradient, since that gradient would be lost, and floating-point
+    numbers of a tensor or of NumPy for an int. If the op has no scalars, return ``plain`` itself.
     """
     positional = [a for a in spec.args if not a.keyword_only]
     lines = _number_check_source(positional)
@@ -104,9 +112,7 @@ def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[.
         return plain
     names: dict[str, Any] = {
         "defaults": [a.default for a in positional],
-        "Tensor": Tensor,
-        "LISTS": {list, tuple},
-        "any_requires_grad": dispatcher_calls.any_requires_grad,
+        **_NUMBER_CHECK_NAMES,
         "numbers": number_check(spec) or (lambda args, kwargs: None),
         "plain": plain,
     }
@@ -151,12 +157,20 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
 
 def _number_check_source(args: Sequence[Arg]) -> list[str]:
     """Return, in a list, the Python source line that checks scalar arguments. In generated code, it raises an error for
-    a scalar given as a tensor with a gradient, which would be lost. The list is empty if the op has no scalars.
+    a scalar given as a tensor with a gradient, which would be lost, and for an int given as a tensor or a NumPy value
+    of floating-point numbers, whose fraction torch would cut off. The list is empty if the op has no scalars.
     """
-    scalars = [a for a in args if a.tensor is None]
-    single = [f"isinstance({argument_variable(a)}, Tensor)" for a in scalars if not str(a.scalar).startswith("list")]
-    several = [argument_variable(a) for a in scalars if str(a.scalar).startswith("list")]
-    conditions = [*single, *(f"{name}.__class__ in LISTS and any_requires_grad(*{name})" for name in several)]
+    conditions = []
+    for arg in [a for a in args if a.tensor is None]:
+        name = argument_variable(arg)
+        if arg.scalar == "int":
+            conditions.append(f"{name}.__class__ is not int and isinstance({name}, NO_INTS)")
+        elif arg.scalar == "list[int]":
+            conditions.append(f"{name}.__class__ in LISTS and not only_ints(map(type, {name}))")
+        elif str(arg.scalar).startswith("list"):
+            conditions.append(f"{name}.__class__ in LISTS and any_requires_grad(*{name})")
+        else:
+            conditions.append(f"isinstance({name}, Tensor)")
     given = ", ".join(map(argument_variable, args))
     return [f"    if {' or '.join(conditions)}: numbers(({given},), {{}})"] if conditions else []
 

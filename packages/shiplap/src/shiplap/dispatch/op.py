@@ -415,8 +415,18 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         else:
             self._register_with_torch()
         declared_ops[self.spec.name] = self
-        show_to_scripts(self, self.spec.name.partition(".")[0])
+        self._show_to_scripts()
         compile_cache_key.add_op_to_key(self, self.operator_names)
+
+    def _show_to_scripts(self) -> None:
+        """Let TorchScript call this op, unless a scripted call could give something else than the op. TorchScript finds
+        ops by their names without overloads, and converts neither arguments nor results.
+        """
+        base = self.spec.name.partition(".")[0]
+        same = [op for name, op in declared_ops.items() if name.partition(".")[0] == base]
+        for op in same:
+            name = op.overload.name()  # of the schema that was declared last
+            show_to_scripts(op, name if len(same) == 1 and "." not in self.spec.name and not op.spec.converts else None)
 
     def _take_over(self, previous: Op) -> None:
         """Use the torch registration of ``previous``, an earlier declaration with the same schema, for this op. Python

@@ -46,8 +46,15 @@ def find_shortcut(source: Source, node: ast.stmt) -> Shortcut | None:
     kept = body if isinstance(body, ast.Return) and body.value is not None and not _is_none(body.value) else None
     if not questions or not (sets_none or (kept is not None and _returns_none_next(source, node))):
         return None
-    named, question = (" and ".join(source.code(v) for v in part) for part in (asked, questions))
+    named, question = (" and ".join(_operand(source, v) for v in part) for part in (asked, questions))
     return Shortcut(node, named, question, kept)
+
+
+def _operand(source: Source, node: ast.expr) -> str:
+    """Return the source code of ``node`` as an operand of ``and`` on a line of its own, in parentheses if need be."""
+    code = source.code(node)
+    loose = isinstance(node, ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr) or "\n" in code
+    return f"({code})" if loose else code
 
 
 def _is_none(value: ast.expr | None) -> bool:

@@ -374,7 +374,11 @@ register(
         (
             "SL139",
             "TorchScript cannot compile the op itself",
-            "torch.jit.script compiles functions and modules of Python. An op is an object that torch knows already.",
+            (
+                "torch.jit.script compiles functions and modules of Python. An op is an object that torch knows "
+                "already. In a function, TorchScript knows an op if its name has no overload, no other op has that "
+                "name, and calls convert no values (as for members of an enum, or a tuple of one result)."
+            ),
             "pass torch.jit.script a function or a module that calls the op: its graph then has the op as a node",
         ),
         (

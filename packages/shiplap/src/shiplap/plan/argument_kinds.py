@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -97,12 +98,13 @@ def fix_of_value_for_tensor(arg: Arg, value: Value) -> str:
     if value is None:
         return ABSENT_FIX
     name, kind = arg.name, type(value)
-    if isinstance(value, (bool, int, float, complex)):
-        # A float of NumPy is shown as the float that it is.
-        shown = float(value) if isinstance(value, float) else value
+    # A float of NumPy and a member of an IntEnum are shown as the numbers that they are.
+    plain: Any = next((number for number in (bool, int, float, complex) if isinstance(value, number)), None)
+    if plain is not None:
+        shown = plain(value)
         return (
             f"pass a tensor, such as torch.tensor({shown!r}). If {name} is to be a number, annotate it as {name}: "
-            f"{type(shown).__name__}"
+            f"{plain.__name__}"
         )
     if kind in (list, tuple):
         of_tensors = f"annotate it as {name}: list[{arg.tensor}]"

@@ -49,7 +49,8 @@ class ForeignOps(MetaPathFinder):
         if self._inside or fullname.partition(".")[0] not in self.others:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            find = getattr(finder, "find_spec", None)  # finders of old packages have none
+            spec: ModuleSpec | None = None if finder is self or find is None else find(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
                     spec.loader = _NoticingLoader(spec.loader, self)

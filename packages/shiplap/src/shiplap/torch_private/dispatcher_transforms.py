@@ -266,9 +266,9 @@ def is_mapped(value: Any) -> bool:
     return isinstance(value, Tensor) and bool(torch._C._functorch.is_batchedtensor(value))
 
 
-def show_to_scripts(function: object, name: str) -> None:
-    """Make TorchScript compile calls of ``function``, which is no function of Python, as calls of the op ``name``. Do
-    nothing on a version of torch on which no test run has verified that.
+def show_to_scripts(function: object, name: str | None) -> None:
+    """Make TorchScript compile calls of ``function``, which is no function of Python, as calls of the op ``name``, or
+    no longer compile them if ``name`` is None. Do nothing on a version of torch on which no test run has verified that.
     """
     if not available("calls past OpOverload.__call__"):
         return

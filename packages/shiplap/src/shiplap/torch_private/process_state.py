@@ -67,7 +67,8 @@ def set_deterministic(enabled: bool, *, warn_only: bool) -> None:
     says whether an operator without such an algorithm warns only.
 
     The public function also sets a flag of Inductor, and imports Inductor's configuration for that, which takes
-    seconds. A process that has not imported it has no code of Inductor that could read the flag.
+    seconds. If a process has not imported it, this function leaves that flag alone. Inductor then does not read it
+    before it is imported.
     """
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)

@@ -17,7 +17,9 @@ import shiplap as sl
 from shiplap.errors import ShiplapError
 from shiplap.kernels.build import build_op
 from shiplap.kernels.c.library import _fix_of_loader_error, source_libraries
+from shiplap.kernels.native import source_library
 from shiplap.kernels.native.source_library import SourceLibrary
+from shiplap_testing.support import fails
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
@@ -156,7 +158,12 @@ WRONG_KERNELS = {
     "a method of torch": (
         "c++",
         f"int scale({PARAMETERS}) {{ return x->size(0); }}",
-        "in place of size: data (cast it",
+        "in place of size: data (cast it, as in static_cast<const float*>(x->data))",
+    ),
+    "a method of torch in C": (
+        "c",
+        f"int scale({PARAMETERS}) {{ return x->size(0); }}",
+        "in place of size: data (cast it, as in (const float*)x->data)",
     ),
     "nothing declares it": ("c", f"int scale({PARAMETERS}) {{ return (int)other(1.0); }}", "that declares other, or"),
     "of the C library": (
@@ -184,6 +191,23 @@ def test_a_warning_beside_an_error_is_no_cause(ns: str) -> None:
     assert "declares other" in library._fix_of_error(warning.replace("warning", "error"))
 
 
+NOTES = {
+    "C": "note: include ‘<string.h>’ or provide a declaration of ‘memcpy’",
+    "C++": "note: ‘memcpy’ is defined in header ‘<string.h>’; did you forget to ‘#include <string.h>’?",
+    "Clang": "note: include the header <string.h> or explicitly provide a declaration for 'memcpy'",
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_the_header_of_another_name_is_no_hint(ns: str, name: str) -> None:
+    (text,) = sl.source(symbol="scale", code=C, language="c").texts
+    library = SourceLibrary((), (), (), (), f"{ns}::scale", "scale", "", (text,))
+    error = "a.c:9:5: error: implicit declaration of function 'other'"
+    assert "declares other, or" in library._fix_of_error(f"{error}\n{NOTES[name]}")
+    found = library._fix_of_error(f"{error.replace('other', 'memcpy')}\n{NOTES[name]}")
+    assert "declares memcpy, which is <string.h>," in found
+
+
 def test_a_library_by_the_name_of_its_file(ns: str) -> None:
     op = declare(ns, sl.source(symbol="scale", code=C, language="c", libraries=["libnowhere.so.3"]))
     assert refused("SL421", build_op, op).fix.startswith('write libraries=["nowhere"], without "lib" in front')
@@ -197,11 +221,29 @@ def test_a_text_in_place_of_a_list(ns: str) -> None:
     assert sl.source(symbol="scale", code=C, language="cuda", architectures="90").request.architectures == ("90",)
 
 
+def test_a_text_of_flags_with_an_open_quote() -> None:
+    with fails("SL404", "No closing quotation", "pass a list"):
+        sl.source(symbol="scale", code=C, language="c", flags="-DX='a")
+
+
+def test_the_rules_for_c_are_part_of_the_digest_of_c_alone(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digests() -> list[str]:
+        texts = [sl.source(symbol="scale", code=PLAIN, language=language).texts for language in ("c", "c++")]
+        return [SourceLibrary((), (), (), (), f"{ns}::scale", "scale", "", text).digest for text in texts]
+
+    before = digests()
+    monkeypatch.setattr(source_library, "C_RULES", "")
+    after = digests()
+    assert (before[0] == after[0], before[1] == after[1]) == (False, True)
+
+
 def test_a_function_in_a_namespace_is_shown(ns: str) -> None:
     op = declare(ns, sl.source(symbol="scale", code=f"namespace mine {{ {PLAIN} }}", language="c++"))
     found = refused("SL402", build_op, op)
     assert found.got == "the C++ function mine::scale(sl_context const*, DLTensor const*, DLTensor*, double)"
-    assert "move scale out of its namespace" in found.fix
+    assert "move scale out of its namespace, or define scale outside of it" in found.fix
+    op = declare(ns, sl.source(symbol="scale", code=f"namespace {{ __attribute__((used)) {PLAIN} }}", language="c++"))
+    assert refused("SL402", build_op, op).fix == "move scale out of its namespace, and build the op again"
 
 
 def test_a_function_without_a_definition_is_shown_as_it_was_written(ns: str) -> None:
@@ -213,6 +255,7 @@ def test_a_function_without_a_definition_is_shown_as_it_was_written(ns: str) -> 
 def test_the_version_of_a_symbol_is_no_part_of_its_name(tmp_path: Path) -> None:
     fix = _fix_of_loader_error(tmp_path / "libf.so", "libf.so: undefined symbol: foo, version FOO_2.0")
     assert "defines foo, or link libf.so" in fix
+    assert "defines f, or link libf.so" in _fix_of_loader_error(tmp_path / "libf.so", "libf.so: undefined symbol: f")
 
 
 def test_cuda_is_no_kernel_of_the_cpu(ns: str) -> None:

@@ -207,6 +207,8 @@ def demangled(name: str) -> str:
     """Return the C++ function that the linker knows as ``name``, with its parameters, such as ``mine::f(int)``. Return
     ``name`` itself if it is no such name, or if the C++ library is not there.
     """
+    if not name.startswith("_Z"):
+        return name  # a C function named f would be read as the type float
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:
@@ -240,10 +242,13 @@ def _missing_symbol_error(library: Path, file: Path, symbol: str) -> ShiplapErro
             )
         elif within:
             got, expected = f"the C++ function {within}", declared
-            fix = (
-                f"move {symbol} out of its namespace, or define {symbol} outside of it with the prototype under "
-                f"'expected' and call {within.partition('(')[0]} there, and build the op again"
+            namespace = within.partition(f"::{symbol}(")[0]
+            # The anonymous namespace has no name by which a function in it could be called beside another one.
+            beside = (
+                f", or define {symbol} outside of it with the prototype under 'expected' and call "
+                f"{namespace}::{symbol} there"
             )
+            fix = f"move {symbol} out of its namespace{beside * ('(' not in namespace)}, and build the op again"
         else:
             expected = declared
             fix = (

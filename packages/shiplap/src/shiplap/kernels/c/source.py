@@ -152,12 +152,29 @@ def source(
             fix="pass the path of a source file, or code= with language=",
         )
     request = CompileRequest(
-        tuple(shlex.split(flags) if isinstance(flags, str) else flags),
+        _read_flags(flags, where),
         tuple([(base / folder).resolve() for folder in _as_list(include_dirs)]),
         tuple(_as_list(libraries)),
         tuple([_read_architecture(a, where) for a in _as_list(architectures)]),
     )
     return SourceImplementation(source_texts(texts, request.include_dirs), request, function)
+
+
+def _read_flags(flags: Iterable[str], where: str) -> tuple[str, ...]:
+    """Return the compiler's options, split as in a shell if they are one text. Raise ``SL404`` for a quote in the text
+    that is not closed. ``where`` is the place in errors.
+    """
+    try:
+        return tuple(shlex.split(flags) if isinstance(flags, str) else flags)
+    except ValueError as e:
+        raise error(
+            "SL404",
+            what="the flags cannot be split",
+            where=where,
+            got=f"flags={flags!r}: {e}",
+            expected="a list of flags, or one text whose quotes match",
+            fix='pass a list, such as flags=["-O2", "-DNAME=1"], whose items need no quotes',
+        ) from None
 
 
 def _as_list(given: AnyValue) -> list[AnyValue]:

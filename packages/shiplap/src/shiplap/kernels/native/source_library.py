@@ -150,7 +150,7 @@ class SourceLibrary(CompileRequest):
         # By name and content, not by path: the same sources elsewhere are the same library.
         texts = [f"{t.language} {t.name}\n{t.content}" for t in self.texts]
         options = (*self.flags, *self.libraries, *self.architectures)
-        return library_name_digest("\0".join([self.header, *texts]), options, "source")
+        return library_name_digest("\0".join([self._included(), *texts]), options, "source")
 
     @property
     def prototype(self) -> str:
@@ -209,11 +209,15 @@ class SourceLibrary(CompileRequest):
         # C linkage: the loader looks the function up by its plain name.
         return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
 
+    def _included(self) -> str:
+        """Return the text that is included in front of each source."""
+        return self.header + (C_RULES if any(text.language == "c" for text in self.texts) else "")
+
     def _files(self) -> dict[str, str]:
         """Return a mapping from file name to content of the files in the folder of the build. They are the generated
         header, and sources given as strings.
         """
-        files = {HEADER: self.header + C_RULES}
+        files = {HEADER: self._included()}
         for text in self.texts:
             if text.path is None:
                 # #line: messages of the compiler name the place that the author knows.
@@ -341,10 +345,14 @@ class SourceLibrary(CompileRequest):
         )
         if unknown is not None:
             name = next(filter(None, unknown.groups()))
-            # GCC names the header of a function of the C library in a note.
-            hint = re.search(r"include (?:['‘])?(<[\w.]+>)", problem)
+            # A note names the header of a function of the C library, and there may be such notes of other names.
+            hint = re.search(
+                rf"['‘]{name}['’] is defined in header ['‘](<[\w.]+>)|"
+                rf"include (?:the header )?['‘]?(<[\w.]+>)[^\n]*['‘]{name}['’]",
+                problem,
+            )
             library = "<stdio.h>" if {t.language for t in self.texts} <= {"c", ""} else "<cstdio>"
-            known = hint[1] if hint else library if name in ("snprintf", "printf", "fprintf") else ""
+            known = hint[1] or hint[2] if hint else library if name in ("snprintf", "printf", "fprintf") else ""
             example = f", which is {known}" if known else ""
             return f"write the #include of the header that declares {name}{example}, or correct the name"
         if re.search(
@@ -359,8 +367,10 @@ class SourceLibrary(CompileRequest):
                 f"those parameters, which calls {self.symbol}. Pass its name as symbol= of sl.source"
             )
         if member := re.search(r"['‘\"](?:const )?(?:struct )?DLTensor['’\"] has no member[^\n]*['‘\"](\w+)", problem):
+            in_c = {t.language for t in self.texts} <= {"c", ""}
+            cast = "(const float*)x->data" if in_c else "static_cast<const float*>(x->data)"
             return (
-                f"read a field of DLTensor in place of {member[1]}: data (cast it, as in static_cast<const float*>"
-                "(x->data)), shape[i], strides[i], ndim, or dtype"
+                f"read a field of DLTensor in place of {member[1]}: data (cast it, as in {cast}), shape[i], "
+                "strides[i], ndim, or dtype"
             )
         return ""
