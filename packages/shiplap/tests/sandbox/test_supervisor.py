@@ -370,6 +370,8 @@ def test_names_of_secrets() -> None:
         ("http://proxy:3128", False),
         ("https://host/a:b@c", False),
         ("/usr/lib:/opt/sk-learn", False),
+        ("/usr/bin:/opt/npm_global_packages_dir/bin", False),
+        ("/data/hf_transformers_cache", False),
         ("max_split_size_mb:128", False),
     ],
 )
