@@ -57,7 +57,6 @@ def test_forked_processes_share_one_snapshot_of_the_functions(monkeypatch: pytes
     monkeypatch.setattr(sys, "addaudithook", lambda hook: None)  # they stay for as long as a process lives
     assert isinstance(child._baseline, FunctionSnapshot)
     assert child.Child()._intact is child._baseline
-    assert sys.modules.keys() >= {*child.GENERATED}
 
 
 @pytest.mark.parametrize("asked", sampled([CallTarget, ListOperators], 1))

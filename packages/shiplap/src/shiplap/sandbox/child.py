@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import errno
 import gc
-import importlib
 import mmap
 import os
 import socket
@@ -62,9 +61,6 @@ from shiplap.sandbox.rng_state import RngWatch
 from shiplap.torch_private.dynamo import use_temporary_folder
 from shiplap.torch_private.process_state import set_deterministic
 
-# Modules of Python with generated functions and bound methods, which would seem to be replaced if imported later.
-_GENERATED = "http.cookies email._encoded_words multiprocessing.managers multiprocessing.sharedctypes asyncio.tasks"
-GENERATED = (*_GENERATED.split(), "importlib.metadata._adapters")
 _baseline: FunctionSnapshot | None = None  # taken before this process was forked
 LOOKED_AT = 8  # first calls on a GPU after which the state of the process is read, and then each of so many
 COLD_CALL_NS = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
@@ -109,14 +105,10 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
 
 
 def take_baseline() -> None:
-    """Import the modules ``GENERATED``, and store a snapshot of the functions of all trusted modules that are imported.
-    All processes that are forked later share it. The launcher does this at its start and after each import that a
-    request makes.
+    """Store a snapshot of the functions of all trusted modules that are imported. All processes that are forked later
+    share it. The launcher does this at its start and after each import that a request makes.
     """
     global _baseline
-    for name in GENERATED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
     _baseline = FunctionSnapshot(_baseline)
 
 

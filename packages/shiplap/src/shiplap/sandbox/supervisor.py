@@ -212,12 +212,8 @@ class SandboxLauncher:
         """
         self._ready()
         while new := [module for module in modules if module not in self._preloaded | self.harmful]:
-            try:
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # another thread may end the launcher
                 os.mkdir(self._libraries, 0o700)
-            except FileExistsError:
-                pass
-            except FileNotFoundError:  # another thread has ended the launcher
-                raise ProcessEnded("the launcher has ended") from None
             harmless = self.ask(protocol.ImportLibraries(new, self._libraries), until=until).value
             self._preloaded |= set(new[:harmless])
             if harmless < len(new):
