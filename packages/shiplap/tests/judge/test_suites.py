@@ -258,7 +258,8 @@ def test_a_judgement_that_ends_early_gives_its_turn_back():
             turn(times)
 
 
-def test_a_problem_for_which_memory_was_missing_beside_others_is_judged_again_alone(monkeypatch):
+@pytest.mark.parametrize("lack", ["device", "far sizes"])
+def test_a_problem_for_which_memory_was_missing_beside_others_is_judged_again_alone(monkeypatch, lack):
     problems = [SuiteProblem(name, "KernelBench") for name in "abc"]
     running, judged, lock = [], [], threading.Lock()
 
@@ -268,7 +269,7 @@ def test_a_problem_for_which_memory_was_missing_beside_others_is_judged_again_al
             judged.append((problem.name, len(running)))
             again = [name for name, _ in judged].count(problem.name) > 1
         lacks = problem.name == "b" and not again
-        missing = {"device": "CUDA out of memory"} if lacks else {}
+        missing = {lack: "CUDA out of memory"} if lacks else {}
         with lock:
             running.remove(problem.name)
         verdict = "incomplete" if lacks else "accepted"

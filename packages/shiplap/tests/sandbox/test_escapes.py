@@ -162,10 +162,10 @@ def test_names_with_a_dot_are_hidden_at_any_depth_and_so_is_the_reference(tmp_pa
 
 
 def test_of_too_many_names_the_nearest_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("k.py", "a/b.py", "a/deep/c.py", "a/deep/.env"):
+    for name in ("k.py", "a/b.py", "a/deep/c.py", "a/deep/.env", ".git/a", ".git/b"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    monkeypatch.setattr(landlock, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(landlock, "MOST_ENTRIES", 4)
     shown = landlock.shown_parts(str(tmp_path))
     assert {os.path.relpath(part, tmp_path) for part in shown} == {"k.py", "a/b.py"}
 
@@ -198,6 +198,11 @@ def test_folders_of_modules_are_shown_without_names_with_a_dot(tmp_path: Path, m
     assert not {str(tmp_path), str(tmp_path / ".ssh")} & {*places}
     assert sys.prefix in places
     assert str(tmp_path / "package") not in landlock.readable_places(hidden=[str(tmp_path)])
+    assert str(tmp_path) in landlock.module_places()  # whose names are listed, as Python does to find modules
+    installed = tmp_path / "site-packages"
+    (installed / ".dot").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    assert str(installed) in landlock.readable_places()
 
 
 def test_a_scratch_folder_that_others_can_exchange_is_none(tmp_path: Path) -> None:

@@ -349,6 +349,15 @@ def test_a_folder_is_removed_if_the_shell_starts_and_can_start_nothing(tmp_path,
     assert not left.parent.exists()
 
 
+def test_modules_with_generated_functions_may_be_imported_by_a_candidate(load) -> None:
+    witness = load("""
+import asyncio.tasks, email.policy, http.cookies, multiprocessing.managers, multiprocessing.sharedctypes
+def candidate(x):
+    return x + 1
+""")
+    witness.check_interpreter()
+
+
 def test_names_of_secrets() -> None:
     secrets = (
         "DB_PASS MYSQL_PWD PGPASSFILE GH_PAT DATABASE_URL PIP_INDEX_URL SENTRY_DSN SESSION_COOKIE AWS_ACCESS_KEY_ID"
@@ -370,6 +379,8 @@ def test_names_of_secrets() -> None:
         ("http://proxy:3128", False),
         ("https://host/a:b@c", False),
         ("/usr/lib:/opt/sk-learn", False),
+        ("/usr/bin:/opt/npm_global_packages_dir/bin", False),
+        ("/data/hf_transformers_cache", False),
         ("max_split_size_mb:128", False),
     ],
 )

@@ -103,8 +103,11 @@ def _effects_under_autocast(case: JudgeSession, form: InputForm, args: tuple[obj
                 continue
             g, rounded, exact = g.double(), rounded.double(), exact.double()
             size = exact.abs() + exact.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
-            allowed = GROSS * size + SPREAD * (rounded - exact).abs().nan_to_num(torch.inf).max()
-            if bool(((g - exact).abs() > allowed).any()):
+            known = exact.isfinite() & rounded.isfinite()
+            spread = (rounded - exact)[known].abs().amax() if bool(known.any()) else 0.0
+            # A NaN is never as near as what is allowed.
+            near = (g - exact).abs() <= GROSS * size + SPREAD * spread
+            if bool((known & ~near).any()):
                 return Difference(f"result {number} is off by more than half of its size under autocast")
         return Difference()
 

@@ -174,7 +174,7 @@ def run_suite(
 def _lacks_memory(verdict: SuiteVerdict) -> bool:
     """Return whether a verdict is incomplete since the device or the machine lacked memory or another resource."""
     missing = dict((verdict.result or {}).get("missing", {}))
-    return verdict.verdict == "incomplete" and not missing.keys().isdisjoint(("device", "machine"))
+    return verdict.verdict == "incomplete" and not missing.keys().isdisjoint(("device", "machine", "far sizes"))
 
 
 def _store_verdict(verdict: SuiteVerdict, file: Path | None) -> SuiteVerdict:

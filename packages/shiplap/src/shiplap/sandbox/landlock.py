@@ -113,13 +113,29 @@ def readable_places(*, device: bool = False, hidden: Sequence[str] = ()) -> list
     places = [*program_places(), *SYSTEM_PLACES, *hardware_places(), *group_places(), sys.prefix, sys.base_prefix]
     places += [f"/sys/{name}" for name in DEVICE_HARDWARE.split()] + ["/proc/driver"] if device else []
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
-    listed = [place for place in sys.path if place and place not in hidden]
-    of_modules = dict.fromkeys(real for place in listed for real in (place, os.path.realpath(place)))
-    own = [p for p in of_modules if not any(_lies_in(p, whole) for whole in (*PROGRAMS, sys.prefix, sys.base_prefix))]
-    places += [place for place in of_modules if place not in own]
+    own = module_places(hidden)
+    places += [place for place in _paths_of_modules(hidden) if place not in own]
     places += [os.path.realpath(place) for place in places if os.path.islink(place)]
     places += [part for place in own for part in shown_parts(place)]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
+
+
+def module_places(hidden: Sequence[str] = ()) -> list[str]:
+    """Return the folders on ``sys.path`` of which only parts may be shown, without those in ``hidden``."""
+    return [place for place in _paths_of_modules(hidden) if not _is_installed(place)]
+
+
+def _paths_of_modules(hidden: Sequence[str]) -> list[str]:
+    """Return the paths and real paths of what is on ``sys.path``, without those in ``hidden``."""
+    listed = [place for place in sys.path if place and place not in hidden]
+    return [*dict.fromkeys(real for place in listed for real in (place, os.path.realpath(place)))]
+
+
+def _is_installed(place: str) -> bool:
+    """Return whether a folder on ``sys.path`` holds installed packages, which have too many files to look through."""
+    if os.path.basename(place) in ("site-packages", "dist-packages"):
+        return True
+    return any(_lies_in(place, whole) for whole in (*PROGRAMS, sys.prefix, sys.base_prefix))
 
 
 def program_places() -> list[str]:
@@ -162,22 +178,25 @@ def shown_parts(place: str, hidden: tuple[str, ...] = (), *, private: bool = Fal
     If ``private`` is true, what only its owner or group may read is hidden instead, and folders behind these names are
     shown.
     """
-    looked, waiting, left = dict[str, list[os.DirEntry[str]]](), deque([place]), MOST_ENTRIES
-    while waiting and left > 0:
-        folder = waiting.popleft()
-        with contextlib.suppress(OSError), os.scandir(folder) as listed:
-            looked[folder] = entries = [entry for entry in listed if not entry.is_symlink()]
-            left -= len(entries)
-            waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-
     real = os.path.realpath(place)
 
     def is_hidden(entry: os.DirEntry[str]) -> bool:
         """Return whether the file or folder ``entry`` is hidden."""
         if private:
             wanted = stat.S_IROTH | (stat.S_IXOTH if entry.is_dir(follow_symlinks=False) else 0)
-            return wanted & ~entry.stat(follow_symlinks=False).st_mode != 0
+            try:
+                return wanted & ~entry.stat(follow_symlinks=False).st_mode != 0
+            except OSError:  # removed meanwhile
+                return True
         return real + entry.path[len(place) :] in hidden or (entry.name[0] == "." and entry.name not in SHOWN_DOT_NAMES)
+
+    looked, waiting, left = dict[str, list[os.DirEntry[str]]](), deque([place]), MOST_ENTRIES
+    while waiting and left > 0:
+        folder = waiting.popleft()
+        with contextlib.suppress(OSError), os.scandir(folder) as listed:
+            looked[folder] = entries = [entry for entry in listed if not entry.is_symlink()]
+            left -= len(entries)
+            waiting += [e.path for e in entries if e.is_dir(follow_symlinks=False) and not is_hidden(e)]
 
     def parts_of(folder: str) -> tuple[str, ...]:
         """Return what is shown of ``folder``: itself if all of it is."""
@@ -330,7 +349,9 @@ def _restrict_files(cell: SandboxPolicy) -> str:
             _allow_access(libc, rules, place, reads)
         for place in RANDOM_FILES:
             _allow_access(libc, rules, place, READ)
-        for folder in ("/proc/self", *LISTED_HARDWARE, *cell.readable, *(("/dev",) if cell.device else ())):
+        # Python finds no modules in a folder that it cannot list.
+        modules = [*cell.readable, *(folder for folder in module_places(cell.hidden) if folder != "/")]
+        for folder in ("/proc/self", *LISTED_HARDWARE, *modules, *(("/dev",) if cell.device else ())):
             _allow_access(libc, rules, folder, LIST)  # names only: root owns the disks
         # Somebody could have put another folder in its place. A folder on the way that cannot be listed says nothing.
         with contextlib.suppress(PermissionError):

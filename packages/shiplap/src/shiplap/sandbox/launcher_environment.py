@@ -26,7 +26,7 @@ SECRET_VARIABLE = re.compile(
 # tokens by the marks that their issuers give them.
 SECRET_VALUE = re.compile(
     r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
-    r"|\b(gh[a-z]_|github_pat_|glpat-|sk-|hf_|xox[a-z]-|npm_|pypi-|AKIA|ASIA)[\w-]{16,}"
+    r"|\b(gh[a-z]_|github_pat_|glpat-|sk-|hf_|xox[a-z]-|npm_|pypi-|AKIA|ASIA)(?=[\w-]*\d)[\w-]{16,}"
 )
 
 

@@ -212,7 +212,8 @@ class SandboxLauncher:
         """
         self._ready()
         while new := [module for module in modules if module not in self._preloaded | self.harmful]:
-            os.makedirs(self._libraries, 0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # another thread may end the launcher
+                os.mkdir(self._libraries, 0o700)
             harmless = self.ask(protocol.ImportLibraries(new, self._libraries), until=until).value
             self._preloaded |= set(new[:harmless])
             if harmless < len(new):

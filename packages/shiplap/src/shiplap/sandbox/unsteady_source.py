@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from shiplap.sandbox.kept_counts import (
     DECIDING_CALLS,
@@ -117,7 +117,9 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield test.lineno, f"the next element of {name}"
         if isinstance(test, ast.Call) and getattr(test.func, "attr", "") in NUMBERS and _drawn_number(test):
             yield test.lineno, f"one number of torch.{getattr(test.func, 'attr', '')}"
-        if (what := _unsteady_source(test, held)) and what not in CLOCKS | DRAWS | {"data_ptr"}:
+        # Whether a folder is empty changes once.
+        harmless = CLOCKS | DRAWS | {"data_ptr"} | ({"listdir", "scandir"} if isinstance(test, ast.Call) else set())
+        if (what := _unsteady_source(test, held)) and what not in harmless:
             yield test.lineno, what
 
 
@@ -135,7 +137,7 @@ def _elements_that_decide(nodes: list[ast.AST], lasting: set[str], growing: set[
         used = node.func if isinstance(node, ast.Call) else node.slice if isinstance(node, ast.Subscript) else None
         if used is not None and (name := _next_of(used) or taken.get(place_name(used), "")) in lasting and name:
             yield getattr(node, "lineno", 0), f"the next element of {name}"
-        if isinstance(node, ast.Subscript) and place_name(node) in growing and isinstance(node.ctx, ast.Load):
+        if _is_element(node) and place_name(node) in growing and isinstance(node.ctx, ast.Load):
             amounts = [_amount(n, {}) for n in ast.walk(node.slice) if isinstance(n, ast.Constant)]
             if any(amount is not None and abs(amount) >= JUDGED_CALLS for amount in amounts):
                 yield node.lineno, f"a far element of {place_name(node)}, which grows"
@@ -150,6 +152,8 @@ def _matters(what: str, known: bool, others: list[float | None]) -> bool:
         return any(a is not None and a != 0 for a in others)
     if what == "data_ptr":  # which honest candidates divide by an alignment
         return any(a is not None and a > LONG_ALIGNMENT for a in others)
+    if what in ("read_text", "readline"):  # text, which ``%`` formats
+        return any(a is not None for a in others)
     if what in PROCESSES and others:  # as in ``threads > 1``
         return any(a is not None and a > 1 for a in others) or (known and not any(a is not None for a in others))
     return known or what in CHANCES
@@ -283,8 +287,14 @@ def _filled_container(node: ast.AST) -> str:
     string for another node.
     """
     if isinstance(node, ast.Subscript):
-        return place_name(node) if isinstance(node.ctx, ast.Store) else ""
+        return place_name(node) if isinstance(node.ctx, ast.Store) and _is_element(node) else ""
     return changed_container(node, GROWING)
+
+
+def _is_element(node: ast.AST) -> TypeGuard[ast.Subscript]:
+    """Return whether a syntax node is an element of a container. A part of a tensor, such as ``x[:, :9]``, is none."""
+    parts = node.slice.elts if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) else []
+    return isinstance(node, ast.Subscript) and not any(isinstance(each, ast.Slice) for each in parts)
 
 
 def _fillings_of_own(node: ast.AST, filled: set[str]) -> Iterator[ast.AST]:
@@ -405,25 +415,35 @@ def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
     if not counted:
         return []
     shrunk = {changed_container(n, SHRINKING) for n in ast.walk(tree)}
-    updates = {id(each) for node in ast.walk(tree) for each in _update_of(node)}
+    updates: dict[int, str] = {}
+    for statement in ast.walk(tree):  # a named expression comes after what it is in
+        updates |= {id(each): name for each, name in _updates_of(statement)}
     used: set[tuple[int, str]] = set()
     for node in ast.walk(tree):
-        for part in _deciding_parts(node) if id(node) not in updates else ():
-            names = read_places(part) & counted
+        for part in _deciding_parts(node):
+            names = (read_places(part) & counted) - {updates.get(id(node), "")}
             # A container that is emptied holds what the last calls have left, and counts none.
-            names -= {name for name in names if name in shrunk and _measured_length(part) == name}
+            names -= shrunk & {_measured_length(n) for n in ast.walk(part)}
             used |= {(node.lineno, name) for name in names if hasattr(node, "lineno")}
     used |= {(t.lineno, name) for t in _truth_tests(tree) for name in read_places(t) & counted - shrunk}
     return sorted(used)
 
 
-def _update_of(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of the value of an assignment, in which a count is changed and decides nothing yet."""
+def _updates_of(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield each syntax node, with the name of the target, of the value of an assignment in which a count is changed by
+    its own value and decides nothing yet. Comparisons decide, and the value may read no other element of the target.
+    """
     value = node.value if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) else None
-    if value is not None:
-        names = {place_name(each) for target in targets_of(node) for each in ast.walk(target)} - {""}
-        if isinstance(node, ast.AugAssign) or names & read_places(value):
-            yield from ast.walk(value)
+    pairs = [] if value is None else [(target, value) for target in targets_of(node)]
+    if len(pairs) != 1:
+        sides = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+        pairs = [(pair[0], side) for pair, side in zip(pairs, sides, strict=True)] if len(sides) == len(pairs) else []
+    for target, side in pairs:
+        name, inner = place_name(target), list(ast.walk(side))
+        same = sum(ast.unparse(n) == ast.unparse(target) for n in inner if isinstance(n, type(target)))
+        each = sum(place_name(n) == name for n in ast.walk(target))
+        if name and sum(place_name(n) == name for n in inner) == same * each:
+            yield from ((n, name) for n in inner if not isinstance(n, ast.Compare))
 
 
 def _deciding_parts(node: ast.AST) -> list[ast.expr]:
