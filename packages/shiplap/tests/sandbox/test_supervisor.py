@@ -369,7 +369,12 @@ def test_names_of_secrets() -> None:
         ("ghp_0123456789abcdef0123", True),
         ("http://proxy:3128", False),
         ("https://host/a:b@c", False),
+        ("https://ghp_0123456789abcdef0123@host/x", True),
+        ("token glpat-aB3_-cdEFGHIJ_klmn45", True),
+        ("sk-proj-aB3_-cdEFGHIJ_klmn45", True),
         ("/usr/lib:/opt/sk-learn", False),
+        ("/usr/bin:/opt/npm_global_packages_dir/bin:/opt/sk-learn-contrib-kernels2", False),
+        ("hf_transformers_cache_folder", False),
         ("max_split_size_mb:128", False),
     ],
 )

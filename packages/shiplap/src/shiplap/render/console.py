@@ -17,7 +17,8 @@ _IN_JSON = re.compile(f"[\x7f-\x9f{_ORDER}]")  # those that a JSON text may hold
 # texts, to show a message at a file, or to set a variable.
 _JOB_COMMAND = re.compile(
     r"(?<!\w)(:)(:(?:error|warning|notice|debug|group|endgroup|echo|add-|remove-|stop-|save-|set-|internal-)[^\n]*::)"
-    r"|(#)(#(?:vso|teamcity)?\[)"
+    r"|(#)(#(?:vso|teamcity)?\[)",
+    re.IGNORECASE,
 )
 
 

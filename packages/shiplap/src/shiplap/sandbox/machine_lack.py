@@ -59,8 +59,19 @@ def _left_in_control_group() -> list[int]:
     """
     for most, used in CONTROL_GROUP_FILES:
         with suppress(OSError, ValueError):
-            return [max(0, int(Path(most).read_text()) - int(Path(used).read_text()))]
+            left = int(Path(most).read_text()) - int(Path(used).read_text())
+            return [max(0, left + _idle_cache(Path(used).with_name("memory.stat")))]
     return []
+
+
+def _idle_cache(statistics: Path) -> int:
+    """Return the bytes of files in memory that Linux gives up first, by the file ``statistics`` of a control group,
+    which counts them as used. Return 0 if the file cannot be read.
+    """
+    with suppress(OSError, ValueError):
+        rows = dict(row.split() for row in statistics.read_text().splitlines())
+        return int(rows.get("total_inactive_file") or rows.get("inactive_file") or 0)
+    return 0
 
 
 class _MemoryBound:
