@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -108,3 +109,16 @@ def test_what_comes_and_goes_with_the_calls_is_told(on_device) -> None:
         assert host.answer(CallTarget(told), handle).traces.left == ["signal handlers"]
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_modules_of_python_that_make_functions_themselves_can_be_imported() -> None:
+    code = """
+import importlib
+from shiplap.sandbox import child
+child.take_baseline()
+for name in "http.cookies multiprocessing.managers multiprocessing.sharedctypes asyncio encodings.gbk".split():
+    importlib.import_module(name)
+print(child._baseline.changed())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout == "[]\n", ended.stderr

@@ -47,7 +47,7 @@ from shiplap.sandbox import landlock
 from tests.sandbox.escapes import every_attempt, run_all
 landlock.readable_places = cache(landlock.readable_places)
 for device in (False, True):
-    landlock.readable_places(device=device)
+    landlock.readable_places(device=device, hidden=())
 names = list(every_attempt())
 some = [n for i, n in enumerate(names) if i % 9 == 0 or {request.param == "every"} or n in {GETS_THROUGH}]
 for who, how in ('this', dict(names=names)), ('device', dict(names=some, device=True)){users}:
@@ -170,6 +170,14 @@ def test_of_too_many_names_the_nearest_are_shown(tmp_path: Path, monkeypatch: py
     assert {os.path.relpath(part, tmp_path) for part in shown} == {"k.py", "a/b.py"}
 
 
+def test_what_hidden_folders_hold_leaves_the_others_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".git/a", ".git/b", ".git/c", "near/deep/k.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(landlock, "MOST_ENTRIES", 4)
+    assert landlock.shown_parts(str(tmp_path)) == (str(tmp_path / "near"),)
+
+
 def test_where_programs_are_installed_what_root_alone_may_read_is_hidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +189,6 @@ def test_where_programs_are_installed_what_root_alone_may_read_is_hidden(
     shown = {os.path.relpath(part, tmp_path) for part in landlock.shown_parts(str(tmp_path), private=True)}
     assert shown == {"app/run", "tool"}
     monkeypatch.setattr(landlock, "MOST_ENTRIES", 1)
-    landlock.shown_parts.cache_clear()
     assert set(landlock.shown_parts(str(tmp_path), private=True)) >= {str(tmp_path / "app"), str(tmp_path / "tool")}
     if os.geteuid() == 0:
         places = landlock.program_places()
@@ -198,11 +205,31 @@ def test_folders_of_modules_are_shown_without_names_with_a_dot(tmp_path: Path, m
     assert not {str(tmp_path), str(tmp_path / ".ssh")} & {*places}
     assert sys.prefix in places
     assert str(tmp_path / "package") not in landlock.readable_places(hidden=[str(tmp_path)])
-    assert str(tmp_path) in landlock.module_places()  # whose names are listed, as Python does to find modules
-    installed = tmp_path / "site-packages"
-    (installed / ".dot").mkdir(parents=True)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
-    assert str(installed) in landlock.readable_places()
+    (tmp_path / "new").mkdir()
+    hidden = [str(tmp_path / "package")]
+    assert str(tmp_path / "new") in landlock.readable_places(hidden=hidden)
+    assert str(tmp_path / "package") not in landlock.readable_places(hidden=hidden)
+    packages = tmp_path / "site-packages"
+    (packages / ".kept").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    assert str(packages) in landlock.readable_places()
+
+
+def test_a_package_with_a_hidden_name_can_be_imported(tmp_path: Path) -> None:
+    """Python takes a folder that it cannot list for one without modules."""
+    (tmp_path / "modules" / "package").mkdir(parents=True)
+    (tmp_path / "scratch").mkdir()
+    for name in ("__init__.py", "inner.py", ".keep"):
+        (tmp_path / "modules" / "package" / name).touch()
+    code = f"""
+import sys
+sys.path.append({str(tmp_path / "modules")!r})
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
+assert not any(lock_process(SandboxPolicy({str(tmp_path / "scratch")!r})).values())
+import package.inner
+print(package.inner.__name__)
+"""
+    assert _python(code).split() == ["package.inner"]
 
 
 def test_a_scratch_folder_that_others_can_exchange_is_none(tmp_path: Path) -> None:

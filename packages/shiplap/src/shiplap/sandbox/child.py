@@ -58,6 +58,7 @@ from shiplap.sandbox.protocol import (
     tree_leaves,
 )
 from shiplap.sandbox.rng_state import RngWatch
+from shiplap.sandbox.unshown_modules import import_unshown_modules
 from shiplap.torch_private.dynamo import use_temporary_folder
 from shiplap.torch_private.process_state import set_deterministic
 
@@ -109,6 +110,7 @@ def take_baseline() -> None:
     share it. The launcher does this at its start and after each import that a request makes.
     """
     global _baseline
+    import_unshown_modules()
     _baseline = FunctionSnapshot(_baseline)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-_FORKING = threading.Lock()
+_LOCKS: dict[int, threading.Lock] = {}  # by the id of the process that forks
 
 
 def fork_process() -> int:
@@ -15,5 +15,6 @@ def fork_process() -> int:
     No two threads of this process fork at the same time. Hooks of libraries run in a fork, and that of filelock, which
     torch's compiler uses, refuses a fork while another thread forks (version 4.3 with Python 3.12).
     """
-    with _FORKING:  # the new process has a copy of the lock, which this thread releases there as well
+    # A process that other code forks meanwhile has a copy of a lock that nobody releases there.
+    with _LOCKS.setdefault(os.getpid(), threading.Lock()):
         return os.fork()

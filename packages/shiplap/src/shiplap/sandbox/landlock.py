@@ -74,6 +74,7 @@ memory.limit_in_bytes memory.soft_limit_in_bytes memory.usage_in_bytes pids.max 
 DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full")
 RANDOM_FILES = ("/dev/random", "/dev/urandom")  # what is written there changes the numbers of the whole machine
 SHOWN_DOT_NAMES = {".libs", ".dylibs"}  # where wheels have their libraries
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 MOST_ENTRIES = 20_000  # names that are looked at for those that begin with a dot
 WAY_TO_SCRATCH = OwnershipRule(owned=False, group=True)
 MAX_FILES = 1024  # open files of a process: pipes and sockets hold memory of Linux, which counts for no process
@@ -112,30 +113,28 @@ def readable_places(*, device: bool = False, hidden: Sequence[str] = ()) -> list
     """
     places = [*program_places(), *SYSTEM_PLACES, *hardware_places(), *group_places(), sys.prefix, sys.base_prefix]
     places += [f"/sys/{name}" for name in DEVICE_HARDWARE.split()] + ["/proc/driver"] if device else []
-    # An editable install may be a link to a folder elsewhere, which must be readable itself.
-    own = module_places(hidden)
-    places += [place for place in _paths_of_modules(hidden) if place not in own]
+    places += [place for place in _folders_of_modules(hidden) if _is_installed(place)]
     places += [os.path.realpath(place) for place in places if os.path.islink(place)]
-    places += [part for place in own for part in shown_parts(place)]
+    places += [part for place in own_folders(hidden) for part in shown_parts(place, tuple(hidden))]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
 
 
-def module_places(hidden: Sequence[str] = ()) -> list[str]:
-    """Return the folders on ``sys.path`` of which only parts may be shown, without those in ``hidden``."""
-    return [place for place in _paths_of_modules(hidden) if not _is_installed(place)]
+def own_folders(hidden: Sequence[str] = ()) -> list[str]:
+    """Return the folders on ``sys.path``, apart from those in ``hidden``, that may hold files of the user."""
+    return [place for place in _folders_of_modules(hidden) if not _is_installed(place)]
 
 
-def _paths_of_modules(hidden: Sequence[str]) -> list[str]:
-    """Return the paths and real paths of what is on ``sys.path``, without those in ``hidden``."""
-    listed = [place for place in sys.path if place and place not in hidden]
+def _folders_of_modules(hidden: Sequence[str]) -> list[str]:
+    """Return the folders on ``sys.path`` and their real paths, apart from those in ``hidden``."""
+    # An editable install may be a link to a folder elsewhere, which must be readable itself.
+    listed = [place for place in sys.path if place and not {place, os.path.realpath(place)} & {*hidden}]
     return [*dict.fromkeys(real for place in listed for real in (place, os.path.realpath(place)))]
 
 
 def _is_installed(place: str) -> bool:
-    """Return whether a folder on ``sys.path`` holds installed packages, which have too many files to look through."""
-    if os.path.basename(place) in ("site-packages", "dist-packages"):
-        return True
-    return any(_lies_in(place, whole) for whole in (*PROGRAMS, sys.prefix, sys.base_prefix))
+    """Return whether the folder ``place`` is one of Python or of installed packages, which is shown whole."""
+    whole = (*PROGRAMS, sys.prefix, sys.base_prefix)
+    return os.path.basename(place) in PACKAGE_FOLDERS or any(_lies_in(place, folder) for folder in whole)
 
 
 def program_places() -> list[str]:
@@ -147,7 +146,15 @@ def program_places() -> list[str]:
     packed = [folder for folder in PROGRAMS if folder not in ("/usr", "/opt")]
     with contextlib.suppress(OSError), os.scandir("/usr") as listed:
         packed += [entry.path for entry in listed if entry.name != "local"]
-    return [*packed, *(part for folder in ("/usr/local", "/opt") for part in shown_parts(folder, private=True))]
+    return [*packed, *(part for folder in ("/usr/local", "/opt") for part in _public_parts(folder))]
+
+
+@cache
+def _public_parts(folder: str) -> tuple[str, ...]:
+    """Return the files and folders in ``folder`` that a sandboxed process of root may read. They are looked at once,
+    since programs are installed there only now and then.
+    """
+    return shown_parts(folder, private=True)
 
 
 def _lies_in(place: str, folder: str) -> bool:
@@ -166,7 +173,6 @@ def group_places() -> list[str]:
     return [f"{group}/{name}" for group in sorted(groups) for name in GROUP_FILES.split()]
 
 
-@cache
 def shown_parts(place: str, hidden: tuple[str, ...] = (), *, private: bool = False) -> tuple[str, ...]:
     """Return ``(place,)`` if nothing below ``place`` has to be hidden. Otherwise return the files and folders in it
     that a sandboxed process may read.
@@ -181,14 +187,23 @@ def shown_parts(place: str, hidden: tuple[str, ...] = (), *, private: bool = Fal
     real = os.path.realpath(place)
 
     def is_hidden(entry: os.DirEntry[str]) -> bool:
-        """Return whether the file or folder ``entry`` is hidden."""
-        if private:
-            wanted = stat.S_IROTH | (stat.S_IXOTH if entry.is_dir(follow_symlinks=False) else 0)
-            try:
-                return wanted & ~entry.stat(follow_symlinks=False).st_mode != 0
-            except OSError:  # removed meanwhile
-                return True
-        return real + entry.path[len(place) :] in hidden or (entry.name[0] == "." and entry.name not in SHOWN_DOT_NAMES)
+        """Return whether the file or folder ``entry`` is hidden, or was removed meanwhile."""
+        if not private:
+            is_dotted = entry.name[0] == "." and entry.name not in SHOWN_DOT_NAMES
+            return is_dotted or real + entry.path[len(place) :] in hidden
+        wanted = stat.S_IROTH | (stat.S_IXOTH if entry.is_dir(follow_symlinks=False) else 0)
+        try:
+            return wanted & ~entry.stat(follow_symlinks=False).st_mode != 0
+        except OSError:
+            return True
+
+    looked, waiting, left = dict[str, dict[os.DirEntry[str], bool]](), deque([place]), MOST_ENTRIES
+    while waiting and left > 0:
+        folder = waiting.popleft()
+        with contextlib.suppress(OSError), os.scandir(folder) as listed:
+            looked[folder] = entries = {entry: is_hidden(entry) for entry in listed if not entry.is_symlink()}
+            left -= len(entries)
+            waiting += [e.path for e, unseen in entries.items() if not unseen and e.is_dir(follow_symlinks=False)]
 
     looked, waiting, left = dict[str, list[os.DirEntry[str]]](), deque([place]), MOST_ENTRIES
     while waiting and left > 0:
@@ -204,8 +219,8 @@ def shown_parts(place: str, hidden: tuple[str, ...] = (), *, private: bool = Fal
             return (folder,) if private else ()
         inside = {
             entry.path: parts_of(entry.path) if entry.is_dir(follow_symlinks=False) else (entry.path,)
-            for entry in looked[folder]
-            if not is_hidden(entry)
+            for entry, unseen in looked[folder].items()
+            if not unseen
         }
         whole = len(inside) == len(looked[folder]) and all(inside[p] == (p,) for p in inside)
         return (folder,) if whole else tuple(part for shown in inside.values() for part in shown)
@@ -349,10 +364,10 @@ def _restrict_files(cell: SandboxPolicy) -> str:
             _allow_access(libc, rules, place, reads)
         for place in RANDOM_FILES:
             _allow_access(libc, rules, place, READ)
-        # Python finds no modules in a folder that it cannot list.
-        modules = [*cell.readable, *(folder for folder in module_places(cell.hidden) if folder != "/")]
-        for folder in ("/proc/self", *LISTED_HARDWARE, *modules, *(("/dev",) if cell.device else ())):
-            _allow_access(libc, rules, folder, LIST)  # names only: root owns the disks
+        # Names only. Root owns the disks, and Python takes a folder that it cannot list for one without modules.
+        own = (*cell.readable, *own_folders(cell.hidden))
+        for folder in ("/proc/self", *LISTED_HARDWARE, *own, *(("/dev",) if cell.device else ())):
+            _allow_access(libc, rules, folder, LIST)
         # Somebody could have put another folder in its place. A folder on the way that cannot be listed says nothing.
         with contextlib.suppress(PermissionError):
             os.close(open_folder(cell.scratch, WAY_TO_SCRATCH))

@@ -81,6 +81,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
                 importlib.import_module(message.module)
             child.take_baseline()
         elif isinstance(message, protocol.ImportLibraries):
+            folder = os.path.dirname(message.folder)
             reply = protocol.Number(_import_libraries(message))
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)

@@ -23,10 +23,11 @@ SECRET_VARIABLE = re.compile(
     re.IGNORECASE,
 )
 # Values that are a secret under any name: a URL with a password, as of a proxy, a private key, a signed token, and
-# tokens by the marks that their issuers give them.
+# tokens by the marks that their issuers give them. A token has a digit or a capital letter, unlike most folders.
 SECRET_VALUE = re.compile(
     r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
-    r"|\b(gh[a-z]_|github_pat_|glpat-|sk-|hf_|xox[a-z]-|npm_|pypi-|AKIA|ASIA)(?=[\w-]*\d)[\w-]{16,}"
+    r"|(?<![\w.]/)(?<![\w-])((gh[a-z]_|github_pat_|hf_|npm_|AKIA|ASIA)(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}"
+    r"|(glpat-|sk-|xox[a-z]-|pypi-)(?=[a-z_-]*[A-Z0-9])[\w-]{16,})"
 )
 
 

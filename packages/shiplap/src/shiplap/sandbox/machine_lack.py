@@ -60,18 +60,17 @@ def _left_in_control_group() -> list[int]:
     for most, used in CONTROL_GROUP_FILES:
         with suppress(OSError, ValueError):
             left = int(Path(most).read_text()) - int(Path(used).read_text())
-            return [max(0, left + _unused_cache(Path(most).with_name("memory.stat")))]
+            return [max(0, left + _idle_cache(Path(used).with_name("memory.stat")))]
     return []
 
 
-def _unused_cache(statistics: Path) -> int:
-    """Return the bytes of files that the memory of a control group holds and that Linux drops once it needs them. The
-    file ``statistics`` tells of them. The result is 0 if it does not.
+def _idle_cache(statistics: Path) -> int:
+    """Return the bytes of files in memory that Linux gives up first, by the file ``statistics`` of a control group,
+    which counts them as used. Return 0 if the file cannot be read.
     """
     with suppress(OSError, ValueError):
-        lines = [line.split() for line in statistics.read_text().splitlines()]
-        found = {line[0]: int(line[1]) for line in lines if line[0] in ("inactive_file", "total_inactive_file")}
-        return max(found.values(), default=0)
+        rows = dict(row.split() for row in statistics.read_text().splitlines())
+        return int(rows.get("total_inactive_file") or rows.get("inactive_file") or 0)
     return 0
 
 

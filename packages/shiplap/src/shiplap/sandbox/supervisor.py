@@ -212,9 +212,12 @@ class SandboxLauncher:
         """
         self._ready()
         while new := [module for module in modules if module not in self._preloaded | self.harmful]:
-            with contextlib.suppress(FileExistsError, FileNotFoundError):  # another thread may end the launcher
-                os.mkdir(self._libraries, 0o700)
-            harmless = self.ask(protocol.ImportLibraries(new, self._libraries), until=until).value
+            with self._guard:  # else another thread could remove the folder of the launcher meanwhile
+                if self._connection is None:
+                    raise ProcessEnded("the launcher was ended")
+                folder = self._libraries
+                os.makedirs(folder, 0o700, exist_ok=True)
+            harmless = self.ask(protocol.ImportLibraries(new, folder), until=until).value
             self._preloaded |= set(new[:harmless])
             if harmless < len(new):
                 self.harmful.add(new[harmless])
