@@ -113,7 +113,7 @@ def test_nothing_prints_control_characters(capsys: pytest.CaptureFixture[str]) -
 
 def test_nothing_prints_commands_for_the_job_of_a_ci_service(capsys: pytest.CaptureFixture[str]) -> None:
     """GitHub reads such a command at the start of a line, where a long text may go on; others read it anywhere."""
-    bad = ["::add-mask::x", "  ::error file=a.py::wrong", "::ERROR::wrong", "a ##vso[task.setvariable]x"]
+    bad = ["::add-mask::x", "  ::error file=a.py::wrong", "::Stop-Commands::word", "a ##vso[task.setvariable]x"]
     for text in (*bad, "##[error]x", "##teamcity[x]", "a" * 79 + " ::error::b", "a" * 80 + "::error::b"):
         make_console().print(text, markup=False)
         console.echo(text)

@@ -29,10 +29,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 SERVED = (protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, protocol.ImportLibraries)
 
-# Modules of Python with generated functions and bound methods, which would seem to be replaced if imported later.
-_GENERATED = "http.cookies email._encoded_words multiprocessing.managers multiprocessing.sharedctypes asyncio.tasks"
-GENERATED = (*_GENERATED.split(), "importlib.metadata._adapters")
-
 
 def close_files(first: int) -> None:
     """Close all open file descriptors of this process from number ``first`` on."""
@@ -50,9 +46,6 @@ def serve_forks(handle: int, folder: str = "") -> None:
     ``folder`` is the supervisor's temporary folder, or empty if it is not known yet. This function removes the folder
     if the supervisor is killed.
     """
-    for name in GENERATED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
     child.take_baseline()
     readable_places()  # forks share what has been looked at for it
     forked = set[int]()
