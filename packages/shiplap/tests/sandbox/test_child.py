@@ -7,13 +7,14 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from shiplap.sandbox import child
+from shiplap.sandbox import child, fork
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import CallTarget, ListOperators, TensorLocation
@@ -108,3 +109,12 @@ def test_what_comes_and_goes_with_the_calls_is_told(on_device) -> None:
         assert host.answer(CallTarget(told), handle).traces.left == ["signal handlers"]
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_process_that_was_forked_while_another_thread_forks_can_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = threading.Lock()
+    monkeypatch.setattr(fork, "_LOCKS", {os.getpid(): other})
+    monkeypatch.setattr(os, "fork", lambda: 7)
+    with other:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert fork.fork_process() == 7

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
-_FORKING = threading.Lock()
+_LOCKS: dict[int, threading.Lock] = {}
+"""The lock of each process, by its id. A process that something else forks meanwhile has a locked copy of another's."""
 
 
 def fork_process() -> int:
@@ -15,5 +16,5 @@ def fork_process() -> int:
     No two threads of this process fork at the same time. Hooks of libraries run in a fork, and that of filelock, which
     torch's compiler uses, refuses a fork while another thread forks (version 4.3 with Python 3.12).
     """
-    with _FORKING:  # the new process has a copy of the lock, which this thread releases there as well
+    with _LOCKS.setdefault(os.getpid(), threading.Lock()):  # released in the new process as well
         return os.fork()
