@@ -330,6 +330,7 @@ def _judge(case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespa
         options |= {"turn": turn} if honest else {}
         result = sl.judge(ref, it, **options)
         if honest and not re.search(asked.alone, name):
+            turn(True)  # a judgement that ended early has not waited for it
             peers, references = _by_do_bench(ref, it), _by_do_bench(ref, ref, "reference")
             clean = _by_do_bench(ref, it, clean=True) if asked.clean else clean
     line = _line(name, result, honest, peers, references, clean)

@@ -183,7 +183,7 @@ def _renewed_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[in
         for each, _ in _own_scope(ast.Module([statement], []), set()):
             changed = each.func.value if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) else None
             places = [changed] if changed is not None else targets_of(each)
-            if places and all(ast.unparse(_without_data(place)) in fresh for place in places):
+            if fresh and places and all(ast.unparse(_without_data(place)) in fresh for place in places):
                 yield id(each)
         made = _made_anew(statement, given)
         if made is not None and _root(made) not in stored and place_name(made) not in seen:

@@ -440,9 +440,9 @@ def _updates_of(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         pairs = [(pair[0], side) for pair, side in zip(pairs, sides, strict=True)] if len(sides) == len(pairs) else []
     for target, side in pairs:
         name, inner = place_name(target), list(ast.walk(side))
-        same = sum(ast.unparse(n) == ast.unparse(target) for n in inner if isinstance(n, type(target)))
-        each = sum(place_name(n) == name for n in ast.walk(target))
-        if name and sum(place_name(n) == name for n in inner) == same * each:
+        named = [n for n in inner if place_name(n) == name] if name else []
+        same = sum(isinstance(n, type(target)) and ast.unparse(n) == ast.unparse(target) for n in named)
+        if len(named) == same * sum(place_name(n) == name for n in ast.walk(target)):
             yield from ((n, name) for n in inner if not isinstance(n, ast.Compare))
 
 
