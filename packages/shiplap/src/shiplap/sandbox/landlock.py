@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from shiplap.safe_io.files import OwnershipRule, open_folder
@@ -74,6 +75,7 @@ memory.limit_in_bytes memory.soft_limit_in_bytes memory.usage_in_bytes pids.max 
 DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full")
 RANDOM_FILES = ("/dev/random", "/dev/urandom")  # what is written there changes the numbers of the whole machine
 SHOWN_DOT_NAMES = {".libs", ".dylibs"}  # where wheels have their libraries
+LIBRARIES = ("torch", "triton")
 PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 MOST_ENTRIES = 20_000  # names that are looked at for those that begin with a dot
 WAY_TO_SCRATCH = OwnershipRule(owned=False, group=True)
@@ -113,7 +115,7 @@ def readable_places(*, device: bool = False, hidden: Sequence[str] = ()) -> list
     """
     places = [*program_places(), *SYSTEM_PLACES, *hardware_places(), *group_places(), sys.prefix, sys.base_prefix]
     places += [f"/sys/{name}" for name in DEVICE_HARDWARE.split()] + ["/proc/driver"] if device else []
-    places += [place for place in _folders_of_modules(hidden) if _is_installed(place)]
+    places += [place for place in _folders_of_modules(hidden) if _is_installed(place)] + _folders_of_libraries()
     places += [os.path.realpath(place) for place in places if os.path.islink(place)]
     places += [part for place in own_folders(hidden) for part in shown_parts(place, tuple(hidden))]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
@@ -129,6 +131,18 @@ def _folders_of_modules(hidden: Sequence[str]) -> list[str]:
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
     listed = [place for place in sys.path if place and not {place, os.path.realpath(place)} & {*hidden}]
     return [*dict.fromkeys(real for place in listed for real in (place, os.path.realpath(place)))]
+
+
+def _folders_of_libraries() -> list[str]:
+    """Return the folders of torch and Triton. If they were built in a folder of the user, they are shown nevertheless,
+    however many names that folder has.
+    """
+    found: list[str] = []
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = find_spec(name)
+            found += (spec.submodule_search_locations or ()) if spec else ()
+    return found
 
 
 def _is_installed(place: str) -> bool:
