@@ -215,6 +215,15 @@ def test_folders_of_modules_are_shown_without_names_with_a_dot(tmp_path: Path, m
     assert str(packages) in landlock.readable_places()
 
 
+def test_torch_in_a_folder_with_too_many_names_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "built_here" / "deep").mkdir(parents=True)
+    (tmp_path / "built_here" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(landlock, "LIBRARIES", ("built_here", "not_there"))
+    monkeypatch.setattr(landlock, "MOST_ENTRIES", 1)
+    assert str(tmp_path / "built_here") in landlock.readable_places()
+
+
 def test_a_package_with_a_hidden_name_can_be_imported(tmp_path: Path) -> None:
     """Python takes a folder that it cannot list for one without modules."""
     (tmp_path / "modules" / "package").mkdir(parents=True)
