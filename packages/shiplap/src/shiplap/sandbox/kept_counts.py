@@ -328,8 +328,8 @@ def _places_in(node: ast.AST) -> set[str]:
 
 
 def read_places(node: ast.AST) -> set[str]:
-    """Return the names of the places whose values an expression reads. One of which it only reads the shape or another
-    such property, or that it compares with None, does not count.
+    """Return the names of the places whose values an expression reads. A place does not count if the expression reads
+    only its shape or another such property, or compares it with None.
     """
     found: set[str] = set()
     left = [node]
