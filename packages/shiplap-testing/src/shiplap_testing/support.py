@@ -12,14 +12,15 @@ import shiplap as sl
 
 
 @contextmanager
-def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
+def fails(id: str, *fragments: str, **fields: str) -> Iterator[pytest.ExceptionInfo[sl.ShiplapError]]:
     """Assert that the block of the ``with`` statement raises shiplap's error ``id``, such as ``SL208``. Its message
     must contain each of ``fragments``, and its attributes must equal ``fields``.
 
-    The error must also have a fix and survive pickling.
+    The error must also have a fix and survive pickling. The ``as`` of the statement gives pytest's information about
+    it, whose ``value`` is the error.
     """
     with pytest.raises(sl.ShiplapError) as caught:
-        yield
+        yield caught
     raised = caught.value
     assert raised.id == id, str(raised)
     for fragment in fragments:

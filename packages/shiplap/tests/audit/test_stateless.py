@@ -143,6 +143,7 @@ static void __device_stub__scale(int n) { static int (*volatile __f)(int); __f =
 static void __nv_cudaEntityRegisterCallback(void** handle) { static void** volatile __ref; __ref = handle; }
 __attribute__((constructor)) static void __sti____cudaRegisterAll() {
   __cudaFatCubinHandle = (void**)&__fatDeviceText; __nv_cudaEntityRegisterCallback(__cudaFatCubinHandle); }
+struct Wrapper { void* data; };
 struct Table { int sizes[4]; Table() { for (int i = 0; i < 4; ++i) sizes[i] = i; } };
 EXTRA
 extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle != nullptr) OTHER; }
@@ -180,6 +181,15 @@ extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle 
         ),
         ("int nvtxGlobals_v3[9];", "+ (nvtxGlobals_v3[0] = n)", []),  # CUB includes the profiler's header
         ("static int precalc_xorwow_matrix[9];", "+ (precalc_xorwow_matrix[0] = n)", []),  # cuRAND's header has it
+        (  # of several files linked by nvcc -rdc=true
+            "static void* __cudaPrelinkedFatbins[3];"
+            "static void __cudaRegisterLinkedBinary(const Wrapper* of, void (*call)(void**), void*) {"
+            "  static void (*__callback_array[3])(void**); static int __i = 0;"
+            "  __cudaPrelinkedFatbins[__i] = of->data; __callback_array[__i++] = call; }",
+            "+ (__cudaRegisterLinkedBinary(nullptr, nullptr, nullptr), 0)",
+            [],
+        ),
+        ("static void* __cudaPrelinked[3];", "+ (__cudaPrelinked[n] = nullptr, 0)", ["_ZL15__cudaPrelinked"]),
         (
             "namespace cuda { namespace std { inline int& at() { static int n; return n; } } }",
             "+ (cuda::std::at() += n)",

@@ -226,7 +226,7 @@ class Check:
             reporter = subject.raised.setdefault(key, self.name)
             if reporter != self.name:
                 return Observation(missed=f"the call itself fails, see {reporter}: {error_line(e)}")
-            return Observation(f"raised {error_line(e)}")
+            return Observation(f"raised {error_line(e)}", fix=fix_of_refusal(subject.op, e))
 
     def _varies_dtype_alone(self, subject: AuditSubject, case: SampleCase) -> bool:
         """Return whether a sample differs from the base sample in dtypes, and neither in layouts, nor in the number of
@@ -267,6 +267,18 @@ def _why_reference_refuses(op: Op, case: SampleCase) -> str:
     since such a row number would end the process on another device.
     """
     return reference_error(op, tree_map(lambda t: t.cpu(), case.args))
+
+
+def fix_of_refusal(op: Op, e: Exception) -> str:
+    """Return the advice for a kernel that has raised ``e`` on a sample, if ``e`` is its refusal of values (``SL211``)
+    and the sample's integers mean nothing. Return an empty string otherwise.
+    """
+    if not (isinstance(e, ShiplapError) and e.id == "SL211" and needs_builder(op)):
+        return ""
+    return (
+        "if integers of the op are row numbers or offsets, declare @op.samples, which draws valid ones: those of this "
+        "sample are generated, and no row of an empty tensor is valid. Otherwise compute what the reference computes"
+    )
 
 
 def why_unimplemented(e: Exception) -> str:

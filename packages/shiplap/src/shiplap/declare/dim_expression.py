@@ -145,6 +145,14 @@ _GRAMMAR = (
     ast.BoolOp,
     ast.And,
 )
+# What to write in place of syntax that the language of dims does not have.
+_REPLACEMENTS: dict[type[ast.AST], str] = {
+    ast.Div: "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number",
+    ast.Or: "write where(a, 1, b) in place of a or b",
+    ast.Not: "write (a) == 0 in place of not a, or the opposite comparison",
+    ast.Pow: "write n*n in place of n**2",
+    ast.IfExp: "write where(condition, a, b) in place of a if condition else b",
+}
 
 
 @dataclass(frozen=True)
@@ -176,10 +184,8 @@ class Expr:
             if outside or literal or call:
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
                 reads = isinstance(node.func if isinstance(node, ast.Call) else node, ast.Attribute)
-                fix = (
-                    "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number"
-                    if isinstance(node, ast.Div)
-                    else NO_VALUES_FIX * reads
+                fix = next(
+                    (fix for kind, fix in _REPLACEMENTS.items() if isinstance(node, kind)), NO_VALUES_FIX * reads
                 )
                 raise error("SL105", where=where, got=source, expected=f"an expression without {part}", fix=fix)
         return expr

@@ -254,11 +254,13 @@ class Backward(HasCode):
             # A missing argument has no shape, and None as a gradient stands for zero.
             got, expected = shape_of_value(value), shapes[name]
             if value is not None and expected is not None and got != expected:
+                several = isinstance(value, (list, tuple)) and not isinstance(expected, list) and len(spec.results) > 1
                 raise error(
                     "SL303",
                     where=f"{spec.name}, argument {name!r}",
                     got=f"gradient {_value_shape_text(got) if got is not None else type(value).__name__}",
                     expected=_value_shape_text(expected),
+                    fix="take the gradient of one result, such as grad[0] of the first: grad is a tuple" * several,
                 )
             if isinstance(value, Tensor) and value.is_complex() and is_real(spec.arg(name)):
                 raise error(
@@ -332,21 +334,17 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
     ``name``. The keyword arguments of the constructor are the object's attributes ``fields``.
 
     Compiled autograd can trace the construction of such an object, but not that of a ``SimpleNamespace``. Reading
-    another value of the op raises ``SL135``, which is also an ``AttributeError``.
+    another name raises ``SL135``, which is also an ``AttributeError``.
     """
-    # Scalars are known as well, though they are kept without being saved.
-    known = _op_value_names(spec)
 
-    def missing(wanted: str) -> ShiplapError | AttributeError:
-        """Return the error for reading the attribute ``wanted``, which was not saved. It is ``SL135`` if the op has an
-        argument or result of this name, and otherwise an ``AttributeError``.
-        """
-        if wanted in known:
-            got, expected = f"{name}.{wanted}", ", ".join(fields) or "no value"
-            tensors = {a.name for a in spec.tensors} | set(spec.results)
-            fix = f"write saves={tuple(f for f in (*fields, wanted) if f in tensors)}" if name == "saved" else ""
-            return error("SL135", where=spec.name, got=got, expected=expected, fix=fix)
-        return AttributeError(f"{name} of {spec.name} has no {wanted!r}")
+    def missing(wanted: str) -> ShiplapError:
+        """Return the error ``SL135`` for reading the attribute ``wanted``, which the object does not have."""
+        tensors = {a.name for a in spec.tensors} | set(spec.results)
+        fix = "read a name under 'expected'"
+        if name == "saved" and wanted in tensors:
+            fix = f"write saves={tuple(f for f in (*fields, wanted) if f in tensors)}"
+        expected = ", ".join(fields) or "no value"
+        return error("SL135", where=spec.name, got=f"{name}.{wanted}", expected=expected, fix=fix)
 
     own = "this" + "_" * (1 + max((len(f) for f in fields), default=0))  # an argument may be called self
     members = {f: arg.members for f, arg in spec.enumerated.items() if name == "saved" and f in fields}

@@ -71,7 +71,10 @@ def read_parameters(function: Callable[..., object], refuse: Callable[[str, str]
     bare = [p.replace(annotation=p.empty) for p in parameters]
     shown = f"{name}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
     if rest := next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None):
-        raise refuse(f"{shown}: *{rest.name} has no names", f"name each parameter in place of *{rest.name}")
+        fix = f"name each parameter in place of *{rest.name}"
+        if str(getattr(function, "__module__", "")).startswith("triton."):  # a kernel of Triton, or kernel[grid]
+            fix = 'bind a kernel of Triton by sl.triton(kernel, grid="cdiv(n, BLOCK)", constants={"BLOCK": 128})'
+        raise refuse(f"{shown}: *{rest.name} has no names", fix)
     named = {p.name: p for p in parameters if p.kind not in _VARIADIC}
     return NamedParameters(shown, named, len(named) < len(signature.parameters))
 

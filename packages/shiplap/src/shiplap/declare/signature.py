@@ -80,8 +80,9 @@ def _fix_of_decorated(decorated: object) -> str:
     """Return the advice of the error for an object other than a function under ``@sl.op``."""
     if type(decorated).__name__ == "CustomOpDef":
         return (
-            "remove @torch.library.custom_op, since sl.op registers an op itself, or keep that op and declare it with "
-            "@sl.adopt"
+            "remove @torch.library.custom_op, since sl.op registers an op itself, and annotate dtype and dims, as in "
+            'x: Float[Tensor, "n c"]. To keep that op, write a function with its parameters and such annotations, and '
+            'decorate it with @sl.adopt("namespace::name")'
         )
     if isinstance(decorated, HasCode):  # a declared op
         return "remove one of the two decorators: the object is declared already"
@@ -530,6 +531,11 @@ def _check_expression_names(spec: OpSpec, where: str, expr: Expr, known: set[str
         if any(a.name == unknown for a in spec.tensors):
             add = f"write the names of the dims of {unknown}, since an expression sees sizes and no tensors"
         fix = f"{add}, or correct it to one of {', '.join(sorted(known))}" if known else add
+        if ", argument '" in where and not named:
+            fix = (
+                f"give this dim a name of its own, as in e in place of {expr}, and compute the others from it, as in "
+                f"e-1. If {unknown} is a dim of another argument, name it there; or {add}"
+            )
         if "dims[" in where:
             fix += '. A condition, such as that g divides c, is no size: write requires="c % g == 0"'
         expected = f"names among {sorted(known)}"

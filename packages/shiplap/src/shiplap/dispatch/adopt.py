@@ -128,9 +128,13 @@ def adopt(
         types = (devices,) if isinstance(devices, str) else tuple(devices)
         return TakeoverDecorator(source, into, types, differentiable, **declaration)
     if not isinstance(source, str):
-        if inspect.isfunction(source) and not declaration:  # the decorator without parentheses
-            check_op_name(source)
         got, fix = callable_name(source), 'pass into="namespace::name" too'
+        if inspect.isfunction(source) and not declaration:
+            got = f"no name, but the function {got}"
+            fix = (
+                f"write the decorator with the name of the op that {source.__name__} describes, as in "
+                '@sl.adopt("namespace::name"). To take the function over as a kernel, ' + fix
+            )
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
     if devices or differentiable is not None:
         word = "devices=" if devices else "differentiable="

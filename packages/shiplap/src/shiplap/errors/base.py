@@ -115,7 +115,7 @@ def error_line(e: BaseException) -> str:
     Shiplap's catalogue, the line has its id, its message, ``where``, ``got`` and ``expected``.
     """
     if isinstance(e, ShiplapError):
-        return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
+        return f"{e.id}: {e.what}; {e.where}: got {e.got}" + f", expected {e.expected}" * bool(e.expected)
     text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
     return f"{type(e).__name__}: {text}"[:400]
 

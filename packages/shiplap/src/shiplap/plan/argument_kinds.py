@@ -7,17 +7,26 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shiplap.declare.spec import Arg, OpSpec
-from shiplap.declare.value_kinds import is_int_value, value_kind_name
+from shiplap.declare.value_kinds import exceeds_int64, is_int_value, value_kind_name
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
+from shiplap.torch_private.dispatcher_calls import is_dynamo_compiling
 from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
 ABSENT_FIX = "pass a tensor. If the argument may be absent, add | None to its annotation"
-_NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
-_NUMPY = (np.ndarray, np.generic)  # arrays and scalars
+NUMPY = (np.ndarray, np.generic)  # arrays and scalars
+# By the kind of a number: the function of Python that makes one.
+_NUMBERS: dict[str | None, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "complex": complex,
+    "Scalar": complex,
+}
 
 
 def number_check(
@@ -47,7 +56,11 @@ def number_check(
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 whole = arg.scalar in ("int", "list[int]")
                 if not isinstance(each, Tensor):
-                    if whole and isinstance(each, _NUMPY) and not is_int_value(each):
+                    if isinstance(each, NUMPY) and is_dynamo_compiling():
+                        # Dynamo makes a tensor of such a value, which torch takes for an int alone.
+                        if not whole or torch.as_tensor(each).is_floating_point():
+                            raise _traced_numpy_error(spec, arg)
+                    elif whole and isinstance(each, NUMPY) and not is_int_value(each):
                         fix = fix_of_value_for_number(arg, each)
                         raise _number_error(spec, arg, "SL209", value_kind_name(each), fix)
                     continue
@@ -65,55 +78,61 @@ def _number_error(spec: OpSpec, arg: Arg, id: str, got: str, fix: str) -> Shipla
     return error(id, where=f"{spec.name}, argument {arg.name!r}", got=got, expected=arg.kind, fix=fix)
 
 
+def _traced_numpy_error(spec: OpSpec, arg: Arg) -> ShiplapError:
+    """Return the error ``SL209`` of a traced call that passes a value of NumPy for ``arg``, a number. In eager calls
+    torch takes such a value, but in a graph it is a tensor.
+    """
+    kind = kind_of_number(arg)
+    fix = f"pass a number of Python: call {_NUMBERS[kind].__name__}(v) of the value v outside of the compiled function"
+    return _number_error(spec, arg, "SL209", "a value of NumPy, which is a tensor in a graph", fix)
+
+
 def is_array(value: object) -> bool:
     """Return whether ``value`` is an array of NumPy with at least one dim."""
     return isinstance(value, np.ndarray) and value.ndim > 0
+
+
+def kind_of_number(arg: Arg) -> str:
+    """Return the kind of a scalar argument, or that of the members of a list, such as ``"int"`` for ``list[int]``.
+    Return an empty string for a tensor.
+    """
+    return arg.scalar.removeprefix("list[").removesuffix("]") if arg.scalar else ""
 
 
 def fix_of_value_for_number(arg: Arg, value: object) -> str:
     """Return the advice of the error for a call that passes ``value``, which is no number of the declared kind, for the
     argument ``arg``. Return an empty string if ``arg`` is no number, or if nothing is known about such values.
     """
-    kind = arg.scalar.removeprefix("list[").removesuffix("]") if arg.scalar else ""
+    kind = kind_of_number(arg)
     if kind not in _NUMBERS:
         return ""
     several = f"If {arg.name} is to be several numbers, annotate it as a tensor"
     if kind != arg.scalar and (isinstance(value, Tensor) or is_array(value)):
-        return f"pass a list of numbers, such as v.tolist() of the {type(value).__name__} v"
+        flat = "" if value.ndim == 1 else ".reshape(-1)"
+        return f"pass a list of numbers, such as v{flat}.tolist() of the {type(value).__name__} v"
     if isinstance(value, Tensor):
         return f"pass a number, such as t.item() of a tensor t with one element. {several}"
     if is_array(value):
         return f"pass a number, such as a.item() of an array a with one element. {several}"
-    if kind == "int" and isinstance(value, (float, *_NUMPY)):
+    if isinstance(value, (float, *NUMPY)) and not _converts(value, kind):
+        return ""
+    if kind == "int" and isinstance(value, (float, *NUMPY)):
         return "pass an int: write // in place of / where a division makes the number, or int(v) of the number v"
-    if isinstance(value, _NUMPY):
-        return f"pass a number of Python, such as {'complex' if kind == 'Scalar' else kind}(v) of the value v"
+    if isinstance(value, NUMPY):
+        return f"pass a number of Python, such as {_NUMBERS[kind].__name__}(v) of the value v"
     return ""
 
 
-def fix_of_value_for_tensor(arg: Arg, value: Value) -> str:
-    """Return the advice of the error for a call that passes ``value``, which is no tensor, for the tensor argument
-    ``arg``. The advice says how to make a tensor of such a value, and which annotation would take the value itself.
+def _converts(value: Any, kind: str) -> bool:
+    """Return whether ``value``, a number of Python or of NumPy, can become a number of the declared ``kind`` that loses
+    at most a fraction. NaN is no int, and a complex number no float.
     """
-    if value is None:
-        return ABSENT_FIX
-    name, kind = arg.name, type(value)
-    # A float of NumPy and a member of an IntEnum are shown as the numbers that they are.
-    plain: Any = next((number for number in (bool, int, float, complex) if isinstance(value, number)), None)
-    if plain is not None:
-        shown = plain(value)
-        return (
-            f"pass a tensor, such as torch.tensor({shown!r}). If {name} is to be a number, annotate it as {name}: "
-            f"{plain.__name__}"
-        )
-    if kind in (list, tuple):
-        of_tensors = f"annotate it as {name}: list[{arg.tensor}]"
-        return f"pass one tensor, such as torch.tensor(values). If {name} is to be a list of tensors, {of_tensors}"
-    if isinstance(value, _NUMPY):
-        # A scalar has no memory that a tensor could share.
-        made = "torch.from_numpy(a) for the array a" if is_array(value) else "torch.tensor(v) for the value v"
-        return f"pass a tensor, such as {made} that is passed as {name}"
-    return f"pass a tensor as {name}"
+    if np.iscomplexobj(value) and kind not in ("complex", "Scalar"):
+        return False
+    try:
+        return not exceeds_int64(_NUMBERS[kind](value))
+    except (ArithmeticError, TypeError, ValueError):
+        return False
 
 
 def arrange_arguments(

@@ -18,7 +18,6 @@ from shiplap.errors import ShiplapError, error
 from shiplap.plan.argument_kinds import (
     arrange_arguments,
     fix_of_value_for_number,
-    fix_of_value_for_tensor,
     number_check,
 )
 from shiplap.plan.build import argument_steps, sharing_steps
@@ -28,6 +27,7 @@ from shiplap.plan.python_source import PythonWriter, compile_function, possibly_
 from shiplap.plan.rule import ArgumentRule
 from shiplap.plan.rules import argument_is_kind, argument_kind_text, is_dense
 from shiplap.plan.steps import Block
+from shiplap.plan.value_for_tensor import fix_of_value_for_tensor
 from shiplap.plan.values import has_strides
 
 Bind = Callable[..., Binding]
@@ -111,7 +111,11 @@ class CallPlan:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 where = f"{self.spec.name}, argument {arg.name!r}"
                 wants_tensor = arg.tensor is not None and not arg.many
-                fix = fix_of_value_for_tensor(arg, value) if wants_tensor else fix_of_value_for_number(arg, value)
+                fix = (
+                    fix_of_value_for_tensor(self.spec, arg, values)
+                    if wants_tensor
+                    else fix_of_value_for_number(arg, value)
+                )
                 wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg), fix=fix)
                 # An empty text is the one value of another kind that the dispatcher lets pass.
                 if not isinstance(value, str) or value:

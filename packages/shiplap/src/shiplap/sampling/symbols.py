@@ -63,12 +63,16 @@ VENDOR_NAMESPACES = {
     r"hipcub::HIPCUB_\d+\w*": "hipCUB",
     r"rocprim::ROCPRIM_\d+\w*": "rocPRIM",
 }
-# Variables without a namespace of the vendor's headers: of the profiler, of which CUB includes a copy, and the tables
-# of the generators of random numbers, of which each library that includes the header gets a copy, used or not.
+# Variables without a namespace of the vendor's headers: of the profiler, of which CUB includes a copy, the tables of
+# the generators of random numbers, of which each library that includes the header gets a copy, used or not, and what
+# nvcc writes to register several files that it links for the device (-rdc=true), one pointer for each file.
 VENDOR_C_VARIABLES = {
     "NVTX": re.compile(r"nvtxGlobals_v\d+|InitializeInjectionNvtx\d*_fnptr"),
     "cuRAND": re.compile(
         r"(_ZL\d+)?(precalc_xorwow_(offset_)?matrix(_host)?|mrg32k3aM[12]((Sub)?Seq)?(Host)?|__cr_lgamma_table)"
+    ),
+    "nvcc's linker": re.compile(
+        r"_ZL\d+__cudaPrelinkedFatbins|_ZZL\d+__cudaRegisterLinkedBinary\w+E\d+__callback_array"
     ),
 }
 # The start of the name of a variable of C++ in a namespace, or of the function whose static it is.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, fix_of_refusal
 from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.kernel import Kernel
 from shiplap.dispatch import Op
@@ -112,7 +112,7 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
             try:
                 got = _effects_of_kernel(op, case, variant)
             except Exception as e:
-                return Observation(f"{name}: raised {error_line(e)}")
+                return Observation(f"{name}: raised {error_line(e)}", fix=fix_of_refusal(op, e))
             difference = against_reference(op, case, got, own)
             if difference.problem:
                 return Observation(f"{name}: {difference.problem}")

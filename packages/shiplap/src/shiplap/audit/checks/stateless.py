@@ -97,7 +97,10 @@ def _fix_for_state(state: LibraryState) -> str:
     """Return the advice for the kind of state, thread-local or global, that a library keeps."""
     if {s.kind for s in state.symbols} == {"thread-local"}:
         return "write messages to sl_context.error, and take scratch memory from sl_context.workspace"
-    return "take scratch memory from sl_context.workspace; build tables at compile time (const), plans outside the call"
+    return (
+        "take scratch memory from sl_context.workspace. Declare a table that never changes const, also behind "
+        "__constant__, and make plans outside the call"
+    )
 
 
 CHECK = Check(

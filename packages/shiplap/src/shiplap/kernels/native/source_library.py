@@ -334,6 +334,14 @@ class SourceLibrary(CompileRequest):
                 f"correct {absent[1]!r} in libraries=, or pass the folder of lib{absent[1]}.so or lib{absent[1]}.a as "
                 'flags=["-L/that/folder"]'
             )
+        # As GCC, and as Clang and nvcc say it.
+        option = re.search(r"unrecognized command[- ]line option ['‘\"](\S+?)['’\"]", problem)
+        if option := option or re.search(r"[Uu]nknown (?:option|argument):? ['‘]?([^\s'’]+)", problem):
+            return f"correct or remove {option[1]} in flags="
+        if "cuda" not in {t.language for t in self.texts} and re.search(
+            r"['‘]__(?:global|device|host|shared)__['’]", problem
+        ):
+            return 'compile the source as CUDA C++: name the file .cu, or pass language="cuda" beside code='
         # A warning that stands beside the error has no part in it.
         problem = "\n".join(line for line in problem.splitlines() if "warning:" not in line)
         # As GCC says it for C++ and for C, and as nvcc and Clang do.

@@ -164,7 +164,10 @@ def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors:
         fact = parse_fact(name)
         if fact is None or fact[1] not in tensors:
             expected = f"sizes, integer arguments or facts: {', '.join(sorted(names))}"
-            raise error("SL618", where=where, got=f"{name!r} in {what}, {text!r}", expected=expected)
+            got = f"{name!r} in {what}" + f", {text!r}" * (repr(text) not in what)
+            fix = f"write a name under 'expected' in place of {name}, or the number of elements, as in numel_"
+            fix += f"{min(tensors)}, or an entry of constants= or of each config" if tensors else ""
+            raise error("SL618", where=where, got=got, expected=expected, fix=fix)
     return expr
 
 
