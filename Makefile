@@ -156,8 +156,8 @@ records: $(STAMP) ## list recorded measurements, which are stale and what measur
 	$(BIN)/python tools/records.py $(ARGS)
 
 # So many processes take the accelerators in turn, each with its part of the memory of one; what measures or needs two
-# has them alone, afterwards.
-GPU_WORKERS ?= 12
+# has them alone, afterwards. Most of their time is that of compilers, which the processors of the host run.
+GPU_WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 16 ? n : 16)))
 # One process collects few files sooner than all. Paths in ARGS take their place.
 PATHS = $(strip $(foreach word,$(ARGS),$(wildcard $(firstword $(subst ::, ,$(word))))))
 WHOLE_DEVICE = $(if $(PATHS),,$$(grep -rl whole_device packages/*/tests --include="test_*.py"))

@@ -48,3 +48,10 @@ def _long(case: Any) -> Any:
 
 EFFORTS = sampled(["some", "every"], long=["every"])
 """Arguments of scripts with many cases: ``some``, or (``nox -s long``) ``every`` one."""
+
+DEVICE_CHECKS = (
+    *("numerics", "edges", "addresses", "determinism", "fresh", "process", "threads"),
+    *("large", "cuda_graph", "cudagraph_trees"),
+)
+"""The checks of an audit that show what depends on an accelerator: its kernels, memory, streams and graphs. A full
+audit takes several times as long, mostly for checks that find the same on a CPU."""

@@ -21,7 +21,8 @@ ON_DEVICE = "on a device: "  # begins the names of units whose tests load a devi
 
 # Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
 ALONE = (
-    "_audit",
+    "_audit",  # and the next in a file whose other tests take seconds
+    "for_an_example",
     "every_config_of",
     "is_packaged",
     "is_captured_or",

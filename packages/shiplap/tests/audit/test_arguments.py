@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -12,6 +14,11 @@ from tests.audit.common import look, register
 @sl.op("audit_arguments::careful", mutates=("acc",), contiguous=("x",), requires=("step >= 1",))
 def careful(acc: Float[Tensor, "n c"], x: Float[Tensor, "n c"], step: int = 1) -> None:
     acc += x * step
+
+
+@sl.op("audit_arguments::topmost", requires=("k <= c",))
+def topmost(x: Float[Tensor, "n c"], k: Literal[1, 2, 500] = 1) -> Float[Tensor, "n k"]:
+    return x.topk(k, 1).values
 
 
 # --8<-- [start:arguments]
@@ -50,6 +57,13 @@ def test_arguments_lists_what_was_refused():
     assert finding.verdict == "ok", finding.evidence
     for kind in ("wrong rank", "wrong size", "wrong dtype", "wrong device", "overlapping", "wrong layout", "violated"):
         assert kind in finding.evidence
+
+
+def test_arguments_breaks_a_requirement_by_a_choice_of_an_argument_with_choices():
+    """Another value would be refused as no choice, before the requirement is looked at."""
+    finding = look(topmost, "arguments")
+    assert finding.verdict == "ok", finding.evidence
+    assert "1 wrong choice, 1 violated requirement" in finding.evidence
 
 
 def test_arguments_fires_when_a_check_is_missing(monkeypatch):

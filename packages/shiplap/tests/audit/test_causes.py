@@ -15,6 +15,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import Finding, audit
 from shiplap.audit.causes import REQUIRES_FIX, STATE_FIX, environment_fault, group_by_cause
+from shiplap.audit.checks import process
 from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
 from shiplap.audit.small_example import _round
@@ -324,8 +325,6 @@ def test_results_in_a_fixed_dtype_have_no_finite_differences():
 
 
 def test_a_round_that_leaves_objects_itself_is_no_leak(monkeypatch):
-    from shiplap.audit.checks import process
-
     counted = iter(range(10_000))
     calls = [0]
 
@@ -337,3 +336,33 @@ def test_a_round_that_leaves_objects_itself_is_no_leak(monkeypatch):
     assert process._observe_leaks("a call", leaking).problem == ""
     monkeypatch.setattr(process, "_memory_in_use", lambda: (40.0 * next(counted) + calls[0], 0.0))
     assert "Python objects behind" in process._observe_leaks("a call", leaking).problem
+    # A cache that is full after some hundred calls.
+    calls[0] = 0
+    monkeypatch.setattr(process, "_memory_in_use", lambda: (min(calls[0], 400.0), 0.0))
+    assert process._observe_leaks("a call", leaking).problem == ""
+
+
+def test_a_leak_of_objects_is_found_and_the_line_is_named():
+    kept = []
+    found = process._observe_leaks("a call", lambda: kept.append(object()))
+    first = test_a_leak_of_objects_is_found_and_the_line_is_named.__code__.co_firstlineno
+    assert re.search(
+        rf"leaves \d+ Python objects behind, .*; \d+ of them are made at test_causes.py:{first + 2}$", found.problem
+    )
+
+
+@sl.op("audit_causes::grid")
+def grid(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x + torch.arange(len(x), device=x.device).float() / 4
+
+
+@grid.kernel("cpu")
+def _(x):
+    return x + torch.tensor(0.25) * torch.arange(len(x))
+
+
+def test_a_kernel_that_fails_with_another_default_dtype_is_told_so():
+    finding = look(grid, "process")
+    assert finding.verdict == "fail"
+    assert "a call fails where the default dtype is torch.float64: SL301" in finding.evidence
+    assert finding.fix == process.SETTING_FIX

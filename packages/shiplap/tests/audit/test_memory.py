@@ -186,6 +186,24 @@ def test_workspace_fires_on_an_output_that_is_not_written():
     assert finding.verdict == "fail"
 
 
+@sl.op("audit_memory::other_algorithm")
+def other_algorithm(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
+    return x.sum(1)
+
+
+@other_algorithm.kernel("cpu")
+def _(x, *, out):
+    """Adds the columns in another order where torch is to be deterministic, as sums by index do on a GPU."""
+    columns = x.flip(1) if torch.are_deterministic_algorithms_enabled() else x
+    out.zero_()
+    for column in columns.unbind(1):
+        out += column
+
+
+def test_workspace_is_silent_where_torch_has_another_algorithm_for_deterministic_calls():
+    assert look(other_algorithm, "workspace").verdict == "ok"
+
+
 def test_workspace_is_silent():
     finding = look(clean_workspace, "workspace")
     assert finding.verdict == "ok"

@@ -85,6 +85,19 @@ def test_a_property_that_some_passing_samples_have_is_counted(cases):
     assert found.text == "2 of the 6 with c >= 16, and no other"
 
 
+def test_a_property_of_the_base_sample_is_not_why_others_fail():
+    """All scalars are tried with the usual values, and few samples beside them have these."""
+    samples = Samples(scaled, 1)
+    base = samples.make(samples.base)
+    other = [
+        samples.make(samples.base.but(values=kind)) for kind in ("ties", "nan", "zeros", "tiny", "large", "constant")
+    ]
+    *right, small, large = [samples.make(samples.base.but(scalars={"by": by})) for by in (0.5, 2.0, 3.0, 0.25, 4.0)]
+    found = separate([small, large], [*other, *right], base, partial(varied_axes, base=base))
+    assert found is not None
+    assert (found.text, found.axes) == ("2 of the 5 with another by than 1.0, and no other", ("scalar",))
+
+
 def test_a_large_tensor_is_named_by_its_elements():
     samples = Samples(scaled, 1)
     base = samples.make(samples.base)

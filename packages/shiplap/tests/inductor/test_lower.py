@@ -21,7 +21,8 @@ import shiplap as sl
 from shiplap.declare.config import NO_CONFIG
 from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.dispatch.tuned_choices import REFERENCE
-from shiplap.inductor import explain, fusion_choices, prove_candidate, select_candidate, switches
+from shiplap.inductor import explain, fusion_choices, lower, prove_candidate, select_candidate, switches
+from shiplap.inductor.fusion_choice import FusionChoice
 from shiplap.torch_private import inductor_lowering
 from shiplap.tuning.measure import Timing
 from shiplap_testing.effort import sampled
@@ -127,6 +128,13 @@ def test_a_package_that_lacks_memory_for_a_proof_says_so(monkeypatch, tmp_path):
     assert "got      the reference, run by Python on cpu; no template is proven for this call; qmm(" in text
     assert "is refused (no memory to compare results" in text
     assert "fix      free memory of the device" in text
+
+
+def test_a_package_says_why_no_template_is_used_where_none_was_tried():
+    choice = FusionChoice("inductortest::qmm", "qmm", "m=2", "x float32", REFERENCE, "m may be any size", ())
+    call: Any = SimpleNamespace(op=qmm, dtypes={}, device=torch.device("cpu"))
+    with pytest.raises(sl.ShiplapError, match=r"SL307(.|\n)*the reference, run by Python on cpu; m may be any size"):
+        lower._refuse_python(call, choice)
 
 
 def test_a_package_takes_a_template_where_the_reference_was_measured_as_the_fastest(monkeypatch, tmp_path):

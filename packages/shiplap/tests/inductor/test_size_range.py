@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import sympy
 import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
 from torch._dynamo.decorators import mark_unbacked
 
 import shiplap as sl
@@ -142,21 +144,44 @@ def test_sizes_at_which_a_tensor_spans_too_much_memory_are_left_out(monkeypatch)
     assert {47, 48, 49} <= {p[N] for p in points}
 
 
-@pytest.mark.parametrize(("device", "columns", "end"), [("cpu", 64, 1024), ("cuda", 64, 1 << 17), ("cuda", 4096, 4096)])
-def test_a_range_ends_where_the_host_can_draw_its_samples(monkeypatch, device, columns, end):
-    """On a GPU as well: the host draws the values, and a proof holds them several times to compare them."""
-    rows = SizeSymbol(M, 2, None, 100, True)
+def range_of_rows(monkeypatch: pytest.MonkeyPatch, call: Any, upper: int | None) -> SizeRange:
+    """The range of a call whose only symbol is ``M``, outside of Inductor."""
+    rows = SizeSymbol(M, 2, upper, 100, True)
     monkeypatch.setattr(inductor_lowering, "symbols_of", lambda sizes: (rows,) if sizes else ())
     monkeypatch.setattr(inductor_lowering, "graph_conditions", tuple)
     monkeypatch.setattr(inductor_lowering, "evaluate_size", lambda size, at: at.get(size, size))
     monkeypatch.setattr(inductor_lowering, "size_hint", lambda size: size)
     monkeypatch.setattr(torch, "SymInt", sympy.Symbol)
+    monkeypatch.setattr(size_range_module, "_show_range", lambda call, free: "")
+    call.numbers = lambda sizes: {name: sizes.get(size, size) for name, size in call.env.items()}
+    return size_range(call)
+
+
+@pytest.mark.parametrize(("device", "columns", "end"), [("cpu", 64, 1024), ("cuda", 64, 1 << 17), ("cuda", 4096, 4096)])
+def test_a_range_ends_where_the_host_can_draw_its_samples(monkeypatch, device, columns, end):
+    """On a GPU as well: the host draws the values, and a proof holds them several times to compare them."""
     tensor = SimpleNamespace(shape=(M, columns), stride=lambda: (columns, 1), storage_offset=lambda: 0)
     call = SimpleNamespace(op=twice, device=torch.device(device), env={"m": M, "n": columns}, tensors={"x": tensor})
-    call.numbers = lambda sizes: {"m": sizes[M], "n": columns}
-    monkeypatch.setattr(size_range_module, "_show_range", lambda call, free: "")
-    (found,) = size_range(call).symbols
+    (found,) = range_of_rows(monkeypatch, call, None).symbols
     assert found.upper == end
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_table_that_a_package_does_not_have_makes_no_size_too_large(monkeypatch, ns, backward):
+    @sl.op(f"{ns}::gathered")
+    def gathered(
+        x: Float[Tensor, "n c"], index: Int64[Tensor, "m"], back: Int64[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "m c"]:
+        return x[index]
+
+    monkeypatch.setattr(size_range_module.dynamo, "is_packaging", lambda: True)
+    row = SimpleNamespace(shape=(M,), stride=lambda: (1,), storage_offset=lambda: 0)
+    table = SimpleNamespace(shape=(M, 64), stride=lambda: (64, 1), storage_offset=lambda: 0)
+    tensors = {"x": table, "index": row} | ({"back": row} if backward else {})
+    env = {"n": M, "m": M, "c": 64}
+    call = SimpleNamespace(op=gathered, device=torch.device("cuda"), env=env, tensors=tensors)
+    monkeypatch.setattr(size_range_module, "_describe_unlimited", lambda call, s, upper: f"up to {upper}")
+    assert range_of_rows(monkeypatch, call, 1 << 18).problem == ("up to 262144" if backward else "")
 
 
 def test_a_size_that_data_decides_about_ends_where_others_do():

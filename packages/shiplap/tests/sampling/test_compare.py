@@ -373,3 +373,16 @@ def test_no_common_factor_is_accepted_without_float64():
     sums = Reduction(1)
     assert agrees_without_float64([own], [own], sums, wide_sums=True, near="none")
     assert not agrees_without_float64([own * 1.03], [own], sums, wide_sums=True, near="none")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_one_number_that_is_not_finite_is_seen_at_any_place(dtype):
+    for count in (1, 7, 300):
+        plain = torch.randn(count).to(dtype)
+        assert compare.is_finite(plain)
+        for value in (torch.nan, torch.inf, -torch.inf):
+            for at in (0, count // 2, count - 1):
+                changed = plain.clone()
+                changed[at] = value
+                assert not compare.is_finite(changed)
+    assert compare.is_finite(torch.zeros(0, dtype=dtype))

@@ -7,6 +7,7 @@ import torch
 
 import shiplap as sl
 from shiplap_dense import ops
+from shiplap_testing.effort import DEVICE_CHECKS
 from tests.dense import direct_ops
 from tests.dense.direct_ops import gathered
 
@@ -21,6 +22,5 @@ def bound() -> None:
 
 @pytest.mark.parametrize("op", [gathered, ops.int8_mm, ops.grouped_mm], ids=lambda op: op.spec.opname)
 def test_the_audit(op):
-    checks = ["numerics", "edges", "addresses", "determinism", "fresh", "threads", "large", "cuda_graph"]
-    for finding in sl.audit(op, checks=checks, device="cuda", budget=40):
+    for finding in sl.audit(op, checks=DEVICE_CHECKS, device="cuda", budget=40):
         assert finding.verdict != "fail", finding

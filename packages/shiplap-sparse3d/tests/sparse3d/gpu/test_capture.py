@@ -1,6 +1,7 @@
 """Which of the shipped ops can be captured in a CUDA graph today, and why the others cannot: a table.
 
-``SHIPLAP_CAPTURE_JSON`` names a file for the same as JSON, with device, versions and date.
+``SHIPLAP_CAPTURE_JSON`` names a file for the same as JSON, with device, versions and date. ``test_audit.py`` has the
+same check of each op.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def rows():
         }
 
 
+@pytest.mark.long
 def test_every_shipped_op_is_captured_or_says_why_not():
     table = list(rows())
     for row in table:

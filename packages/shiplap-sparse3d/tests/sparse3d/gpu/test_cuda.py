@@ -49,6 +49,7 @@ def test_arguments_on_two_devices_are_refused():
         sparse3d.conv(x.feats.cuda(), torch.randn(2, 27, 3), table)
 
 
+@pytest.mark.long  # test_graphs.py trains one with the same layers
 def test_a_network_trains_on_cuda_in_one_graph():
     torch_private.reset_compiler()
     net = sparse3d.Sequential(

@@ -53,6 +53,7 @@ def compare(model: nn.Module, count: int) -> None:
             break
 
 
+@pytest.mark.long  # the autoencoder has them all
 @pytest.mark.parametrize("name", ["channels", "cells", "layer", "block", "down", "up"])
 def test_a_part_is_that_of_eager(name):
     compare(Part(name).cuda(), 1)

@@ -12,7 +12,6 @@ import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.plan import parts_for
-from shiplap_testing.effort import sampled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -98,13 +97,6 @@ def test_a_kernel_agrees_with_the_reference_and_with_itself(name, rows):
     actual = op(name)(*args)
     agrees(name, actual, args)
     assert all(map(torch.equal, outputs(actual), outputs(op(name)(*args))))
-    sparse3d.synchronize()
-
-
-@pytest.mark.parametrize("name", sampled(NAMES, long=("out_coords_bounded", "conv_table", "subm_table", "out_coords")))
-def test_an_op_passes_its_full_audit(name):
-    findings = sl.audit(op(name), device="cuda", budget=40)
-    assert [f"{f.check}: {f.evidence} [{f.input}]" for f in findings if f.verdict == "fail"] == []
     sparse3d.synchronize()
 
 

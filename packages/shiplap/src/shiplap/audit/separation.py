@@ -61,7 +61,8 @@ def separate(
     axes_of: Callable[[SampleCase], tuple[str, ...]],
 ) -> Separation | None:
     """Return the property, or the two properties, that all ``failed`` samples have and none of the ``passed`` ones. If
-    there are none, return the property that tells most of them apart. Return None if no property tells any apart.
+    there are none, return the property that tells most of them apart and that the base sample does not have. Return
+    None if no property tells any apart.
 
     ``base`` is the base sample of the op, which has small sizes and default scalars. ``axes_of(case)`` returns the axes
     of the ledger, such as ``layout``, in which a sample differs from it. If a sample without such an axis fails, the
@@ -81,11 +82,14 @@ def separate(
         if not any(a and b for a, b in zip(one.holds, other.holds, strict=True)):
             text = f"exactly those with {one.text} and {other.text}"
             return Separation((one.axis, other.axis), text, one.kind or other.kind)
-    if not found or 2 * found[0].passing > len(passed):
+    # A property of the base sample, such as the usual values, says nothing alone: it is not why the others fail.
+    unusual = {p.text for p in _properties(failed, [base], base, axes[0], [()])}
+    best = next((p for p in found if p.text in unusual), None)
+    if best is None or 2 * best.passing > len(passed):
         return None
-    total = len(failed) + found[0].passing
-    text = f"{len(failed)} of the {total} with {found[0].text}, and no other"
-    return Separation((found[0].axis,), text, found[0].kind)
+    total = len(failed) + best.passing
+    text = f"{len(failed)} of the {total} with {best.text}, and no other"
+    return Separation((best.axis,), text, best.kind)
 
 
 def _properties(

@@ -277,7 +277,7 @@ def _refuse_python(call: LoweredCall, choice: FusionChoice | None) -> None:
     dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
     verdicts = choice.verdicts if choice is not None else ()
     why = [f"{v.candidate} is {v.status} ({v.detail})" for v in verdicts]
-    if choice is not None and why:  # it may be another reason than what is wrong with each of them
+    if choice is not None:  # it may be another reason than what is wrong with each of them, such as a size without end
         why.insert(0, choice.reason)
     refuse_python_in_package(
         call.op,

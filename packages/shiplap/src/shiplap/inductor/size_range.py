@@ -9,7 +9,7 @@ another graph, with another proof.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -283,9 +283,10 @@ def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
     return tuple(sorted(dims, key=lambda dim: inductor_lowering.size_hint(dim[1])))
 
 
-def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
+def _work_of(call: SizedCall, element: int = ELEMENT, absent: Collection[str] = ()) -> Callable[[Sizes], int]:
     """Return a function that takes the sizes of a sample of ``call`` and returns the approximate number of its
-    operations. Each element of the inputs and outputs counts as at least ``element`` operations.
+    operations. Each element of the inputs and outputs counts as at least ``element`` operations. The dims of the
+    arguments named in ``absent`` do not count as dims that are summed over.
     """
 
     def work(sizes: Sizes) -> int:
@@ -299,7 +300,7 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
         # Beyond what a sample may have at all.
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
-        return max(estimate_operations(call.op.spec, env), element * (outputs + inputs))
+        return max(estimate_operations(call.op.spec, env, absent), element * (outputs + inputs))
 
     return work
 
@@ -311,6 +312,9 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     """
     faster, far = (1, FAR) if call.device.type == "cpu" else (FASTER, FAR_ON_DEVICE)
     drawn = free.work if far == FAR else _work_of(call, DRAWN)
+    # Without a guard a size that seems too costly costs the template, so the dims of absent arguments do not count.
+    # With one it costs a graph for larger sizes, while a larger range would make each proof slower.
+    passed = _work_of(call, absent=[a.name for a in call.op.spec.tensors if a.name not in call.tensors])
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
     # The cost of a size is computed with at most 64 for the others, so that the order of the symbols does not matter.
     for place, s in enumerate(free.symbols):
@@ -325,7 +329,7 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
         if not s.backed or dynamo.is_packaging():
             upper, needed = _end_by_conditions(free, s)
             guarded += needed
-            if upper is None or cost(upper) > NEEDED * faster:
+            if upper is None or cost(upper, work=passed) > NEEDED * faster:
                 problem = problem or _describe_unlimited(call, s, upper)
         elif s.upper is not None and cost(s.upper) <= LARGE * faster:
             upper = s.upper

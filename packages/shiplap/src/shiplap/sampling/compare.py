@@ -330,7 +330,7 @@ def _compare_elements(
     finfo = torch.finfo(got.dtype)
     got, own, wide, narrow = (_float8_to_float32(t) for t in (got, own, wide, wide.to(got.dtype)))
     g = _to_double(got)
-    if all(bool(torch.isfinite(t).all()) for t in (got, own, wide, narrow)):  # the usual case, in fewer operations
+    if all(map(is_finite, (got, own, wide, narrow))):  # the usual case, in fewer operations
         finite, w = None, _to_double(wide)
         own_error = (_to_double(own) - w).abs()
     else:
@@ -355,6 +355,16 @@ def _compare_elements(
     worst = float(error.max()) if error.numel() else 0.0
     first = _first_difference(error > 1, got, wide)
     return Difference(first.problem and f"{first.problem}; off by {worst:.3g} tolerances", worst)
+
+
+def is_finite(t: Tensor) -> bool:
+    """Return whether all elements of the floating-point or complex tensor ``t``, of two bytes or more each, are
+    finite.
+    """
+    if t.is_complex() or not t.numel():
+        return bool(torch.isfinite(t).all())
+    # A mask of 10^5 to 10^6 elements takes 9 to 29 times as long (float32 and float64, one core, 2026-11-30).
+    return all(math.isfinite(float(end)) for end in torch.aminmax(t))
 
 
 def _sum_overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tensor:

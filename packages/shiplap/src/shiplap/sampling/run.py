@@ -26,6 +26,7 @@ from shiplap.sampling.case import (
     tree_map,
     widen_tensor,
 )
+from shiplap.sampling.compare import is_finite
 from shiplap.sampling.unordered import sort_unordered_rows
 
 
@@ -177,7 +178,7 @@ def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 def all_finite(results: Iterable[Tensor]) -> bool:
     """Return whether all floating-point and complex numbers among the results are finite."""
     numbers = (t.float() if is_float8(t) else t for t in results if t.is_floating_point() or t.is_complex())
-    return all(bool(torch.isfinite(t).all()) for t in numbers)
+    return all(map(is_finite, numbers))
 
 
 def can_carry_gradient(t: Tensor) -> bool:

@@ -4,7 +4,7 @@ device, without memory; and budgets of time, as users write them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any
@@ -43,15 +43,19 @@ def on_one_thread() -> Iterator[None]:
         torch.set_num_threads(kept)
 
 
-def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
+def estimate_operations(spec: OpSpec, env: Mapping[str, Any], absent: Collection[str] = ()) -> int:
     """Return an estimate of the number of operations of a call whose dims and scalars are ``env``.
 
     It is the number of result elements times the sizes of the dims that are summed over. These are the dims that
     several arguments have and no result has. A dim that only one argument has adds nothing, since it is indexed or
-    summed only once.
+    summed only once. ``absent`` holds the names of arguments that are None in the call, whose dims do not count.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
-    inputs = [{d.of or d.text for d in a.tensor.dims if d.kind == "name"} for a in spec.tensors if a.tensor]
+    inputs = [
+        {d.of or d.text for d in a.tensor.dims if d.kind == "name"}
+        for a in spec.tensors
+        if a.tensor and a.name not in absent
+    ]
     results = {d.text for out in spec.outputs for d in out.tensor.dims}
     shared = {d for dims in inputs for d in dims - results if d in env and sum(d in other for other in inputs) > 1}
     elements = int(sum(prod(declared_output_shape(out, known)) for out in spec.outputs))

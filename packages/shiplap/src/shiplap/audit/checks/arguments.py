@@ -203,8 +203,9 @@ def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
         for position, arg in enumerate(op.spec.args):
             if arg.scalar not in ("int", "list[int]") or arg.name not in expr.names:
                 continue
-            # Negative, empty and huge values break most preconditions on ints.
-            for value in (-1, 0, 1 << 20):
+            # Negative, empty and huge values break most preconditions on ints. Of an argument with choices any other
+            # value is refused before its preconditions are looked at.
+            for value in arg.choices or (-1, 0, 1 << 20):
                 old = case.args[position]
                 wrong = [value] * len(old) if isinstance(old, list) else value
                 if _violates_requirement(expr, {**case.env, arg.name: wrong}):

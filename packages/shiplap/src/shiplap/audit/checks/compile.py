@@ -46,8 +46,7 @@ def _is_strided(case: SampleCase) -> bool:
 
 def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     """Return a function that takes the op's arguments, calls the op and returns a tuple of its results. Each
-    floating-point result is doubled. For the doubling, Inductor generates code that reads the results with the strides
-    that the fake implementation promised.
+    floating-point result is doubled.
 
     For the doubling, Inductor generates code that reads the results with the strides that the fake implementation
     promised.

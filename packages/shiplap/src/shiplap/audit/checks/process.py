@@ -14,10 +14,12 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ import torch
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
+from shiplap.errors import error_line
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.run import call_op, floating_args, require_gradients, sum_to_real, why_no_backward
 from shiplap.sampling.samples import Samples
@@ -33,7 +36,8 @@ from shiplap.sandbox.proc_filesystem import resident_bytes
 ROUNDS, CALLS = 2, 30
 WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time
 SLOW_CALL_SECONDS, FEW_CALLS = 0.7, 3  # of processor time, from which on a round has that few calls
-ADDITIONAL_ROUNDS = 3  # pairs of rounds that follow where the first ones grew
+LONGER, LONGEST = 5, 20  # where the first rounds grew, one follows that is at least and at most so many times as long
+SETTING_FIX = "depend on no setting of the process: name the dtype and the device of each tensor that the kernel makes"
 # Signals that runtimes and debuggers install handlers for.
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
 _BELOW_EPSILON = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
@@ -72,8 +76,8 @@ def observe_process(op: Op, case: SampleCase) -> Observation:
         runs.append(("a call and its backward", lambda: _call_and_backward(op, case)))
     for what, run in runs:
         run()
-        if problem := _find_changed_setting(run):
-            return Observation(f"{what} changes {problem}")
+        if (observation := _observe_settings(what, run)).problem:
+            return observation
         _advance_random_states()
         before = process_state()
         run()
@@ -178,26 +182,49 @@ def _capture_stdout(run: Callable[[], Any]) -> str:
         return file.read(200).decode(errors="replace")
 
 
-def _find_changed_setting(run: Callable[[], Any]) -> str:
-    """Return a message that names a setting of the process that ``run`` changes, or an empty string if it changes none.
-    Before each of several runs, all settings in ``PROCESS_SETTINGS`` get other values. They are restored afterwards.
+def _observe_settings(what: str, run: Callable[[], Any]) -> Observation:
+    """Call ``run`` several times, each time with other values for all settings in ``PROCESS_SETTINGS``. The returned
+    observation has a problem if ``run`` changes a setting, or raises an error because of one. ``what`` names the call
+    in the problem.
     """
     # Two values at least for each setting: a call that sets a constant might set the first one.
     for number in range(max(len(values) for _, _, _, values in PROCESS_SETTINGS)):
-        wanted = [values[number % len(values)] for _, _, _, values in PROCESS_SETTINGS]
-        was = [read() for _, read, _, _ in PROCESS_SETTINGS]
+        wanted = {name: values[number % len(values)] for name, _, _, values in PROCESS_SETTINGS}
         try:
-            for (_, _, write, _), value in zip(PROCESS_SETTINGS, wanted, strict=True):
-                write(value)
-            run()
-            now = [read() for _, read, _, _ in PROCESS_SETTINGS]
-        finally:
-            for (_, _, write, _), value in zip(PROCESS_SETTINGS, was, strict=True):
-                write(value)
-        for (name, *_), value, left in zip(PROCESS_SETTINGS, wanted, now, strict=True):
-            if left != value:
-                return f"{name}: {value} before, {left} after"
-    return ""
+            left = _settings_after(run, wanted)
+        except Exception as e:
+            if named := next((name for name, value in wanted.items() if _fails_with(run, {name: value})), ""):
+                return Observation(f"{what} fails where {named} is {wanted[named]}: {error_line(e)}", fix=SETTING_FIX)
+            raise
+        for name, value in wanted.items():
+            if left[name] != value:
+                return Observation(f"{what} changes {name}: {value} before, {left[name]} after")
+    return Observation()
+
+
+def _settings_after(run: Callable[[], Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the settings named in ``wanted`` these values, call ``run``, and return the values that they have then. The
+    values from before are restored, also if ``run`` raises an exception, which is passed on.
+    """
+    settings = [setting for setting in PROCESS_SETTINGS if setting[0] in wanted]
+    was = [read() for _, read, _, _ in settings]
+    try:
+        for name, _, write, _ in settings:
+            write(wanted[name])
+        run()
+        return {name: read() for name, read, _, _ in settings}
+    finally:
+        for (_, _, write, _), value in zip(settings, was, strict=True):
+            write(value)
+
+
+def _fails_with(run: Callable[[], Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether ``run`` raises an exception while the settings named in ``wanted`` have these values."""
+    try:
+        _settings_after(run, wanted)
+    except Exception:  # the caller has the error
+        return True
+    return False
 
 
 _set_anomaly = partial(torch.autograd.set_detect_anomaly, check_nan=False)
@@ -355,21 +382,47 @@ def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
         if not _describe_growth(growths, calls, what):
             return Observation()
         # A leak grows with the number of calls; what a round itself leaves, and a cache that fills up, do not.
-        growths = [_measure_longer_round(run, calls) for _ in range(ADDITIONAL_ROUNDS)]
+        longer = max(LONGER, min(LONGEST, int(4 * SECONDS / (took * calls + 1e-9))))
+        growths = [_measure_longer_round(run, calls, times) for times in (2, longer)]
+        problem = _describe_growth(growths, calls, what)
+        return Observation(problem and problem + _place_of_growth(run, calls))
     finally:
         gc.unfreeze()
-    return Observation(_describe_growth(growths, calls, what))
 
 
-def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, float]:
+def _measure_longer_round(run: Callable[[], Any], calls: int, times: int) -> tuple[float, float]:
     """Return ``(objects, bytes)``, the number of Python memory blocks and of resident bytes that ``calls`` runs leave
     behind.
 
-    They are the growth in a round of ``2 * calls`` runs minus the growth in a round of ``calls`` runs. What a
-    measurement itself leaves behind then does not count.
+    They are the growth in a round of ``times * calls`` runs minus the growth in a round of ``calls`` runs, divided by
+    the number of additional rounds. What a measurement itself leaves behind then does not count.
     """
-    once, twice = _measure_growth(run, calls), _measure_growth(run, 2 * calls)
-    return twice[0] - once[0], twice[1] - once[1]
+    once, longer = _measure_growth(run, calls), _measure_growth(run, times * calls)
+    return (longer[0] - once[0]) / (times - 1), (longer[1] - once[1]) / (times - 1)
+
+
+def _place_of_growth(run: Callable[[], Any], calls: int) -> str:
+    """Return a clause for a finding that names the line of code which allocates the Python objects that ``calls`` runs
+    leave behind. Return an empty string if no single line allocates one in nine of ten runs.
+    """
+    if tracemalloc.is_tracing():  # by somebody who needs the traces
+        return ""
+    tracemalloc.start()
+    try:
+        run()
+        gc.collect()
+        before = tracemalloc.take_snapshot()
+        for _ in range(calls):
+            run()
+        gc.collect()
+        grown = tracemalloc.take_snapshot().compare_to(before, "lineno")
+    finally:
+        tracemalloc.stop()
+    most = max(grown, key=lambda place: place.count_diff, default=None)
+    if most is None or most.count_diff < calls * 0.9:
+        return ""
+    frame = most.traceback[0]
+    return f"; {most.count_diff} of them are made at {Path(frame.filename).name}:{frame.lineno}"
 
 
 def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
