@@ -161,7 +161,7 @@ def test_a_reader_that_stops_ends_the_child():
 
 
 @pytest.mark.parametrize(("built_for", "raises"), [("13.0", True), ("13.0", False), (None, True)])
-def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypatch):
+def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypatch, working_forks):
     """A torch for CUDA raises in forks of a process that has differentiated a compiled function; no other does."""
     parent = os.getpid()
     backward = torch.Tensor.backward
