@@ -176,6 +176,20 @@ def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypa
     assert can_isolate() is not (built_for is not None and raises)
 
 
+def test_a_fork_that_autograd_ends_prints_nothing(monkeypatch, capfd):
+    parent = os.getpid()
+
+    def aborting(tensor):
+        assert os.getpid() != parent
+        os.write(2, b"terminate called after throwing an instance of 'c10::Error'")
+        os.abort()
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.Tensor, "backward", aborting)
+    assert not can_isolate()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_an_audit_after_a_compiled_function_was_differentiated(ns):
     @sl.op(f"{ns}::square")

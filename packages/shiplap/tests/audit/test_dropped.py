@@ -274,7 +274,7 @@ WAYS: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str]] = {
         "no kernel of the op has run: none is for cpu, audit it with --device cuda",
     ),
     "a process that is killed from outside": (
-        lambda ns, folder: {"op": one_with(ns, kill_once(folder)), "checks": ["edges"]},
+        lambda ns, folder: {"op": one_with(ns, kill_once(folder)), "checks": ["edges"], "isolate": True},
         "killed from outside",
     ),
 }
