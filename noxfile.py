@@ -196,12 +196,11 @@ def check_dist(session: nox.Session) -> None:
 
 @nox.session(name="try-dist")
 def try_dist(session: nox.Session) -> None:
-    """Try the distributions in ``dist/`` with the newest torch (``-- --demo``: the demonstration, too)."""
+    """Try the distributions in ``dist/`` with the newest torch, and run the demonstration."""
     python = fresh_environment(session, "dist")
     session.run(python, "-I", "tools/try_installed.py", *PACKAGES[1:], external=True)
-    if "--demo" in session.posargs:  # torch.compile needs a C++ compiler
-        report = str(Path(session.create_tmp()).absolute() / "report")
-        session.run(python, "-I", "-m", "shiplap.cli", "demo", "--quick", "--output", report, external=True)
+    report = str(Path(session.create_tmp()).absolute() / "report")
+    session.run(python, "-I", "-m", "shiplap.cli", "demo", "--quick", "--output", report, external=True)
 
 
 @nox.session

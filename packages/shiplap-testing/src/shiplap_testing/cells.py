@@ -3,8 +3,9 @@
 Usage: ``python -m shiplap_testing.cells PYTEST_ARGUMENT ...``, which ``nox -s matrix core oldest`` call.
 A *cell* of the table (``tests/matrix.json``) is one combination of torch, Python, NumPy, Triton, compiler and user. It
 counts outcomes by test file, so that several runs on one commit add up; the first run on another commit begins the cell
-anew. A file that runs again replaces its counts, and is written when all of its tests have ended. Why a test fails on a
-version stands in ``EXPLAINED`` of ``tools/generate_docs.py``, which shows the table in ``docs/stability.md``.
+anew. A file that runs again replaces its counts, and is written when all of its tests have ended, also if workers of
+pytest-xdist run several files at a time. Why a test fails on a version stands in ``EXPLAINED`` of
+``tools/generate_docs.py``, which shows the table in ``docs/stability.md``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,8 +72,8 @@ def tested_commit() -> str:
 
 
 class Cell:
-    """A pytest plugin that counts test outcomes by test file. Before the first test of a file, it writes the outcomes
-    of earlier files into ``tests/matrix.json``.
+    """A pytest plugin that counts test outcomes by test file. Before the first outcome of a file, it writes those of
+    the files whose tests have all ended into ``tests/matrix.json``.
     """
 
     def __init__(self) -> None:
@@ -80,50 +82,70 @@ class Cell:
         """
         self.files: dict[str, Counter[str]] = {}
         self.failed: dict[str, list[str]] = {}
+        self.unended: dict[str, set[str]] = {}  # by the path of a file, its tests that have not ended
         self.versions = installed_versions()  # now: tests pretend to have others
         self.commit = tested_commit()
         self.stopped = False
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Record which tests ``session`` will run."""
+        self.expect([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Record which tests the workers of pytest-xdist will run. ``ids`` are the tests that one worker has found,
+        which all others find, too.
+        """
+        self.expect(ids)
+
+    def expect(self, ids: Sequence[str]) -> None:
+        """Record the tests ``ids``, which will run. Files that are recorded already stay as they are, since a worker
+        that takes the place of a crashed one finds tests that have ended.
+        """
+        expected: dict[str, set[str]] = {}
+        for test in ids:
+            expected.setdefault(test.partition("::")[0], set()).add(test)
+        self.unended = expected | self.unended
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count the outcome in ``report`` for the file of its test, and record the test if it failed. End the run of
         pytest if :meth:`stop` was called.
 
-        Before the first outcome of a new file, the outcomes of earlier files are written into ``tests/matrix.json``.
+        Before the first outcome of a new file, the outcomes of complete files are written into ``tests/matrix.json``.
         """
         if self.stopped:  # a test has caught the exception of `stop`
             pytest.exit("ended from outside")
+        path = report.nodeid.partition("::")[0]
         # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
             # Tests with a device run apart, and must not replace the counts of the others of their file.
-            file = report.nodeid.partition("::")[0] + (" (device)" if "device" in report.keywords else "")
+            file = path + (" (device)" if "device" in report.keywords else "")
             if file not in self.files:
                 self.write()
             self.files.setdefault(file, Counter())[report.outcome] += 1
             if report.failed:
                 self.failed.setdefault(file, []).append(report.nodeid)
+        if report.when not in ("setup", "call"):  # a teardown, or the crash of a worker
+            self.unended.get(path, set()).discard(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the outcomes of all test files whose tests have ended into ``tests/matrix.json``. After :meth:`stop`,
-        the file whose tests were still running is left out.
-        """
-        if self.stopped and self.files:
-            # The last file, whose tests have not all ended.
-            self.files.popitem()
+        """Write the outcomes of all test files whose tests have ended into ``tests/matrix.json``."""
         self.write()
 
     def stop(self, *_: Any) -> None:
-        """End the run of the tests. This is a signal handler, and its arguments are ignored. The outcomes of the file
+        """End the run of the tests. This is a signal handler, and its arguments are ignored. The outcomes of files
         whose tests are running are not written.
         """
         self.stopped = True
         pytest.exit("ended from outside")
 
     def write(self) -> None:
-        """Write the outcomes and failures of the test files so far into ``tests/matrix.json``, the table of test
-        outcomes. They go into the row of the installed versions, where they replace earlier outcomes of these files.
-        Outcomes on another commit are dropped. Do nothing if there is no outcome.
+        """Write the outcomes and failures of the test files whose tests have all ended into ``tests/matrix.json``, the
+        table of test outcomes. They go into the row of the installed versions, where they replace earlier outcomes of
+        these files. Outcomes on another commit are dropped. Do nothing if no file is complete.
         """
-        if not self.files:
+        ended = {f: counts for f, counts in self.files.items() if not self.unended.get(f.removesuffix(" (device)"))}
+        if not ended:
             return
         key = self.versions
         table = json.loads(TABLE.read_text("utf-8")) if TABLE.is_file() else []
@@ -132,7 +154,7 @@ class Cell:
         cell: dict[str, Any] = next(same, {"versions": key, "files": {}})
         cell["date"], failures = datetime.now(UTC).strftime("%Y-%m-%d"), cell.get("failures", {})
         cell["commit"] = self.commit
-        for file, counts in self.files.items():
+        for file, counts in ended.items():
             cell["files"][file] = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
             failures = {**failures, file: self.failed.get(file, [])}
         cell["files"] = dict(sorted(cell["files"].items()))

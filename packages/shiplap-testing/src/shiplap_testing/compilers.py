@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from shiplap_testing.folder import numbered, temporary
+from shiplap_testing.folder import numbered
 from shiplap_testing.paths import REPOSITORY
 from shiplap_testing.private import header_call
 
@@ -44,13 +44,17 @@ def path() -> str:
     """Return the value of the environment variable ``PATH`` for tests.
 
     If ``SHIPLAP_TEST_UNOPTIMIZED`` is 1, it begins with a new folder of compilers that do not optimise, and the caches
-    of the run lie in a new folder too. Both are removed when this process ends. Otherwise, or if there is such a folder
-    already, it is the present value.
+    of the run lie beside it. All of them are removed when this process ends, or by a later run if this process is
+    killed. Otherwise, or if there is such a folder already, it is the present value.
     """
     given = os.environ.get("PATH", os.defpath)
     if os.environ.get(ASKED) != "1" or os.environ.get(FOLDER):
         return given
-    folder = temporary("compilers")
+    _remove_unused()
+    # Inductor's code of a packaged model names its cache, so that the compiler's results are found again only where the
+    # next run has the same path.
+    run = numbered(USED)
+    folder = run / "compilers"
     for header in (HEADER, KERNELS):
         # GCC looks for a compiled header beside where the header would be.
         (folder / "include" / header).parent.mkdir(parents=True)
@@ -63,12 +67,8 @@ def path() -> str:
             program.write_text(f'#!/bin/sh\nexec {call} "$@" {more}\n', encoding="utf-8")
             program.chmod(0o755)
     os.environ[FOLDER] = str(folder)
-    _remove_unused()
-    # Inductor's code of a packaged model names its cache, so that the compiler's results are found again only where the
-    # next run has the same path.
-    caches = numbered(USED)
     for name in CACHES:
-        cache = caches / name.lower()
+        cache = run / name.lower()
         cache.mkdir(mode=0o700)
         os.environ[name] = str(cache)
     return f"{folder}{os.pathsep}{given}"

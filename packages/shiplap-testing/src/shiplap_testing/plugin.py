@@ -184,6 +184,17 @@ def onnx_operators() -> None:
     private.remember_onnx_operators()
 
 
+@pytest.fixture
+def working_forks() -> None:
+    """Skip a test that runs a backward in forks of this process if autograd does not work in them. That is a fault of
+    a torch for CUDA, which occurs once another test has differentiated a compiled function in this process.
+    """
+    from shiplap.audit.child_process import can_isolate
+
+    if not can_isolate():
+        pytest.skip("autograd does not work in forks of this process")
+
+
 @pytest.fixture(autouse=True)
 def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shiplap issue each notice once more in this test. A notice is a warning that a process issues only once."""

@@ -12,16 +12,28 @@ import pytest
 from shiplap_testing import cells
 
 
+def report_test(cell: cells.Cell, test: str, when: str = "teardown", outcome: str = "passed", **keywords: int) -> None:
+    """Pass the reports of one test to the plugin: that of its call if it has ended, then that of ``when``."""
+    for each in ["call", when] if when == "teardown" else [when]:
+        report: Any = SimpleNamespace(
+            when=each, outcome=outcome, failed=outcome == "failed", nodeid=test, keywords=keywords
+        )
+        cell.pytest_runtest_logreport(report)
+
+
+def read_row() -> dict[str, Any]:
+    """Return the row of the table, which has no other."""
+    (row,) = json.loads(cells.TABLE.read_text())
+    return row
+
+
 def run_one_test(file: str, **keywords: int) -> dict[str, Any]:
     """Run the plugin over one passed test of ``file``, and return the row of the table, which has no other."""
     cell = cells.Cell()
-    report: Any = SimpleNamespace(
-        when="call", outcome="passed", failed=False, nodeid=f"{file}::test_b", keywords=keywords
-    )
-    cell.pytest_runtest_logreport(report)
+    cell.expect([f"{file}::test_b"])
+    report_test(cell, f"{file}::test_b", **keywords)
     cell.pytest_sessionfinish()
-    (row,) = json.loads(cells.TABLE.read_text())
-    return row
+    return read_row()
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +54,31 @@ def test_a_run_on_another_commit_begins_the_row_anew(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GITHUB_SHA", "fedcba9876543210")
     row = run_one_test("tests/test_c.py")
     assert (row["commit"], row["files"]) == ("fedcba98", {"tests/test_c.py": "1 passed"})
+
+
+def test_a_file_is_written_when_its_tests_have_ended_though_others_run_beside_it() -> None:
+    cell = cells.Cell()
+    tests = ["a.py::one", "a.py::two", "b.py::one", "b.py::two", "c.py::one"]
+    cell.pytest_xdist_node_collection_finished(tests)
+    report_test(cell, "a.py::one")
+    report_test(cell, "b.py::one")
+    assert not cells.TABLE.is_file()
+    report_test(cell, "a.py::two")
+    report_test(cell, "c.py::one", when="call")
+    assert read_row()["files"] == {"a.py": "2 passed"}
+    # The others, one of them in its teardown, are running when the run ends.
+    cell.pytest_sessionfinish()
+    assert read_row()["files"] == {"a.py": "2 passed"}
+
+
+def test_a_test_that_ends_its_worker_is_written_as_failed() -> None:
+    cell = cells.Cell()
+    tests = ["a.py::one", "a.py::two"]
+    cell.pytest_xdist_node_collection_finished(tests)
+    report_test(cell, "a.py::one")
+    report_test(cell, "a.py::two", when="???", outcome="failed")
+    # The worker that takes its place finds the same tests.
+    cell.pytest_xdist_node_collection_finished(tests)
+    cell.pytest_sessionfinish()
+    row = read_row()
+    assert (row["files"], row["failures"]) == ({"a.py": "1 passed, 1 failed"}, {"a.py": ["a.py::two"]})

@@ -61,6 +61,23 @@ def test_what_asks_for_optimisation_gets_none_and_a_header_that_is_compiled(tmp_
     assert not Path(folder).exists(), "it goes with the process that made it"
 
 
+def test_what_a_killed_run_leaves_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the compiled headers, which are large."""
+    monkeypatch.setenv(compilers.ASKED, "1")
+    monkeypatch.delenv(compilers.FOLDER, raising=False)
+    program = (
+        "import os; from pathlib import Path; from shiplap_testing import compilers; "
+        f"compilers.USED = Path({str(tmp_path)!r}); compilers.path(); print(os.environ[compilers.FOLDER], flush=True)"
+    )
+    killed = python("-c", f"{program}; os.kill(os.getpid(), 9)")
+    assert killed.returncode != 0
+    folder = Path(killed.stdout.strip())
+    assert folder.is_dir()
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert not folder.exists()
+
+
 KERNEL = """
 import os, shlex, subprocess
 from pathlib import Path

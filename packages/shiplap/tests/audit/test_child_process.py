@@ -161,7 +161,7 @@ def test_a_reader_that_stops_ends_the_child():
 
 
 @pytest.mark.parametrize(("built_for", "raises"), [("13.0", True), ("13.0", False), (None, True)])
-def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypatch):
+def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypatch, working_forks):
     """A torch for CUDA raises in forks of a process that has differentiated a compiled function; no other does."""
     parent = os.getpid()
     backward = torch.Tensor.backward
@@ -174,6 +174,20 @@ def test_a_fork_in_which_autograd_raises_is_not_used(built_for, raises, monkeypa
     monkeypatch.setattr(torch.version, "cuda", built_for)
     monkeypatch.setattr(torch.Tensor, "backward", raising)
     assert can_isolate() is not (built_for is not None and raises)
+
+
+def test_a_fork_that_autograd_ends_prints_nothing(monkeypatch, capfd):
+    parent = os.getpid()
+
+    def aborting(tensor):
+        assert os.getpid() != parent
+        os.write(2, b"terminate called after throwing an instance of 'c10::Error'")
+        os.abort()
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.Tensor, "backward", aborting)
+    assert not can_isolate()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("fresh_compiler")

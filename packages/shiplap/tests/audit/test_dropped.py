@@ -274,7 +274,7 @@ WAYS: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str]] = {
         "no kernel of the op has run: none is for cpu, audit it with --device cuda",
     ),
     "a process that is killed from outside": (
-        lambda ns, folder: {"op": one_with(ns, kill_once(folder)), "checks": ["edges"]},
+        lambda ns, folder: {"op": one_with(ns, kill_once(folder)), "checks": ["edges"], "isolate": True},
         "killed from outside",
     ),
 }
@@ -294,7 +294,9 @@ def test_a_dropped_part_makes_the_verdict_incomplete(ns, tmp_path, name):
     [(os, "fork", errno.EAGAIN), (os, "pipe", errno.EMFILE), (tempfile, "TemporaryFile", errno.ENOSPC)],
 )
 @pytest.mark.parametrize("cuda", [torch.version.cuda, "13.0"], ids=["this torch", "torch for CUDA"])
-def test_a_process_that_cannot_be_started_makes_the_verdict_incomplete(monkeypatch, where, function, number, cuda):
+def test_a_process_that_cannot_be_started_makes_the_verdict_incomplete(
+    monkeypatch, working_forks, where, function, number, cuda
+):
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(where, function, refuse(number))
     report = audit(scaled, checks=["numerics", "edges"], seed=1)

@@ -128,7 +128,7 @@ def ops(package):
 
 
 @pytest.fixture
-def request_of(package, monkeypatch):
+def request_of(package, monkeypatch, working_forks):
     """Findings are not repeated in fresh processes here, which takes seconds each; one test does it."""
     monkeypatch.setattr(engine, "_script_shows", lambda text: True)
     return InstalledRequest(package[0], "1", seed=5, seconds=20.0)

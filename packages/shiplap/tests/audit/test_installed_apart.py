@@ -61,7 +61,7 @@ def find(options):
     return found.subjects
 
 
-def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch):
+def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch, working_forks):
     found = find(options)
     assert "apart_package" not in sys.modules
     kinds = {name: type(subject) for name, subject in found.items()}

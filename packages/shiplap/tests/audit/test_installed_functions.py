@@ -214,7 +214,7 @@ def test_modules_that_cannot_be_imported_are_left_out(found):
 
 
 @pytest.mark.parametrize("name", sampled(WRONG, 3))
-def test_a_wrong_function_is_named(found, monkeypatch, name):
+def test_a_wrong_function_is_named(found, monkeypatch, working_forks, name):
     shapes = (SQUARE, SQUARE) if name in ("OneGradientIsMissing", "BackwardOfOneDtype") else ((6, 4),)
     result = audited(found, name, monkeypatch, *shapes)
     assert WRONG[name] in [f.check for f in result.findings], result
@@ -222,7 +222,7 @@ def test_a_wrong_function_is_named(found, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", sampled(["Double", "Square", "double"], long=["Double", "double"]))
-def test_a_right_function_has_no_finding(found, monkeypatch, name):
+def test_a_right_function_has_no_finding(found, monkeypatch, working_forks, name):
     for shapes in ((), ((6, 4),)):  # searched and recorded
         result = audited(found, name, monkeypatch, *shapes)
         assert result.findings == (), result
@@ -261,7 +261,7 @@ def test_a_script_shows_the_finding_of_a_function(found, package):
     assert "the backward writes to the gradient of a result" in done.stdout
 
 
-def test_the_command_audits_a_package_without_ops(package, monkeypatch, tmp_path, capsys):
+def test_the_command_audits_a_package_without_ops(package, monkeypatch, working_forks, tmp_path, capsys):
     monkeypatch.setattr(engine, "_script_shows", lambda text: True)
     script = Path(tmp_path / "calls.py")
     script.write_text(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from shiplap.audit import audit
+from shiplap.audit.checks.process import PROCESS_SETTINGS
 from shiplap_testing.effort import sampled
 from shiplap_testing.zoo import power_gradient, power_places
 from shiplap_testing.zoo.power import PAIRS
@@ -42,11 +42,12 @@ assert power_places.Image is not None
 
 
 @pytest.fixture(autouse=True)
-def threads():
-    """As on the smallest machine that has several."""
-    before = torch.get_num_threads()
+def settings():
+    """What a defect changes is set back: where autograd does not work in forks, the audit runs in this process."""
+    before = [(write, read()) for _, read, write, _ in PROCESS_SETTINGS]
     yield
-    torch.set_num_threads(before)
+    for write, value in before:
+        write(value)
 
 
 @pytest.mark.parametrize("pair", sampled(PAIRS, 2, long=LONG), ids=str)

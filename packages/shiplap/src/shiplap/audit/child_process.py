@@ -132,7 +132,8 @@ def _can_differentiate_in_fork() -> bool:
     if child == 0:
         status = 1
         try:
-            # The backward may also hang in a fork.
+            # The backward may also hang in a fork, or end it with a long message of torch's on the standard error.
+            os.close(2)
             signal.alarm(10)
             with torch.enable_grad():
                 torch.ones(1, requires_grad=True).sum().backward()
