@@ -23,6 +23,7 @@ from shiplap.audit.installed.recipes import (
 )
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
 from shiplap.audit.installed.script import write_script
+from shiplap.audit.installed.search import SearchState
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
 from shiplap.errors import ShiplapError
 from shiplap.scaffold.calls import ColumnRange, DispatchedCall, DispatchRecorder, SeenTensor
@@ -375,7 +376,8 @@ def test_floats_of_a_malformed_call_are_nan():
 
 
 def boxes_call() -> CallRecipe:
-    boxes = SeenTensor("float32", (3, 3), "cpu", 0.0, 9.5, (ColumnRange(0, 1, True), *[ColumnRange(0.5, 9.5, False)] * 2))
+    columns = (ColumnRange(0, 1, True), *[ColumnRange(0.5, 9.5, False)] * 2)
+    boxes = SeenTensor("float32", (3, 3), "cpu", 0.0, 9.5, columns)
     x = SeenTensor("float32", (2, 7), "cpu", -1.0, 1.0)
     return recipe_of_call(DispatchedCall({"x": x, "boxes": boxes}, ()), 5)
 
@@ -409,6 +411,13 @@ def test_another_size_changes_the_ints_that_are_as_large():
     other = call.with_size(6, 9)
     assert (other.arguments["x"].shape, other.arguments["n"], other.arguments["sizes"]) == ((9, 4), 9, (9, 2))
     assert other.arguments["flag"] is True
+
+
+def test_an_op_whose_inner_op_has_no_kernel_needs_another_device():
+    inside = "NotImplementedError: Could not run 'aten::inner' with arguments from the 'CPU' backend. This could be"
+    state = SearchState(refusals=["ValueError: x is too short", inside, "ZeroDivisionError: integer modulo by zero"])
+    assert state.reason.startswith("no kernel for the device inside of the op: NotImplementedError")
+    assert SearchState(refusals=["ValueError: x is too short"]).reason.endswith("ValueError: x is too short")
 
 
 def test_a_refusal_gives_hints(ops):

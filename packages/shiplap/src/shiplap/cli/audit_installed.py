@@ -20,8 +20,8 @@ from shiplap.cli.target import find_in_current_folder, import_home
 from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
-    from shiplap.audit.installed.engine import Subject
     from shiplap.audit.installed.apart import RecordedCalls
+    from shiplap.audit.installed.engine import Subject
     from shiplap.audit.installed.functions import FoundFunctions
     from shiplap.audit.installed.recipes import CallRecipe
     from shiplap.audit.installed.result import InstalledOp

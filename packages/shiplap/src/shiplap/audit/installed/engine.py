@@ -316,8 +316,8 @@ def _reaches_beyond(resized: CallRecipe, size: int, other: int) -> bool:
 
 
 def _jobs_of_malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
-    """Yield the jobs of each call that is made from ``call`` and whose arguments do not fit each other, or may not. They
-    check that the process survives, and the fake implementation for other sizes.
+    """Yield the jobs of each call that is made from ``call`` and whose arguments do not fit each other, or may not.
+    They check that the process survives, and the fake implementation for other sizes.
     """
     for note, malformed in malformed_calls(call, form):
         yield _Job("crash", malformed.texts("guarded"), call.origin, note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from shiplap.audit.installed import tensors
 from shiplap.scaffold.calls import DispatchedCall, SeenTensor, map_seen
-from shiplap.scaffold.schema import SchemaField, SchemaForm
+from shiplap.scaffold.schema import SchemaForm
 
 
 @dataclass(frozen=True)
@@ -193,28 +193,25 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
-    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each call, one integer tensor or
-    one column of whole numbers holds a number far out of range, one tensor of floats is NaN, or one tensor has a single
-    row.
+    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each call, one tensor of floats
+    is NaN, one integer tensor or one column of whole numbers holds a number far out of range, or one tensor has a
+    single row. Those that keep all shapes come first, since they are the least malformed.
     """
-    fields: Sequence[SchemaField] = form.arguments
-    for field in fields:
-        value = call.arguments.get(field.name)
-        if not isinstance(value, TensorRecipe) or not value.shape:
-            continue
+    values = [(f.name, v) for f in form.arguments if isinstance(v := call.arguments.get(f.name), TensorRecipe)]
+    tensors = [(name, t) for name, t in values if t.shape]
+    for name, t in tensors:
+        if t.dtype in ("float64", "float32", "float16", "bfloat16"):
+            # A coordinate that is NaN becomes an arbitrary place where it is converted to an integer.
+            text = f"torch.full({t.shape}, nan, dtype=torch.{t.dtype}, device={t.device!r})"
+            yield f"{name} = nan", call.with_argument(name, replace(t, source=text))
+    for name, t in tensors:
         # Far outside of each tensor, yet within 32 bits.
         for edge in (2**30, -(2**30)):
-            if value.dtype in ("int64", "int32"):
-                yield f"{field.name} = {edge}", call.with_argument(field.name, value.filled_with(edge))
-            for place in [n for n, (*_, whole) in enumerate(value.columns) if whole]:
-                made = value.with_column_of(place, edge)
-                yield f"column {place} of {field.name} = {edge}", call.with_argument(field.name, made)
-        if value.dtype in ("float64", "float32", "float16", "bfloat16"):
-            # A coordinate that is NaN becomes an arbitrary place where it is converted to an integer.
-            text = f"torch.full({value.shape}, nan, dtype=torch.{value.dtype}, device={value.device!r})"
-            yield f"{field.name} = nan", call.with_argument(field.name, replace(value, source=text))
-        if value.shape[0] > 1:
-            yield (
-                f"{field.name} has one row",
-                call.with_argument(field.name, value.reshaped((1, *value.shape[1:]))),
-            )
+            if t.dtype in ("int64", "int32"):
+                yield f"{name} = {edge}", call.with_argument(name, t.filled_with(edge))
+            for place in [n for n, (*_, whole) in enumerate(t.columns) if whole]:
+                made = call.with_argument(name, t.with_column_of(place, edge))
+                yield f"column {place} of {name} = {edge}", made
+    for name, t in tensors:
+        if t.shape[0] > 1:
+            yield f"{name} has one row", call.with_argument(name, t.reshaped((1, *t.shape[1:])))

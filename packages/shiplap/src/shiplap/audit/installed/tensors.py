@@ -31,17 +31,15 @@ def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0
     return torch.randint(int(low), max(int(high), int(low)) + 1, shape, generator=generator).to(dtype)
 
 
-def matrix(
-    seed: int, dtype: torch.dtype, rows: int, columns: list[tuple[float, float, bool]]
-) -> torch.Tensor:
+def matrix(seed: int, dtype: torch.dtype, rows: int, columns: list[tuple[float, float, bool]]) -> torch.Tensor:
     """Return a matrix of random values with ``rows`` rows. ``columns`` has the least value, the largest value and
     whether all values are whole numbers, of each column.
     """
-    drawn = [
-        tensor(seed + n, torch.int64 if whole else torch.float64, (rows,), low, high if whole else max(high, low + 1e-9))
-        for n, (low, high, whole) in enumerate(columns)
-    ]
-    return torch.stack([c.to(dtype) for c in drawn], 1)
+    drawn = []
+    for place, (low, high, whole) in enumerate(columns):
+        kind, last = (torch.int64, high) if whole else (torch.float64, max(high, low + 1e-9))
+        drawn.append(tensor(seed + place, kind, (rows,), low, last).to(dtype))
+    return torch.stack(drawn, 1)
 
 
 def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) -> torch.Tensor:
