@@ -101,6 +101,7 @@ add("written(Tensor x) -> Tensor", written, like)
 add("view(Tensor x) -> Tensor", lambda x: x.view(-1), lambda x: x.new_empty(x.numel()))
 add("counted(Tensor x) -> Tensor", counted, like)
 add("unfilled(Tensor x) -> Tensor", unfilled, like)
+add("fake_wants_six(Tensor x) -> Tensor", lambda x: x * 2, lambda x: like(x) if len(x) == 6 else [][1])
 add("fake_refuses(Tensor x) -> Tensor", lambda x: x * 2, lambda x: [][1])
 library.define("no_fake(Tensor x) -> Tensor")
 library.impl("no_fake", lambda x: x * 2, "CPU")
@@ -188,16 +189,23 @@ def test_what_is_not_registered_is_counted_apart(ops, request_of):
     assert absent.unreached.startswith("no kernel for the CPU")
 
 
-def test_a_backward_that_refuses_to_be_differentiated_is_counted_apart():
-    torch.library.define("undeclared_calls::once", "(Tensor x) -> Tensor")
-    torch.library.impl("undeclared_calls::once", "CompositeExplicitAutograd", lambda x: x * 2)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("once", "double backwards on once not supported"),
+        ("donated", "compiled with non-empty donated buffers which requires retain_graph=False"),
+    ],
+)
+def test_a_backward_that_refuses_to_be_differentiated_is_counted_apart(name, message):
+    torch.library.define(f"undeclared_calls::{name}", "(Tensor x) -> Tensor")
+    torch.library.impl(f"undeclared_calls::{name}", "CompositeExplicitAutograd", lambda x: x * 2)
 
     def refuse(ctx, grad):
-        raise RuntimeError("double backwards on once not supported")
+        raise RuntimeError(message)
 
-    torch.library.register_autograd("undeclared_calls::once", refuse)
+    torch.library.register_autograd(f"undeclared_calls::{name}", refuse)
     with pytest.raises(checks.MissingRegistration):
-        gradients.check_gradient(torch.ops.undeclared_calls.once.default, lambda: {"x": torch.ones(3)})
+        gradients.check_gradient(getattr(torch.ops.undeclared_calls, name).default, lambda: {"x": torch.ones(3)})
 
 
 def test_a_script_shows_the_finding_without_this_library(ops, request_of, package):
@@ -262,6 +270,13 @@ def test_a_recorded_call_that_the_fake_refuses_is_a_finding(ops, request_of):
     result = audit_installed_op(name, ops[name], [seen((3, 4))], request_of)
     assert result.calls == 1
     assert "fake" in {f.check for f in result.findings}
+
+
+def test_a_size_that_no_program_has_passed_may_be_refused_by_the_fake(ops, request_of):
+    name = "undeclared_ops::fake_wants_six"
+    result = audit_installed_op(name, ops[name], [seen((6, 4))], request_of)
+    assert result.findings == ()
+    assert result.checks > 15
 
 
 def test_checks_for_which_no_time_is_left_are_counted(ops, request_of):
