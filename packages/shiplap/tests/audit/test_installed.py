@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -402,6 +403,11 @@ def test_more_rows_of_a_recorded_matrix_keep_to_the_ranges_of_its_columns():
     made = evaluate(boxes_call().with_argument("boxes", boxes_call().arguments["boxes"].reshaped((33, 3))).texts())
     assert made["boxes"].shape == (33, 3)
     assert set(made["boxes"][:, 0].tolist()) == {0.0, 1.0}
+    constant = SeenTensor(
+        "float64", (2, 2), "cpu", 1e9 + 0.5, 1e9 + 0.5, (ColumnRange(1e9 + 0.5, 1e9 + 0.5, False),) * 2
+    )
+    call = recipe_of_call(DispatchedCall({"x": constant}, ()), 5)
+    assert set(evaluate(call.texts())["x"].flatten().tolist()) <= {1e9 + 0.5, math.nextafter(1e9 + 0.5, math.inf)}
     assert 0.5 <= float(made["boxes"][:, 1:].min()) <= float(made["boxes"].max()) <= 9.5
 
 

@@ -184,7 +184,7 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
         """
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
-        high = high if high > low or whole else low + 1e-9
+        high = high if high > low or whole else math.nextafter(low, math.inf)
         last = int(high) if seen.ascending and low == 0 else None
         columns = tuple((c.low, c.high, c.whole) for c in seen.columns)
         return TensorRecipe(seen.dtype, seen.shape, seed, low, high, last, seen.values, "", seen.device, columns)

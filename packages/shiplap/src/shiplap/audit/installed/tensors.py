@@ -5,6 +5,7 @@ A finding's script contains the text of this module, so that it imports torch al
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 from typing import Any
 
@@ -37,7 +38,8 @@ def matrix(seed: int, dtype: torch.dtype, rows: int, columns: list[tuple[float, 
     """
     drawn = []
     for place, (low, high, whole) in enumerate(columns):
-        kind, last = (torch.int64, high) if whole else (torch.float64, max(high, low + 1e-9))
+        # A column of one value is drawn between it and the next number.
+        kind, last = (torch.int64, high) if whole else (torch.float64, max(high, math.nextafter(low, math.inf)))
         drawn.append(tensor(seed + place, kind, (rows,), low, last).to(dtype))
     return torch.stack(drawn, 1)
 
