@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +24,10 @@ from shiplap.audit.installed.recipes import (
 )
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
 from shiplap.audit.installed.script import write_script
+from shiplap.audit.installed.search import SearchState
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
 from shiplap.errors import ShiplapError
-from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder, SeenTensor
+from shiplap.scaffold.calls import ColumnRange, DispatchedCall, DispatchRecorder, SeenTensor
 from shiplap.scaffold.package import find_package_ops
 from shiplap.scaffold.schema import parse_schema
 from shiplap_testing.effort import sampled
@@ -60,6 +62,12 @@ def crash(x):
     return x * 2
 
 
+def fragile(x):
+    if x.shape[0] in (0, 1, 33):
+        ctypes.string_at(0)
+    return packed(x) * 2 if x.dim() == 3 else x * 2
+
+
 def written(x):
     result = x * 2
     x.zero_()
@@ -89,13 +97,17 @@ add("ignores_strides(Tensor x) -> Tensor", lambda x: packed(x) * 2, like)
 add("fake_of_another_size(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape[0] + 1))
 add("fake_of_another_dtype(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape, dtype=torch.half))
 add("crash(Tensor x) -> Tensor", crash, like)
+add("fragile(Tensor x) -> Tensor", fragile, like)
 add("written(Tensor x) -> Tensor", written, like)
 add("view(Tensor x) -> Tensor", lambda x: x.view(-1), lambda x: x.new_empty(x.numel()))
 add("counted(Tensor x) -> Tensor", counted, like)
 add("unfilled(Tensor x) -> Tensor", unfilled, like)
+add("fake_wants_six(Tensor x) -> Tensor", lambda x: x * 2, lambda x: like(x) if len(x) == 6 else [][1])
 add("fake_refuses(Tensor x) -> Tensor", lambda x: x * 2, lambda x: [][1])
 library.define("no_fake(Tensor x) -> Tensor")
 library.impl("no_fake", lambda x: x * 2, "CPU")
+library.define("reads_memory(Tensor x) -> Tensor")
+library.impl("reads_memory", lambda x: torch.from_numpy(x.detach().numpy() * 2), "CompositeImplicitAutograd")
 library.define("no_cpu(Tensor x) -> Tensor")
 library.impl("no_cpu", like, "CUDA")
 """
@@ -153,25 +165,48 @@ def test_a_right_op_has_no_finding_in_calls_of_a_search(ops, request_of):
     assert result.checks > 20
 
 
+def test_crashes_for_other_sizes_do_not_hide_what_the_next_call_shows(ops, request_of):
+    name = "undeclared_ops::fragile"
+    result = audit_installed_op(name, ops[name], [seen((6, 4)), seen((6, 4, 2))], request_of)
+    assert {f.check for f in result.findings} == {"crash", "layout"}
+
+
+def test_each_call_that_is_not_repeatable_is_compared_no_further(ops, request_of):
+    name = "undeclared_ops::counted"
+    result = audit_installed_op(name, ops[name], [seen((6, 4)), seen((5, 3))], request_of)
+    assert {f.check for f in result.findings} <= {"repeat", "uninitialized"}
+
+
 def test_what_is_not_registered_is_counted_apart(ops, request_of):
     result = audit_installed_op("undeclared_ops::no_fake", ops["undeclared_ops::no_fake"], [seen((6, 4))], request_of)
     assert result.findings == ()
+    assert "no fake implementation" in result.missing
+    name = "undeclared_ops::reads_memory"  # its own kernel runs for tensors without data, and fails
+    result = audit_installed_op(name, ops[name], [seen((6, 4))], request_of)
+    assert "fake" not in {f.check for f in result.findings}
     assert "no fake implementation" in result.missing
     absent = audit_installed_op("undeclared_ops::no_cpu", ops["undeclared_ops::no_cpu"], (), request_of)
     assert absent.calls == 0
     assert absent.unreached.startswith("no kernel for the CPU")
 
 
-def test_a_backward_that_refuses_to_be_differentiated_is_counted_apart():
-    torch.library.define("undeclared_calls::once", "(Tensor x) -> Tensor")
-    torch.library.impl("undeclared_calls::once", "CompositeExplicitAutograd", lambda x: x * 2)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("once", "double backwards on once not supported"),
+        ("donated", "compiled with non-empty donated buffers which requires retain_graph=False"),
+    ],
+)
+def test_a_backward_that_refuses_to_be_differentiated_is_counted_apart(name, message):
+    torch.library.define(f"undeclared_calls::{name}", "(Tensor x) -> Tensor")
+    torch.library.impl(f"undeclared_calls::{name}", "CompositeExplicitAutograd", lambda x: x * 2)
 
     def refuse(ctx, grad):
-        raise RuntimeError("double backwards on once not supported")
+        raise RuntimeError(message)
 
-    torch.library.register_autograd("undeclared_calls::once", refuse)
+    torch.library.register_autograd(f"undeclared_calls::{name}", refuse)
     with pytest.raises(checks.MissingRegistration):
-        gradients.check_gradient(torch.ops.undeclared_calls.once.default, lambda: {"x": torch.ones(3)})
+        gradients.check_gradient(getattr(torch.ops.undeclared_calls, name).default, lambda: {"x": torch.ones(3)})
 
 
 def test_a_script_shows_the_finding_without_this_library(ops, request_of, package):
@@ -236,6 +271,13 @@ def test_a_recorded_call_that_the_fake_refuses_is_a_finding(ops, request_of):
     result = audit_installed_op(name, ops[name], [seen((3, 4))], request_of)
     assert result.calls == 1
     assert "fake" in {f.check for f in result.findings}
+
+
+def test_a_size_that_no_program_has_passed_may_be_refused_by_the_fake(ops, request_of):
+    name = "undeclared_ops::fake_wants_six"
+    result = audit_installed_op(name, ops[name], [seen((6, 4))], request_of)
+    assert result.findings == ()
+    assert result.checks > 15
 
 
 def test_checks_for_which_no_time_is_left_are_counted(ops, request_of):
@@ -303,11 +345,100 @@ def test_recorded_whole_numbers_keep_their_values_where_their_shape_stays():
     assert set(evaluate(beyond.texts())["offsets"].tolist()) == {2**30}
 
 
+def test_many_recorded_offsets_ascend_again():
+    """They are too many to keep their values. With another length they ascend as well."""
+    torch.library.define("undeclared_calls::summed", "(Tensor offsets) -> Tensor")
+    torch.library.impl("undeclared_calls::summed", "CPU", lambda offsets: offsets.clone())
+    recorder = DispatchRecorder(("undeclared_calls::summed",))
+    with recorder.mode():
+        torch.ops.undeclared_calls.summed(torch.arange(0, 1200, 3))
+    call = recipe_of_call(recorder.calls["undeclared_calls::summed"][0], 7)
+    for arguments, count in ((call.texts(), 400), (call.with_size(400, 33).texts(), 33)):
+        made = evaluate(arguments)["offsets"]
+        assert (made.shape, int(made[0]), int(made[-1])) == ((count,), 0, 1197)
+        assert bool((made[1:] >= made[:-1]).all())
+
+
+@pytest.mark.parametrize("key", ["Autograd", "CPU"])
+def test_an_op_is_recorded_once_whatever_its_kernel_is_registered_for(key):
+    """A kernel for autograd that calls other ops is not seen below autograd."""
+    name = f"undeclared_calls::{key.lower()}_only"
+    torch.library.define(name, "(Tensor x) -> Tensor")
+    torch.library.impl(name, key, lambda x: x * 2)
+    recorder = DispatchRecorder((name,))
+    with recorder.mode():
+        getattr(torch.ops.undeclared_calls, f"{key.lower()}_only")(torch.ones(3, requires_grad=True))
+    assert recorder.counts == {name: 1}
+    assert len(recorder.calls[name]) == 1
+
+
+def test_an_op_with_kernels_above_and_below_autograd_is_recorded_once():
+    name = "undeclared_calls::both"
+    torch.library.define(name, "(Tensor x) -> Tensor")
+    torch.library.impl(name, "CPU", lambda x: x * 2)
+    torch.library.register_autograd(name, lambda ctx, grad: grad * 2)
+    recorder = DispatchRecorder((name,))
+    with recorder.mode():
+        torch.ops.undeclared_calls.both(torch.ones(3, requires_grad=True)).sum().backward()
+    assert recorder.counts == {name: 1}
+
+
+def test_floats_of_a_malformed_call_are_nan():
+    form = parse_schema(torch.ops.aten.relu.default._schema)
+    call = CallRecipe({"self": TensorRecipe("float32", (3, 2), 0)})
+    made = evaluate(dict(malformed_calls(call, form))["self = nan"].texts("guarded"))["self"]
+    assert made.shape == (3, 2)
+    assert bool(made.isnan().all())
+
+
+def boxes_call() -> CallRecipe:
+    columns = (ColumnRange(0, 1, True), *[ColumnRange(0.5, 9.5, False)] * 2)
+    boxes = SeenTensor("float32", (3, 3), "cpu", 0.0, 9.5, columns)
+    x = SeenTensor("float32", (2, 7), "cpu", -1.0, 1.0)
+    return recipe_of_call(DispatchedCall({"x": x, "boxes": boxes}, ()), 5)
+
+
+def test_more_rows_of_a_recorded_matrix_keep_to_the_ranges_of_its_columns():
+    """The first column is the number of an image: a random one reads outside of the images."""
+    made = evaluate(boxes_call().with_argument("boxes", boxes_call().arguments["boxes"].reshaped((33, 3))).texts())
+    assert made["boxes"].shape == (33, 3)
+    assert set(made["boxes"][:, 0].tolist()) == {0.0, 1.0}
+    constant = SeenTensor(
+        "float64", (2, 2), "cpu", 1e9 + 0.5, 1e9 + 0.5, (ColumnRange(1e9 + 0.5, 1e9 + 0.5, False),) * 2
+    )
+    call = recipe_of_call(DispatchedCall({"x": constant}, ()), 5)
+    assert set(evaluate(call.texts())["x"].flatten().tolist()) <= {1e9 + 0.5, math.nextafter(1e9 + 0.5, math.inf)}
+    assert 0.5 <= float(made["boxes"][:, 1:].min()) <= float(made["boxes"].max()) <= 9.5
+
+
+def test_calls_with_indices_that_may_lie_beyond_a_size_come_last():
+    """With one image the second one does not exist."""
+    torch.library.define("undeclared_calls::boxed", "(Tensor x, Tensor boxes) -> Tensor")
+    form = parse_schema(torch.ops.undeclared_calls.boxed.default._schema)
+    first = {j.note for j in engine._jobs_of_call(boxes_call()) if j.check == "crash"}
+    last = {j.note for j in engine._jobs_of_malformed_calls(boxes_call(), form)}
+    doubtful = {f"{n} in place of each size {size}" for n, size in ((0, 2), (1, 2), (1, 3), (0, 7), (1, 7))}
+    assert last & {f"{n} in place of each size {size}" for n in engine.OTHER_SIZES for size in (2, 3, 7)} == doubtful
+    assert not first & doubtful
+    assert "33 in place of each size 2" in first
+    malformed = dict(malformed_calls(boxes_call(), form))
+    first = evaluate(malformed["column 0 of boxes = 1073741824"].texts())["boxes"]
+    assert set(first[:, 0].tolist()) == {2.0**30}
+    assert float(first[:, 1:].max()) <= 9.5
+
+
 def test_another_size_changes_the_ints_that_are_as_large():
     call = CallRecipe({"x": TensorRecipe("float32", (6, 4), 0), "n": 6, "sizes": (6, 2), "flag": True})
     other = call.with_size(6, 9)
     assert (other.arguments["x"].shape, other.arguments["n"], other.arguments["sizes"]) == ((9, 4), 9, (9, 2))
     assert other.arguments["flag"] is True
+
+
+def test_an_op_whose_inner_op_has_no_kernel_needs_another_device():
+    inside = "NotImplementedError: Could not run 'aten::inner' with arguments from the 'CPU' backend. This could be"
+    state = SearchState(refusals=["ValueError: x is too short", inside, "ZeroDivisionError: integer modulo by zero"])
+    assert state.reason.startswith("no kernel for the device inside of the op: NotImplementedError")
+    assert SearchState(refusals=["ValueError: x is too short"]).reason.endswith("ValueError: x is too short")
 
 
 def test_a_refusal_gives_hints(ops):
@@ -316,6 +447,8 @@ def test_a_refusal_gives_hints(ops):
     assert draws.words == ["nearest", "linear"]
     assert draws.dtypes == ["int32"]
     assert draws.numbers == [64]
+    draws.hint("\"kernel\" not implemented for 'Float'")
+    assert "quint8" in draws.dtypes
 
 
 def test_the_most_harmful_finding_comes_first():

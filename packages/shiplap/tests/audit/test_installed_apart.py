@@ -75,13 +75,13 @@ def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch, worki
     assert named.form is None
     assert "Dict" in named.undeclarable
     (tmp_path / "calls.py").write_text(SCRIPT)
-    recorded, failed = record_apart(found, 5, lambda m: run_recorded(tmp_path / "calls.py", [], m))
-    assert not failed
-    assert evaluate(recorded["apart_package:Triple"][0].texts())["x"].shape == (3, 2)
+    recorded = record_apart(found, 5, lambda m: run_recorded(tmp_path / "calls.py", [], m))
+    assert not recorded.failed
+    assert evaluate(recorded.calls["apart_package:Triple"][0].texts())["x"].shape == (3, 2)
     monkeypatch.setattr(engine, "_script_shows", lambda text: True)
     asked = InstalledRequest("apart_package", "1", seed=5, seconds=4.0)
     findings = {
-        name: {f.check for f in audit_installed_op(name, found[name], recorded.get(name, ()), asked).findings}
+        name: {f.check for f in audit_installed_op(name, found[name], recorded.calls.get(name, ()), asked).findings}
         for name in found
     }
     assert findings["apart_ops::double"] == set()
@@ -133,9 +133,9 @@ def test_files_of_tests_are_recorded_by_as_many_processes_as_jobs(tmp_path, monk
 def test_a_program_that_dies_leaves_no_call_and_is_named(options, tmp_path):
     found = find(options)
     (tmp_path / "dies.py").write_text("import os\nos.abort()\n")
-    recorded, failed = record_apart(found, 5, lambda m: run_recorded(tmp_path / "dies.py", [], m))
-    assert recorded == {}
-    assert "SIGABRT" in failed
+    recorded = record_apart(found, 5, lambda m: run_recorded(tmp_path / "dies.py", [], m))
+    assert recorded.calls == {}
+    assert "SIGABRT" in recorded.failed
 
 
 def test_a_package_that_ends_its_process_is_an_error(options, tmp_path, monkeypatch):

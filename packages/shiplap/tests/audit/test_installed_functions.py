@@ -12,6 +12,7 @@ import torch
 
 from shiplap.audit.installed import checks, engine, gradients
 from shiplap.audit.installed import functions as functions_module
+from shiplap.audit.installed.apart import RecordedCalls
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import FunctionRecorder, find_functions, functions_in, kind_of
 from shiplap.audit.installed.python_function import PythonFunction
@@ -54,6 +55,10 @@ def double(x: torch.Tensor, *, times: int = 1):
     for _ in range(times):
         x = Double.apply(x)
     return x
+
+
+def through(x: torch.Tensor, layer):
+    return Double.apply(layer(x))
 
 
 class Square(Function):
@@ -210,7 +215,7 @@ def test_modules_that_cannot_be_imported_are_left_out(found):
     assert "no_such_module" in found.failed["undeclared_functions.raises"]
     assert "ended the process" in found.failed["undeclared_functions.ends"]
     names = {name.partition(":")[2] for name in found.functions}
-    assert names == {"Double", "double", "Square", *WRONG}
+    assert names == {"Double", "double", "Square", "through", *WRONG}
 
 
 @pytest.mark.parametrize("name", sampled(WRONG, 3))
@@ -248,6 +253,18 @@ def test_calls_are_recorded_where_python_makes_them(found):
     assert calls["double"][0]["times"] == 2
     assert calls["double"][0]["x"].shape == (3, 2)
     assert list(calls["Square"][0]) == ["x"]
+
+
+def test_a_function_whose_calls_pass_a_module_says_so(found, package, monkeypatch):
+    layers, name = importlib.import_module("undeclared_functions.layers"), "undeclared_functions.layers:through"
+    recorder = DispatchRecorder(())
+    with FunctionRecorder(found.functions, recorder).mode():
+        layers.through(torch.ones(3, 2), torch.nn.Identity())
+    assert recorder.objects == {name: ["layer"]}
+    monkeypatch.setattr(engine, "_find_calls", lambda *a: engine._Reached(reason="no call that was tried is taken"))
+    recorded, asked = RecordedCalls(objects=recorder.objects), InstalledRequest(package[0], "1", seed=5)
+    (result,) = engine.audit_installed_ops({name: found.functions[name]}, recorded, asked)
+    assert result.unreached == "a script cannot make what recorded calls pass as layer"
 
 
 def test_a_script_shows_the_finding_of_a_function(found, package):

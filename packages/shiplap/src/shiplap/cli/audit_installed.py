@@ -20,6 +20,7 @@ from shiplap.cli.target import find_in_current_folder, import_home
 from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
+    from shiplap.audit.installed.apart import RecordedCalls
     from shiplap.audit.installed.engine import Subject
     from shiplap.audit.installed.functions import FoundFunctions
     from shiplap.audit.installed.recipes import CallRecipe
@@ -101,9 +102,9 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     from shiplap.scaffold.package import installed_version
     from shiplap.tuning.engine import tuning_progress
 
-    ops, recorded, failed = _find_and_record(options) if options.device == "cpu" else _find_and_record_apart(options)
-    if failed:
-        console.note(f"{options.record} ended early: {failed}; its calls until then are used")
+    ops, recorded = _find_and_record(options) if options.device == "cpu" else _find_and_record_apart(options)
+    if recorded.failed:
+        console.note(f"{options.record} ended early: {recorded.failed}; its calls until then are used")
     version = installed_version(options.package)
     file = None if options.folder is None else options.folder / RESULTS
     stored = {} if file is None else stored_results(file, version)
@@ -133,13 +134,11 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     return [every[name] for name in ops]
 
 
-def _find_and_record(
-    options: InstalledOptions,
-) -> tuple[dict[str, Subject], Mapping[str, Sequence[CallRecipe]], str]:
-    """Return the ops and functions of the package by name, the recorded calls of each, and how the recorded program
-    failed, as text, which is empty if it did not. The package is imported, and the program runs, in this process.
+def _find_and_record(options: InstalledOptions) -> tuple[dict[str, Subject], RecordedCalls]:
+    """Return the ops and functions of the package by name, and their recorded calls. The package is imported, and the
+    program runs, in this process.
     """
-    from shiplap.audit.installed.apart import recipes_of_calls
+    from shiplap.audit.installed.apart import RecordedCalls, recipes_of_calls
     from shiplap.audit.installed.functions import FunctionRecorder
     from shiplap.scaffold.calls import DispatchRecorder
 
@@ -149,12 +148,11 @@ def _find_and_record(
     recorder = DispatchRecorder(registered)
     recording = FunctionRecorder(functions, recorder).mode() if functions else recorder.mode()
     failed = "" if options.record is None else run_recorded(options.record, options.arguments, recording)
-    return {**registered, **functions}, recipes_of_calls(recorder, options.seed), failed
+    calls = recipes_of_calls(recorder, options.seed)
+    return {**registered, **functions}, RecordedCalls(calls, failed, recorder.objects)
 
 
-def _find_and_record_apart(
-    options: InstalledOptions,
-) -> tuple[dict[str, Subject], Mapping[str, Sequence[CallRecipe]], str]:
+def _find_and_record_apart(options: InstalledOptions) -> tuple[dict[str, Subject], RecordedCalls]:
     """Return what ``_find_and_record`` returns. The package is imported, and the program runs, in child processes, so
     that this process does not use the device: a fork of one that has used CUDA cannot use it.
 
@@ -163,7 +161,7 @@ def _find_and_record_apart(
             imports the package, and as ``_find_subjects``.
     """
     from shiplap.audit.child_process import ChildDeath, run_isolated
-    from shiplap.audit.installed.apart import find_apart, import_before_forks, record_apart
+    from shiplap.audit.installed.apart import RecordedCalls, find_apart, import_before_forks, record_apart
     from shiplap.scaffold.calls import MOST_CALLS
 
     device = options.device
@@ -187,7 +185,7 @@ def _find_and_record_apart(
     import_before_forks(options.package, found.modules)
     record = options.record
     if record is None:
-        return {**subjects}, {}, ""
+        return {**subjects}, RecordedCalls()
     groups = _split_arguments(record, options.arguments, options.jobs)
     with ThreadPoolExecutor(len(groups)) as pool:  # each thread waits for a process of its own
         made = list(
@@ -196,12 +194,13 @@ def _find_and_record_apart(
                 groups,
             )
         )
-    recorded: dict[str, list[CallRecipe]] = {}
-    for calls, _ in made:
-        for name, found_calls in calls.items():
-            known = recorded.setdefault(name, [])
+    calls: dict[str, list[CallRecipe]] = {}
+    for each in made:
+        for name, found_calls in each.calls.items():
+            known = calls.setdefault(name, [])
             known += [c for c in found_calls if c not in known][: MOST_CALLS - len(known)]
-    return {**subjects}, recorded, next((text for _, text in made if text), "")
+    objects = {name: names for each in made for name, names in each.objects.items()}
+    return {**subjects}, RecordedCalls(calls, next((each.failed for each in made if each.failed), ""), objects)
 
 
 def _split_arguments(record: Path, arguments: Sequence[str], jobs: int) -> list[list[str]]:

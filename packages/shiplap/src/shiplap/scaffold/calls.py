@@ -13,12 +13,14 @@ from torch.overrides import TorchFunctionMode
 
 from shiplap.scaffold.schema import schema_name
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
-from shiplap.torch_private.dispatcher_library import is_composite
+from shiplap.torch_private.dispatcher_library import dispatch_keys
 
 MOST_CALLS = 24  # different calls of one op that are kept
 MOST_VALUES = 256  # of a tensor whose values are kept, since they may be row numbers, offsets or lengths
 MOST_BYTES = 4096  # of a vector of bytes whose values are kept, since it may be a file
 MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
+# The keys of kernels that run above the mode that records calls. What they call, that mode sees in place of the op.
+_ABOVE_RECORD = {"CompositeImplicitAutograd", "Autograd", "AutogradCPU", "AutogradCUDA"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class SeenTensor:
     A size of -1 in ``shape`` stands for a size that depends on data, which a fake tensor does not have as a number.
     ``columns`` has the range of each column of a matrix with few columns, and is empty for any other tensor. ``values``
     has all values of a small tensor of whole numbers, or with a column of them, since they may point into other
-    tensors, and of a vector of bytes, since it may be a file. It is empty for any other tensor.
+    tensors, and of a vector of bytes, since it may be a file. It is empty for any other tensor. ``ascending`` is true
+    for a vector of at least two whole numbers none of which is less than the one before it, such as offsets.
     """
 
     dtype: str
@@ -50,6 +53,7 @@ class SeenTensor:
     high: float | None = None
     columns: tuple[ColumnRange, ...] = ()
     values: tuple[float, ...] = ()
+    ascending: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,11 +114,18 @@ def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, 
     return DispatchedCall(arguments, tuple(map(_describe_value, results)))
 
 
+def objects_in(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of those ``arguments`` that are objects which cannot be made again, such as a module, or that
+    hold one.
+    """
+    return [name for name, value in arguments.items() if not _is_recordable(value)]
+
+
 def make_python_call(arguments: Mapping[str, Any]) -> DispatchedCall | None:
     """Return a call of a Python function with these ``arguments`` as a :class:`DispatchedCall` without results. Return
     None if a compiler traces the call, or if an argument is an object that cannot be made again, such as a module.
     """
-    if _is_being_traced(dict(arguments)) or not all(map(_is_recordable, arguments.values())):
+    if _is_being_traced(dict(arguments)) or objects_in(arguments):
         return None
     return DispatchedCall({name: _describe_value(value) for name, value in arguments.items()}, ())
 
@@ -156,7 +167,8 @@ def _describe_value(value: Any) -> Any:
     shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
     columns = _column_ranges(value)
     kept = () if values is None else _kept_values(value, values, columns)
-    return SeenTensor(dtype, shape, value.device.type, low, high, columns, kept)
+    ascending = values is not None and _is_ascending(value, values)
+    return SeenTensor(dtype, shape, value.device.type, low, high, columns, kept, ascending)
 
 
 def _kept_values(t: Tensor, finite: Tensor, columns: tuple[ColumnRange, ...]) -> tuple[float, ...]:
@@ -168,6 +180,15 @@ def _kept_values(t: Tensor, finite: Tensor, columns: tuple[ColumnRange, ...]) ->
     if t.dtype is torch.bool or len(finite) != t.numel() or t.numel() > most:
         return ()
     return tuple(finite.tolist()) if not t.is_floating_point() or any(c.whole for c in columns) else ()
+
+
+def _is_ascending(t: Tensor, values: Tensor) -> bool:
+    """Return whether ``t`` is a vector of at least two whole numbers, ``values``, none of which is less than the one
+    before it.
+    """
+    if t.dim() != 1 or len(values) < 2 or t.is_floating_point() or t.dtype is torch.bool:
+        return False
+    return bool((values[1:] >= values[:-1]).all())
 
 
 def _is_being_traced(value: Any) -> bool:
@@ -239,16 +260,18 @@ def _single_overload(func: Any) -> Any:
 class DispatchRecorder:
     """A recorder of the calls of the ops ``wanted`` inside ``with recorder.mode():``. Calls that differ only in
     values are recorded once. ``calls`` holds the recorded calls, and ``counts`` the number of all calls, by op name.
+    ``objects`` names those arguments of a function because of which its calls could not be recorded.
 
     A call is recorded below autograd. An op that is made of other ops is not seen there, and is recorded where Python
-    calls it. Values are read before the call, since an op may write to its arguments. ``told`` is called with the name
-    of an op at its first call.
+    calls it. So is an op whose kernel for autograd does not call the op again. Values are read before the call, since
+    an op may write to its arguments. ``told`` is called with the name of an op at its first call.
     """
 
     wanted: Collection[str]
     told: Callable[[str], None] = lambda name: None
     calls: dict[str, list[DispatchedCall]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    objects: dict[str, list[str]] = field(default_factory=dict)
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
     @contextmanager
@@ -258,14 +281,16 @@ class DispatchRecorder:
         """
         with ExitStack() as stack:
             stack.enter_context(self._dispatch_mode())
-            # The mode of Python calls slows each of them, so that it is used only where the other one sees nothing.
-            composite = {name for name in self.wanted if "::" in name and is_composite(name)}
-            if composite:
-                stack.enter_context(self._function_mode(composite))
+            # The mode of Python calls slows each of them, so that it is used only where the other one may see nothing.
+            hidden = {name for name in self.wanted if "::" in name and dispatch_keys(name) & _ABOVE_RECORD}
+            if hidden:
+                stack.enter_context(self._function_mode(hidden))
             yield
 
-    def _function_mode(self, composite: Collection[str]) -> Any:
-        """Return a torch function mode that records the calls of the ops ``composite``, which are made of other ops."""
+    def _function_mode(self, hidden: Collection[str]) -> Any:
+        """Return a torch function mode that records those calls of the ops ``hidden`` that are not recorded below
+        autograd.
+        """
         recorder = self
 
         class Mode(TorchFunctionMode):
@@ -278,7 +303,7 @@ class DispatchRecorder:
             ) -> Any:
                 """Record the call if its op is wanted, and return its result."""
                 op = _single_overload(func)
-                if op is not None and schema_name(op._schema) in composite:
+                if op is not None and schema_name(op._schema) in hidden:
                     return recorder.record(op, args, kwargs or {})
                 return func(*args, **(kwargs or {}))
 
@@ -304,7 +329,8 @@ class DispatchRecorder:
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``func`` and return its result. If its op is in ``wanted``, count the call and store its sizes and
-        dtypes. A call that a compiler traces is neither counted nor stored.
+        dtypes. A call that a compiler traces is neither counted nor stored. So is a call during which the op is
+        recorded, such as one by Python of an op that is called again below autograd.
         """
         schema = func._schema
         name = schema_name(schema)
@@ -313,10 +339,12 @@ class DispatchRecorder:
             return func(*args, **kwargs)
         if name not in self.counts:
             self.told(name)
-        self.counts[name] = self.counts.get(name, 0) + 1
+        count = self.counts.setdefault(name, 0)
         before = make_dispatched_call(schema, args, kwargs, [None] * len(schema.returns))
         result = func(*args, **kwargs)
-        self.keep(name, DispatchedCall(before.arguments, make_dispatched_call(schema, (), {}, result).results))
+        if self.counts[name] == count:
+            self.counts[name] += 1
+            self.keep(name, DispatchedCall(before.arguments, make_dispatched_call(schema, (), {}, result).results))
         return result
 
     def keep(self, name: str, call: DispatchedCall) -> None:

@@ -568,7 +568,7 @@ def is_composite(name: str) -> bool:
 
 _KEYS = (  # of dispatch, for which a library registers kernels and rules
     *("CPU", "CUDA", "XPU", "MPS", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "FuncTorchBatched"),
-    *("Autograd", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"),
+    *("Meta", "Autograd", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"),
 )
 
 

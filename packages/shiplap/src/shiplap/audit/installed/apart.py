@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -148,12 +148,24 @@ def _is_importable(name: str) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class RecordedCalls:
+    """The calls of ops and functions that a program has made, by name. ``failed`` says how the program failed, and is
+    empty if it did not. ``objects`` names those arguments of a function because of which its calls could not be
+    recorded.
+    """
+
+    calls: Mapping[str, list[CallRecipe]] = field(default_factory=dict)
+    failed: str = ""
+    objects: Mapping[str, list[str]] = field(default_factory=dict)
+
+
 def record_apart(
     subjects: Mapping[str, LoadedLater], seed: int, run: Callable[[AbstractContextManager[Any]], str]
-) -> tuple[dict[str, list[CallRecipe]], str]:
-    """Return the calls of ``subjects`` that ``run(recording)`` makes in a child process, by name, and the text that it
-    returns, which says how it failed. ``recording`` is the context in which calls are recorded. If the child dies,
-    there are no calls, and the text says how it died.
+) -> RecordedCalls:
+    """Return the calls of ``subjects`` that ``run(recording)`` makes in a child process. It returns a text that says
+    how it failed. ``recording`` is the context in which calls are recorded. If the child dies, there are no calls, and
+    the text says how it died.
     """
 
     def work(send: SendEvent) -> Any:
@@ -164,13 +176,14 @@ def record_apart(
                 subject.load()
         recorder = DispatchRecorder([n for n in subjects if n not in functions])
         failed = run(FunctionRecorder(functions, recorder).mode() if functions else recorder.mode())
-        return failed, {n: [repr(c) for c in calls] for n, calls in recipes_of_calls(recorder, seed).items()}
+        calls = {n: [repr(c) for c in made] for n, made in recipes_of_calls(recorder, seed).items()}
+        return failed, calls, recorder.objects
 
     made = run_isolated(work, _LIMITS)
     if isinstance(made, ChildDeath):
-        return {}, str(made)
-    failed, calls = made
-    return {n: [recipe_from_text(text) for text in texts] for n, texts in calls.items()}, failed
+        return RecordedCalls(failed=str(made))
+    failed, calls, objects = made
+    return RecordedCalls({n: [recipe_from_text(t) for t in texts] for n, texts in calls.items()}, failed, objects)
 
 
 def recipes_of_calls(recorder: DispatchRecorder, seed: int) -> dict[str, list[CallRecipe]]:

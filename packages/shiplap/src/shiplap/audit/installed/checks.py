@@ -16,6 +16,7 @@ import torch
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.tensors import map_tensors, shifted, strided, tensors_in, transposed
 
+FAKE_REFUSES = "the fake implementation refuses a call that the kernel takes"
 # A check needs new arguments for each call, since the op may write to them.
 Make = Callable[[], dict[str, Any]]
 
@@ -71,8 +72,8 @@ def end_if_device_fails() -> None:
 def difference(result: Any, expected: Any, tolerance: float = 1e-4, floor: float = 0.0) -> str:
     """Return a message that says where two results differ by more than ``tolerance`` times the largest expected
     magnitude, or an empty string if they do not. Integers must be equal, and infinities and NaN must be at the same
-    positions. Unless ``tolerance`` is 0, four times the precision of the dtype is allowed as well. An error of at most
-    ``floor`` is allowed, too.
+    positions. Unless ``tolerance`` is 0, four times the precision of the dtype is allowed as well, and a thousandth on
+    a GPU but for float64. An error of at most ``floor`` is allowed, too.
     """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
@@ -87,8 +88,11 @@ def difference(result: Any, expected: Any, tolerance: float = 1e-4, floor: float
             if not torch.equal(a, b):
                 return f"result {number}: {int((a != b).sum())} of {a.numel()} values differ"
             continue
-        # Sums in another order round to a neighbouring value, which is far away in a narrow dtype.
-        allowed = max(tolerance, 4 * torch.finfo(a.dtype).eps) if tolerance else 0.0
+        # Sums in another order round to a neighbouring value, which is far away in a narrow dtype. A GPU adds in any
+        # order, and multiplies numbers of ten bits where torch or Triton allows TF32.
+        double = a.dtype in (torch.float64, torch.complex128)
+        least = max(4 * torch.finfo(a.dtype).eps, 0.0 if double or a.device.type == "cpu" else 1e-3)
+        allowed = max(tolerance, least) if tolerance else 0.0
         wide = torch.complex128 if a.dtype.is_complex else torch.float64
         a, b = a.to(wide), b.to(wide)
         # Infinities are compared by their places, since their difference is NaN.
@@ -244,7 +248,7 @@ def check_fake(op: Any, make: Make) -> str:
     except NotImplementedError as e:
         raise MissingRegistration("no fake implementation") from e
     except Exception as e:
-        if on_cpu_alone(e):
+        if on_cpu_alone(e) or "no fake impl" in str(e):
             raise MissingRegistration("no fake implementation") from e
         if (
             "unbacked" in str(e)
@@ -253,7 +257,7 @@ def check_fake(op: Any, make: Make) -> str:
             or "meta tensor" in str(e)
         ):
             raise NotApplicable("sizes of results depend on data") from e
-        return f"the fake implementation refuses a call that the kernel takes: {type(e).__name__}: {e}"
+        return f"{FAKE_REFUSES}: {type(e).__name__}: {e}"
     fakes = tensors_in(made)
     if len(fakes) != len(real):
         return f"the fake implementation returns {len(fakes)} tensors, the kernel {len(real)}"

@@ -154,7 +154,7 @@ class CallDraws:
         # Such as "3-dimensional", "2D" or "4 dims".
         self.ranks += [n for w in re.findall(r"\b([0-5])[- ]?(?:dim|d\b)", refusal, re.IGNORECASE) if (n := int(w))]
         self.ranks += [len(w.split(",")) for w in re.findall(r"[\[(](\w+(?:, ?\w+){1,4})[\])]", refusal)][:1]
-        if re.search("q_scale|quantized", refusal, re.IGNORECASE) and "quint8" not in self.dtypes:
+        if re.search("q_scale|quantized|not implemented for", refusal, re.IGNORECASE) and "quint8" not in self.dtypes:
             self.dtypes.append("quint8")
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
         named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
@@ -199,7 +199,7 @@ class CallDraws:
             return replace(t.reshaped(other.shape), dtype=self.random.choice((t.dtype, other.dtype)), source="")
         high = self.random.choice((1.0, 2.0, 4.0, 0.0))
         last = self._size(call) if t.last is not None else None
-        return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last, source="")
+        return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last, source="", columns=())
 
     def _size(self, call: CallRecipe) -> int:
         """Return a random size to try. It occurs in the call, is larger or smaller by one than such a size, equals a

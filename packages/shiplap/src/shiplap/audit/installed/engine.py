@@ -19,7 +19,7 @@ import msgspec
 from shiplap import safe_io
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
 from shiplap.audit.installed import checks, gradients
-from shiplap.audit.installed.apart import InstalledOverload, LoadedLater
+from shiplap.audit.installed.apart import InstalledOverload, LoadedLater, RecordedCalls
 from shiplap.audit.installed.checks import Make
 from shiplap.audit.installed.functions import InstalledFunction
 from shiplap.audit.installed.python_function import PythonFunction
@@ -28,8 +28,8 @@ from shiplap.audit.installed.result import InstalledFinding, InstalledOp
 from shiplap.audit.installed.script import write_script
 from shiplap.audit.installed.search import WANTED_CALLS, SearchState, search_calls, try_recorded, used_seconds
 from shiplap.sampling.run import suppress_warnings
-from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
-from shiplap.torch_private.dispatcher_library import Overload
+from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema, schema_name
+from shiplap.torch_private.dispatcher_library import Overload, dispatch_keys
 
 # The names are part of stored results and baselines.
 BY_NAME: dict[str, Callable[[Any, Make], str]] = {
@@ -103,9 +103,19 @@ class _Job:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What the jobs of one op have found so far. ``checks`` are the checks that have found something: one finding of
+    each is enough. ``unsteady`` are the arguments of the calls whose results are not a function of the arguments.
+    """
+
+    checks: frozenset[str]
+    unsteady: tuple[Mapping[str, str], ...]
+
+
 def audit_installed_ops(
     ops: Mapping[str, Subject],
-    recorded: Mapping[str, Sequence[CallRecipe]],
+    recorded: RecordedCalls,
     asked: InstalledRequest,
     jobs: int = 1,
     done: Callable[[InstalledOp], None] = lambda op: None,
@@ -113,7 +123,7 @@ def audit_installed_ops(
     """Return the audit results of torch ops and functions, in the order of ``ops``, which maps their names to overloads
     and addresses.
 
-    ``recorded`` has the calls that a program made, by name of the op. ``jobs`` ops are audited at a time, each in
+    ``recorded`` has the calls that a program made. ``jobs`` ops are audited at a time, each in
     processes of its own. ``done`` is called with each result, by a thread.
     """
 
@@ -122,12 +132,15 @@ def audit_installed_ops(
     def audit_reached(name: str, found: _Reached) -> InstalledOp:
         """Return the audit result of the op ``name``, of which the calls ``found`` are known, and call ``done``."""
         result = audit_installed_op(name, ops[name], found, asked)
+        if not result.calls and name in recorded.objects:
+            names = ", ".join(recorded.objects[name])
+            result = replace(result, unreached=f"a script cannot make what recorded calls pass as {names}")
         done(result)
         return result
 
     def audit_one(name: str) -> InstalledOp | None:
         """Return the audit result of the op ``name``, or None if a search found no call of it."""
-        found = reached[name] = _find_calls(ops[name], recorded.get(name, ()), asked)
+        found = reached[name] = _find_calls(ops[name], recorded.calls.get(name, ()), asked)
         return audit_reached(name, found) if found.calls or found.absent else None
 
     def audit_again(name: str) -> InstalledOp:
@@ -167,7 +180,9 @@ def audit_installed_op(
     form = _form_of(op)
     if form is None:
         return InstalledOp(name, unreached=found.reason)
-    jobs = [j for t in found.calls for j in _jobs_of_call(t.call, form)]
+    jobs = [j for t in found.calls for j in _jobs_of_call(t.call)]
+    # These come last, since they tend to end their process, and say least.
+    jobs += [j for t in found.calls for j in _jobs_of_malformed_calls(t.call, form)]
     result = _run_jobs(name, op, jobs, asked.limits, asked.check_seconds)
     # A crash in the search is a finding, even if no call of the jobs crashes.
     if found.crashes and not any(f.check == "crash" for f in result.findings):
@@ -261,33 +276,56 @@ def _is_crash(death: ChildDeath) -> bool:
     return death.how.startswith(("crashed", "the process exited"))
 
 
-def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
-    """Yield the jobs of a call, each of which is one check of one call.
-
-    All checks of the call itself come first. Some checks of the call with other sizes follow. Checks for crashes come
-    last, on calls whose arguments do not fit each other.
+def _jobs_of_call(call: CallRecipe) -> Iterator[_Job]:
+    """Yield the jobs of a call, each of which is one check of one call. All checks of the call itself come first. Some
+    checks of the call with other sizes follow.
     """
     texts = call.texts()
     for check in CHECKS:
         yield _Job(check, texts, call.origin)
-    sizes = sorted({n for _, t in call.tensors() for n in t.shape if n > 1})
     rows = next((t.shape[0] for _, t in call.tensors() if t.shape), 0)
-    for size in sizes:
+    for size, other, resized in _resized_calls(call):
+        if _reaches_beyond(resized, size, other):
+            continue
+        note = f"{other} in place of each size {size}"
+        yield _Job("crash", resized.texts("guarded"), call.origin, note)
+        yield _Job("fake", resized.texts(), call.origin, note)
+        if size == rows and other <= 1:
+            yield _Job("rows", resized.texts(), call.origin, note)
+        for check in (*_FIRST, "layout") if other > 1 else ("gradient",):
+            yield _Job(check, resized.texts(), call.origin, note)
+
+
+def _resized_calls(call: CallRecipe) -> Iterator[tuple[int, int, CallRecipe]]:
+    """Yield ``(size, other, resized)`` for each size of a dim of ``call`` and each other size. In ``resized``,
+    ``other`` is in place of ``size`` wherever that occurs.
+    """
+    for size in sorted({n for _, t in call.tensors() for n in t.shape if n > 1}):
         for other in OTHER_SIZES:
-            resized, note = call.with_size(size, other), f"{other} in place of each size {size}"
-            if sum(math.prod(t.shape) for _, t in resized.tensors()) > _MOST_VALUES:
-                continue
-            yield _Job("crash", resized.texts("guarded"), call.origin, note)
-            yield _Job("fake", resized.texts(), call.origin, note)
-            if size == rows and other <= 1:
-                yield _Job("rows", resized.texts(), call.origin, note)
-            # An index of the old range may lie outside of a tensor that is shorter now: results say nothing then.
-            beyond = any(t.dtype in ("int64", "int32") and t.high >= other for _, t in resized.tensors())
-            if not beyond:
-                for check in (*_FIRST, "layout") if other > 1 else ("gradient",):
-                    yield _Job(check, resized.texts(), call.origin, note)
+            resized = call.with_size(size, other)
+            if sum(math.prod(t.shape) for _, t in resized.tensors()) <= _MOST_VALUES:
+                yield size, other, resized
+
+
+def _reaches_beyond(resized: CallRecipe, size: int, other: int) -> bool:
+    """Return whether an index of ``resized``, a call with ``other`` in place of each ``size``, may lie outside of a
+    tensor that is shorter now. Results of such a call say nothing.
+    """
+    # A larger number was no index of a dim of that size before. The last offset may be equal to the size.
+    return any(other <= high <= size for _, t in resized.tensors() for high in t.largest_whole_numbers())
+
+
+def _jobs_of_malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
+    """Yield the jobs of each call that is made from ``call`` and whose arguments do not fit each other, or may not.
+    They check that the process survives, and the fake implementation for other sizes.
+    """
     for note, malformed in malformed_calls(call, form):
         yield _Job("crash", malformed.texts("guarded"), call.origin, note)
+    for size, other, resized in _resized_calls(call):
+        if _reaches_beyond(resized, size, other):
+            note = f"{other} in place of each size {size}"
+            yield _Job("crash", resized.texts("guarded"), call.origin, note)
+            yield _Job("fake", resized.texts(), call.origin, note)
 
 
 def _run_jobs(
@@ -298,13 +336,15 @@ def _run_jobs(
     deaths, or after ``seconds`` of processor time, the remaining jobs are not run.
     """
     found: dict[str, InstalledFinding] = {}
+    unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
     missing: dict[str, None] = {}
-    looked = deaths = first = 0
+    looked = deaths = first = behind = 0
     used = 0.0
     while first < len(jobs) and deaths <= _DEATHS and used < seconds:
         start = at = first
         before = used
-        for event in stream_events(partial(_run_in_child, op, jobs, start, seconds - used), limits):
+        known = _Known(frozenset(found), tuple(unsteady))
+        for event in stream_events(partial(_run_in_child, op, jobs, start, seconds - used, known), limits):
             job = jobs[at] if isinstance(event, ChildDeath) else jobs[event["job"]]
             if isinstance(event, ChildDeath):
                 deaths += 1
@@ -323,9 +363,13 @@ def _run_jobs(
                 if text := event.get("problem"):
                     # The first finding of each check is kept, as later calls tend to show the same fault.
                     found.setdefault(job.check, _make_finding(name, job.check, text, job))
+                    unsteady += [job.texts] if job.check in _FIRST else []
         first = at + 1
+        # Other checks of a call with other sizes that has ended the process would end it, too.
+        while at < first < len(jobs) and jobs[at].note and jobs[first].note == jobs[at].note:
+            first, behind = first + 1, behind + 1
     calls = sum(job.check == "repeat" and not job.note for job in jobs)
-    left = len(jobs) - first
+    left = len(jobs) - first + behind
     return InstalledOp(name, calls, looked, findings=tuple(found.values()), missing=tuple(missing), unchecked=left)
 
 
@@ -334,13 +378,15 @@ def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFi
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
-def _run_in_child(op: Subject, jobs: Sequence[_Job], first: int, seconds: float, send: SendEvent) -> None:
+def _run_in_child(
+    op: Subject, jobs: Sequence[_Job], first: int, seconds: float, known: _Known, send: SendEvent
+) -> None:
     """Run the jobs (checks of single calls) from index ``first`` on, in a child process, for ``seconds`` of processor
     time without the import of the package. Send an event before and after each job, so that the parent process knows
-    which job a crash belongs to. A check that has found something is not run again.
+    which job a crash belongs to. ``known`` is what earlier child processes have found. A check that has found something
+    is not run again, except for those that show whether a call is repeatable.
     """
-    done: set[str] = set()  # checks that have found something: one finding of each is enough
-    unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
+    done, unsteady = set(known.checks), list(known.unsteady)
     with suppress_warnings():
         called = callable_of(op)
         since, latest = used_seconds(), time.monotonic() + _WAITING * seconds
@@ -350,7 +396,7 @@ def _run_in_child(op: Subject, jobs: Sequence[_Job], first: int, seconds: float,
                 send({"kind": "late", "job": number})
                 return
             send({"kind": "begin", "job": number, "used": used})
-            if job.check in done or (job.texts in unsteady and job.check not in _FIRST):
+            if job.check not in _FIRST and (job.check in done or job.texts in unsteady):
                 continue
             event = _run_check(called, job)
             if event.get("problem"):
@@ -366,13 +412,25 @@ def _run_check(op: Overload | PythonFunction, job: _Job) -> dict[str, Any]:
     """
     check = BY_NAME[job.check]
     try:
-        return {"kind": "looked", "problem": check(op, lambda: evaluate(job.texts))[:400]}
+        problem = check(op, lambda: evaluate(job.texts))
+        if problem.startswith(checks.FAKE_REFUSES) and _has_no_fake(op):
+            return {"kind": "skipped", "missing": "no fake implementation"}
+        if problem.startswith(checks.FAKE_REFUSES) and job.note:  # it knows sizes that no program has passed better
+            return {"kind": "skipped", "reason": "the fake implementation refuses this size"}
+        return {"kind": "looked", "problem": problem[:400]}
     except checks.NotApplicable as e:
         return {"kind": "skipped", "reason": str(e)[:200]}
     except checks.MissingRegistration as e:
         return {"kind": "skipped", "missing": str(e)}
     except (RuntimeError, ValueError, IndexError, TypeError) as e:  # the arguments cannot be made, or the check cannot
         return {"kind": "skipped", "reason": f"{type(e).__name__}: {e}"[:200]}
+
+
+def _has_no_fake(op: Overload | PythonFunction) -> bool:
+    """Return whether no fake implementation is registered for an op. In a call without data its own kernel runs, which
+    is made for tensors that have data.
+    """
+    return not isinstance(op, PythonFunction) and "Meta" not in dispatch_keys(schema_name(op._schema))
 
 
 def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:

@@ -20,7 +20,7 @@ import torch
 
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
 from shiplap.audit.installed.python_function import PythonFunction
-from shiplap.scaffold.calls import DispatchRecorder, make_python_call
+from shiplap.scaffold.calls import DispatchRecorder, make_python_call, objects_in
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 # Modules that are no part of what a package computes, and that may start work when they are imported.
@@ -326,6 +326,8 @@ class FunctionRecorder:
         if (call := make_python_call(arguments)) is not None:
             self.ops.counts[function.name] = self.ops.counts.get(function.name, 0) + 1
             self.ops.keep(function.name, call)
+        elif names := objects_in(arguments):
+            self.ops.objects[function.name] = names
 
 
 def _codes_of(function: InstalledFunction) -> Sequence[CodeType]:

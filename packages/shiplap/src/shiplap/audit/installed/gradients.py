@@ -22,7 +22,10 @@ from shiplap.audit.installed.checks import (
 from shiplap.audit.installed.tensors import map_tensors, strided, tensors_in, transposed
 
 # Errors by which a backward says that it has no derivative of its own.
-REFUSALS = ("not implemented", "not supported", "does not require grad", "no autograd", "once_differentiable")
+REFUSALS = (
+    *("not implemented", "not supported", "does not require grad", "no autograd", "once_differentiable"),
+    "donated buffers",  # torch's error in a compiled backward of which the graph is kept
+)
 
 
 def call_with_gradients(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from shiplap.audit.installed import tensors
 from shiplap.scaffold.calls import DispatchedCall, SeenTensor, map_seen
-from shiplap.scaffold.schema import SchemaField, SchemaForm
+from shiplap.scaffold.schema import SchemaForm
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,9 @@ class TensorRecipe:
     """The description of a tensor by its dtype, its shape, the seed of its random values and their range (``low`` to
     ``high``). If ``low`` and ``high`` are both 0, floating-point values are normally distributed. If ``last`` is not
     None, the tensor holds ascending offsets up to ``last``. ``values`` has all values of a recorded tensor, or is
-    empty. ``source`` is a Python expression that builds the tensor by a call of an op, or is empty. ``device`` is the
-    type of the device on which the tensor is.
+    empty. ``columns`` has, of each column of a recorded matrix, the least value, the largest value and whether all
+    values are whole numbers, or is empty. ``source`` is a Python expression that builds the tensor, as by a call of an
+    op, or is empty. ``device`` is the type of the device on which the tensor is.
     """
 
     dtype: str
@@ -31,10 +33,29 @@ class TensorRecipe:
     values: tuple[float, ...] = ()
     source: str = ""
     device: str = "cpu"
+    columns: tuple[tuple[float, float, bool], ...] = ()
 
     def reshaped(self, shape: tuple[int, ...]) -> TensorRecipe:
         """Return a recipe of another shape. Values that were made for the present shape are dropped."""
         return self if shape == self.shape else replace(self, shape=shape, values=(), source="")
+
+    def filled_with(self, number: int) -> TensorRecipe:
+        """Return a recipe of a tensor of the same shape, all values of which are ``number``."""
+        return replace(self, low=number, high=number, last=None, values=(), source="", columns=())
+
+    def with_column_of(self, place: int, number: int) -> TensorRecipe:
+        """Return a recipe of a matrix whose column ``place`` has the value ``number`` in each row."""
+        columns = (*self.columns[:place], (number, number, True), *self.columns[place + 1 :])
+        return replace(self, values=(), source="", columns=columns)
+
+    def largest_whole_numbers(self) -> list[float]:
+        """Return the largest value of the tensor if it holds whole numbers, and that of each of its columns of whole
+        numbers. Return an empty list for a tensor without elements.
+        """
+        if not math.prod(self.shape):
+            return []
+        found = [high for _, high, whole in self.columns if whole]
+        return [*found, max(self.high, self.last or 0)] if self.dtype in ("int64", "int32") else found
 
     def __str__(self) -> str:
         """Return the Python expression that builds the tensor."""
@@ -48,6 +69,8 @@ class TensorRecipe:
             return f"torch.tensor({list(self.values)}, dtype=torch.{self.dtype}).view({self.shape})"
         if self.last is not None:
             return f"offsets({self.seed}, torch.{self.dtype}, {self.shape}, {self.last})"
+        if self.columns and len(self.shape) == 2 and self.shape[1] == len(self.columns):
+            return f"matrix({self.seed}, torch.{self.dtype}, {self.shape[0]}, {list(self.columns)})"
         bounds = f", {self.low!r}, {self.high!r}" if (self.low, self.high) != (0.0, 0.0) else ""
         return f"tensor({self.seed}, torch.{self.dtype}, {self.shape}{bounds})"
 
@@ -151,7 +174,8 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
     """Return a recipe of a recorded call, from which similar arguments can be made. It has the recorded sizes, dtypes
     and scalars.
 
-    The values are new, drawn from ``seed`` within the recorded ranges, but for small tensors of whole numbers.
+    The values are new, drawn from ``seed`` within the recorded ranges, but for small tensors of whole numbers. Whole
+    numbers that ascend from 0 do so again, since they may be offsets.
     """
 
     def recipe(seen: SeenTensor) -> TensorRecipe:
@@ -160,32 +184,34 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
         """
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
-        high = high if high > low or whole else low + 1e-9
-        return TensorRecipe(seen.dtype, seen.shape, seed, low, high, values=seen.values, device=seen.device)
+        high = high if high > low or whole else math.nextafter(low, math.inf)
+        last = int(high) if seen.ascending and low == 0 else None
+        columns = tuple((c.low, c.high, c.whole) for c in seen.columns)
+        return TensorRecipe(seen.dtype, seen.shape, seed, low, high, last, seen.values, "", seen.device, columns)
 
     return CallRecipe({n: map_seen(v, recipe) for n, v in call.arguments.items()}, "recorded")
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
-    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each call, one integer tensor
-    holds a number far out of range, or one tensor has a single row.
+    """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each call, one tensor of floats
+    is NaN, one integer tensor or one column of whole numbers holds a number far out of range, or one tensor has a
+    single row. Those that keep all shapes come first, since they are the least malformed.
     """
-    fields: Sequence[SchemaField] = form.arguments
-    for field in fields:
-        value = call.arguments.get(field.name)
-        if not isinstance(value, TensorRecipe) or not value.shape:
-            continue
-        if value.dtype in ("int64", "int32"):
-            # Far outside of each tensor, yet within 32 bits.
-            for edge in (2**30, -(2**30)):
-                yield (
-                    f"{field.name} = {edge}",
-                    call.with_argument(
-                        field.name, replace(value, low=edge, high=edge, last=None, values=(), source="")
-                    ),
-                )
-        if value.shape[0] > 1:
-            yield (
-                f"{field.name} has one row",
-                call.with_argument(field.name, value.reshaped((1, *value.shape[1:]))),
-            )
+    values = [(f.name, v) for f in form.arguments if isinstance(v := call.arguments.get(f.name), TensorRecipe)]
+    tensors = [(name, t) for name, t in values if t.shape]
+    for name, t in tensors:
+        if t.dtype in ("float64", "float32", "float16", "bfloat16"):
+            # A coordinate that is NaN becomes an arbitrary place where it is converted to an integer.
+            text = f"torch.full({t.shape}, nan, dtype=torch.{t.dtype}, device={t.device!r})"
+            yield f"{name} = nan", call.with_argument(name, replace(t, source=text))
+    for name, t in tensors:
+        # Far outside of each tensor, yet within 32 bits.
+        for edge in (2**30, -(2**30)):
+            if t.dtype in ("int64", "int32"):
+                yield f"{name} = {edge}", call.with_argument(name, t.filled_with(edge))
+            for place in [n for n, (*_, whole) in enumerate(t.columns) if whole]:
+                made = call.with_argument(name, t.with_column_of(place, edge))
+                yield f"column {place} of {name} = {edge}", made
+    for name, t in tensors:
+        if t.shape[0] > 1:
+            yield f"{name} has one row", call.with_argument(name, t.reshaped((1, *t.shape[1:])))

@@ -24,6 +24,8 @@ _NO_DEVICE = re.compile(
     "not compiled with CUDA|compiled with GPU support|NVIDIA driver|active drivers?|CUDA is not available|"
     "requires? (a )?(CUDA|GPU)|be a cuda device|non-CUDA DeviceType"
 )
+# The dispatcher's error where another op inside of the op has no kernel for the device.
+_NO_KERNEL_INSIDE = re.compile(r"Could not run '[\w:.]+' with arguments from the '(CPU|CUDA)' backend")
 # Words that name a type of elements: refusals that differ only in them come from one line of the op.
 _TYPE_WORDS = re.compile(
     r"\b(c10::|torch\.|CPU)?(u?int\d*|long|short|char|byte|bool|half|double|b?float\w*|complex\w*)"
@@ -86,9 +88,13 @@ class SearchState:
 
     @property
     def reason(self) -> str:
-        """Why no call was taken: the last new refusal is the one that a call came furthest with."""
+        """Why no call was taken: the last new refusal is the one that a call came furthest with. If a call came as far
+        as another op that has no kernel for the device, so would every call that the op takes.
+        """
         if self.absent or self.found:
             return self.absent
+        if inside := [r for r in self.refusals if _NO_KERNEL_INSIDE.search(r)]:
+            return f"no kernel for the device inside of the op: {inside[0]}"[:300]
         if self.refusals:
             return f"no call that was tried is taken; the last new refusal: {self.refusals[-1]}"[:300]
         return "no call that was tried is taken"

@@ -5,6 +5,7 @@ A finding's script contains the text of this module, so that it imports torch al
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 from typing import Any
 
@@ -29,6 +30,18 @@ def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0
             drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         return drawn.to(dtype)
     return torch.randint(int(low), max(int(high), int(low)) + 1, shape, generator=generator).to(dtype)
+
+
+def matrix(seed: int, dtype: torch.dtype, rows: int, columns: list[tuple[float, float, bool]]) -> torch.Tensor:
+    """Return a matrix of random values with ``rows`` rows. ``columns`` has the least value, the largest value and
+    whether all values are whole numbers, of each column.
+    """
+    drawn = []
+    for place, (low, high, whole) in enumerate(columns):
+        # A column of one value is drawn between it and the next number.
+        kind, last = (torch.int64, high) if whole else (torch.float64, max(high, math.nextafter(low, math.inf)))
+        drawn.append(tensor(seed + place, kind, (rows,), low, last).to(dtype))
+    return torch.stack(drawn, 1)
 
 
 def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) -> torch.Tensor:
