@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 
 import pytest
 import torch
-from jaxtyping import Bool, Float, Float32, Int, Int32, Shaped
+from jaxtyping import Bool, Float, Float32, Int, Int32, Int64, Shaped
 from torch import Tensor
 
 import shiplap as sl
@@ -116,17 +116,58 @@ def test_what_is_no_function(ns, target):
         sl.op(f"{ns}::f")(target)
 
 
-@pytest.mark.parametrize("declare", [sl.op, sl.adopt])
-def test_the_parentheses_are_missing(declare):
-    with fails(
-        "SL101",
-        where="@sl.op",
-        got="no name, but the function op",
-        fix='write the decorator with a name, as in @sl.op("mylib::op")',
-    ):
+@pytest.mark.parametrize(
+    ("declare", "id", "where", "fix"),
+    [
+        (sl.op, "SL101", "@sl.op", 'write the decorator with a name, as in @sl.op("mylib::op")'),
+        (sl.adopt, "SL142", "@sl.adopt", 'the name of the op that op describes, as in @sl.adopt("namespace::name")'),
+    ],
+)
+def test_the_parentheses_are_missing(declare, id, where, fix):
+    with fails(id, fix, where=where, got="no name, but the function op"):
 
         @declare
         def op(x: F) -> F: ...
+
+
+EXPRESSIONS = {
+    "n == 1 or n == 3": ("where(n == 1, 1, n == 3)", {1: True, 2: False, 3: True}),
+    "not n == 1": ("n != 1", {1: False, 2: True}),
+    "n**2 < 9": ("n*n < 9", {2: True, 3: False}),
+    "n > 1 if n < 3 else n > 4": ("where(n < 3, n > 1, n > 4)", {1: False, 2: True, 3: False, 5: True}),
+}
+
+
+@pytest.mark.parametrize("condition", EXPRESSIONS)
+def test_syntax_that_expressions_do_not_have_is_written_otherwise(ns, condition):
+    """The fix shows the form, and that form holds for the same sizes."""
+    written, holds = EXPRESSIONS[condition]
+    fixes = {"or": "where(a, 1, b)", "not": "opposite comparison", "if": "where(condition, a, b)", "**": "n*n"}
+    with fails("SL105", next(fix for word, fix in fixes.items() if word in condition), where=f"{ns}::f, requires"):
+        sl.op(f"{ns}::f", requires=condition)(identity)
+    op = sl.op(f"{ns}::f", requires=written)(identity)
+    for size, right in holds.items():
+        if right:
+            assert op(torch.ones(size)).shape == (size,)
+        else:
+            with fails("SL208"):
+                op(torch.ones(size))
+
+
+def identity(x: V) -> V:
+    return x.clone()
+
+
+def test_a_dim_of_an_argument_that_nothing_gives(ns):
+    def f(values: V, offsets: Int64[Tensor, "rows+1"]) -> Float[Tensor, "rows"]:
+        return values[:1].expand(len(offsets) - 1).clone()
+
+    with fails(
+        "SL105", "as in e in place of rows+1, and compute the others from it, as in e-1", got="rows+1 uses 'rows'"
+    ):
+        sl.op(f"{ns}::f")(f)
+    f.__annotations__ |= {"offsets": Int64[Tensor, "e"], "return": Float[Tensor, "e-1"]}
+    assert sl.op(f"{ns}::f")(f)(torch.ones(2), torch.zeros(4, dtype=torch.int64)).shape == (3,)
 
 
 def test_a_keyword_only_argument_may_be_called_keys(ns):

@@ -83,7 +83,7 @@ DECORATED = {
     "an op": (lambda ns: sl.op(f"{ns}::g")(identity), "remove one of the two decorators"),
     "an op of torch": (
         lambda ns: torch.library.custom_op(f"{ns}::h", mutates_args=())(doubled),
-        "remove @torch.library.custom_op, since sl.op registers an op itself, and annotate dtype and dims, as in x: Float",
+        "remove @torch.library.custom_op, since sl.op registers an op itself, and annotate dtype and dims, as in",
     ),
     "an object": (lambda ns: torch.nn.ReLU(), "write a function that calls the object"),
 }
@@ -114,6 +114,59 @@ def test_decorators_of_an_op_that_get_something_else(ns):
 
     with fails("SL110", "fix      pass a function", got="Tensor, whose parameters cannot be read"):
         f.backward(torch.ones(3))
+
+
+def test_methods_that_are_decorators_are_not_assigned(ns):
+    """Such a function would never be called."""
+    f = sl.op(f"{ns}::f")(identity)
+    for id, name, fix in (
+        ("SL122", "kernel", 'write @op.kernel("cpu") above the function, or pass it to op.kernel(...)'),
+        ("SL110", "backward", "write @op.backward above the function"),
+        ("SL123", "samples", "write @op.samples above the function"),
+    ):
+        with fails(id, fix, where=f"{ns}::f", got=f"an assignment to {name} of the op"):
+            setattr(f, name, identity)
+    f.note = "attributes of other names are free"
+    assert f(torch.ones(3)).shape == (3,)
+
+
+def test_a_backward_that_reads_other_names_or_takes_a_tuple_for_a_tensor(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: V) -> tuple[V, V]:
+        return x * 2, x * 3
+
+    def run(gradient):
+        f.backward(gradient)
+        x = torch.ones(3, requires_grad=True)
+        f(x)[0].sum().backward()
+        return x.grad
+
+    with fails("SL135", "read a name under 'expected'", got="needs.weight", expected="x"):
+        run(lambda grad, saved, needs: {"x": grad[0] if needs.weight else None})
+    with fails("SL303", "such as grad[0] of the first, since grad is a tuple"):
+        run(lambda grad, saved, needs: {"x": 2 * grad})
+    assert run(lambda grad, saved, needs: {"x": 2 * grad[0]}).tolist() == [2.0] * 3
+
+
+def test_numbers_of_numpy_in_compiled_code(ns):
+    """Dynamo makes tensors of them, which torch takes for an int alone."""
+
+    @sl.op(f"{ns}::f")
+    def f(x: V, k: int = 1, s: float = 1.0) -> V:
+        return x * k * s
+
+    def compiled(call, fullgraph=True):
+        torch._dynamo.reset()
+        return torch.compile(call, backend="eager", fullgraph=fullgraph)
+
+    x = torch.ones(3)
+    assert compiled(lambda x: f(x, np.int64(2)))(x).tolist() == [2.0] * 3
+    assert compiled(f)(x, np.int64(2)).tolist() == [2.0] * 3
+    for given in ({"s": np.float32(2)}, {"k": np.float64(2.5)}):
+        kind = "int" if "k" in given else "float"
+        with pytest.raises(Exception, match=rf"SL209: (.|\n)*call {kind}\(v\) of the value v outside of the compiled"):
+            compiled(f)(x, **given)
+    assert compiled(lambda x: f(x, s=np.float32(2)), fullgraph=False)(x).tolist() == [2.0] * 3
 
 
 def test_a_workspace_of_a_negative_size(ns):
@@ -234,6 +287,13 @@ def test_a_sample_builder_that_raises(ns):
         return undefined
 
     with fails("SL502", "undefined", what="the sample builder raised an error"):
+        sl.audit(f, checks="numerics", seed=0)
+
+    @f.samples
+    def _(rng, sizes, dtype, device):
+        return torch.ones(sizes["rows"])
+
+    with fails("SL502", "read a dim or a scalar of the op from sizes, which has 'n', 'absent'"):
         sl.audit(f, checks="numerics", seed=0)
 
 

@@ -148,10 +148,10 @@ _GRAMMAR = (
 # What to write in place of syntax that the language of dims does not have.
 _REPLACEMENTS: dict[type[ast.AST], str] = {
     ast.Div: "write // for /, without blanks, or (n+1)//2 to round n/2 up: a size is a whole number",
-    ast.Or: "write where(a, 1, b) in place of a or b",
-    ast.Not: "write (a) == 0 in place of not a, or the opposite comparison",
+    ast.Or: "write where(a, 1, b) in place of 'a or b'",
+    ast.Not: "write the opposite comparison in place of 'not'",
     ast.Pow: "write n*n in place of n**2",
-    ast.IfExp: "write where(condition, a, b) in place of a if condition else b",
+    ast.IfExp: "write where(condition, a, b) in place of 'a if condition else b'",
 }
 
 

@@ -260,7 +260,8 @@ class Backward(HasCode):
                     where=f"{spec.name}, argument {name!r}",
                     got=f"gradient {_value_shape_text(got) if got is not None else type(value).__name__}",
                     expected=_value_shape_text(expected),
-                    fix="take the gradient of one result, such as grad[0] of the first: grad is a tuple" * several,
+                    fix="take the gradient of one result, such as grad[0] of the first, since grad is a tuple"
+                    * several,
                 )
             if isinstance(value, Tensor) and value.is_complex() and is_real(spec.arg(name)):
                 raise error(
@@ -343,8 +344,9 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
         fix = "read a name under 'expected'"
         if name == "saved" and wanted in tensors:
             fix = f"write saves={tuple(f for f in (*fields, wanted) if f in tensors)}"
+        what = "" if name == "saved" else "the backward reads a name that needs does not have"
         expected = ", ".join(fields) or "no value"
-        return error("SL135", where=spec.name, got=f"{name}.{wanted}", expected=expected, fix=fix)
+        return error("SL135", where=spec.name, what=what, got=f"{name}.{wanted}", expected=expected, fix=fix)
 
     own = "this" + "_" * (1 + max((len(f) for f in fields), default=0))  # an argument may be called self
     members = {f: arg.members for f, arg in spec.enumerated.items() if name == "saved" and f in fields}

@@ -72,7 +72,8 @@ def read_parameters(function: Callable[..., object], refuse: Callable[[str, str]
     shown = f"{name}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
     if rest := next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None):
         fix = f"name each parameter in place of *{rest.name}"
-        if str(getattr(function, "__module__", "")).startswith("triton."):  # a kernel of Triton, or kernel[grid]
+        homes = type(function).__module__, function.__module__ if inspect.isfunction(function) else ""
+        if any(home.startswith("triton.") for home in homes):  # a kernel of Triton, or kernel[grid]
             fix = 'bind a kernel of Triton by sl.triton(kernel, grid="cdiv(n, BLOCK)", constants={"BLOCK": 128})'
         raise refuse(f"{shown}: *{rest.name} has no names", fix)
     named = {p.name: p for p in parameters if p.kind not in _VARIADIC}

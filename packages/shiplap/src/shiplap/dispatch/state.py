@@ -24,10 +24,17 @@ from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Returned, Value
 from shiplap.dispatch.autograd import carries_gradients, floating_outputs
 from shiplap.dispatch.check_unchanged import UnchangedArguments
+from shiplap.errors import error
 from shiplap.plan import CallPlan
 from shiplap.torch_private import dispatcher_calls
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
+# By method that is used as a decorator: the id of the error for an assignment to it, and the decorator.
+_DECORATORS = {
+    "kernel": ("SL122", '@op.kernel("cpu")'),
+    "backward": ("SL110", "@op.backward"),
+    "samples": ("SL123", "@op.samples"),
+}
 # One object, so that the comparison by identity holds for a device without kernels.
 _NO_KERNELS: list[Kernel] = []
 
@@ -96,6 +103,17 @@ class OpState(HasCode):
         made, written = not spec.mutated and floating_outputs(spec, detached=True), bool(spec.mutated)
         self.needs_autograd = not spec.view and (made or (written and carries_gradients(spec)))
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute. Raise an error for a method that is used as a decorator: an assignment would replace the
+        method, and the assigned function would never be called.
+        """
+        if name in _DECORATORS:
+            id, decorator = _DECORATORS[name]
+            what, got = "a function is attached by a decorator", f"an assignment to {name} of the op"
+            fix = f"write {decorator} above the function, or pass it to op.{name}(...)"
+            raise error(id, where=self.spec.name, what=what, got=got, expected=f"a call of {name}", fix=fix)
+        super().__setattr__(name, value)
 
     def sharding(
         self, inputs: Mapping[str, ShardedPart] | None = None, outputs: ShardedPart | Sequence[ShardedPart] = ()

@@ -16,6 +16,8 @@ from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import scalar_candidates
 
+_OF_ANOTHER_DEVICE = "device type for generator"  # in torch's error for a tensor that is drawn on another device
+
 
 def build_arguments(
     op: Op, recipe: SampleRecipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
@@ -39,8 +41,8 @@ def build_arguments(
     try:
         made = build(rng, wanted, dtype, device)
     except (NameError, AttributeError, TypeError, LookupError, AssertionError, RuntimeError) as e:
-        on_cpu = "device type for generator" in str(e)
-        if isinstance(e, RuntimeError) and not on_cpu:  # such as memory that there is not, which a check expects
+        # Such as memory that there is not, which a check expects.
+        if isinstance(e, RuntimeError) and _OF_ANOTHER_DEVICE not in str(e):
             raise
         raise error(
             "SL502",
@@ -48,14 +50,21 @@ def build_arguments(
             where=f"{op.spec.name}, samples",
             got=error_line(e),
             expected="the arguments of one call",
-            fix="draw with generator=rng on the CPU, and move the tensor: torch.randn(n, generator=rng).to(device)"
-            if on_cpu
-            else "correct the function that @op.samples decorates, so that it works for all sizes, 0 and 1 included",
+            fix=_fix_of_builder_error(e, wanted),
         ) from e
     _require_arguments(op, made)
     given: list[Any] = [list(v) if isinstance(v, tuple) else v for v in made]
     given += [a.default for a in op.spec.args[len(given) :]]
     return tuple(huge.get(a.name, v) for a, v in zip(op.spec.args, given, strict=True))
+
+
+def _fix_of_builder_error(e: Exception, sizes: Mapping[str, object]) -> str:
+    """Return the advice for a sample builder that has raised ``e``. ``sizes`` is what it was given under that name."""
+    if _OF_ANOTHER_DEVICE in str(e):
+        return "draw with generator=rng on the CPU, and move the tensor: torch.randn(n, generator=rng).to(device)"
+    if isinstance(e, KeyError) and e.args and e.args[0] not in sizes:
+        return f"read a dim or a scalar of the op from sizes, which has {', '.join(map(repr, sizes))}"
+    return "correct the function that @op.samples decorates, so that it works for all sizes, 0 and 1 included"
 
 
 def _require_arguments(op: Op, made: object) -> None:

@@ -140,6 +140,8 @@ def test_a_name_that_nothing_declares_needs_an_include(ns: str) -> None:
     assert refused("SL421", build_op, op).fix == fix
     op = declare(ns, sl.source(symbol="scale", code=C, language="c", libraries=["nowhere"]))
     assert refused("SL421", build_op, op).fix.startswith("correct 'nowhere' in libraries=, or pass the folder of ")
+    op = declare(ns, sl.source(symbol="scale", code=C, language="c", flags=["-fnowhere"]))
+    assert refused("SL421", build_op, op).fix == "correct or remove -fnowhere in flags="
 
 
 PARAMETERS = "const sl_context* ctx, const DLTensor* x, DLTensor* out, double a"
@@ -150,6 +152,16 @@ WRONG_KERNELS = {
     "static in C++": ("c++", f"static int scale({PARAMETERS}) {{ return 0; }}", "write scale without static"),
     "a header of torch": ("c++", "#include <torch/extension.h>", "write scale without tensors of torch"),
     "a header of CUDA": ("c++", "#include <cuda_nowhere.h>", "compile the source as CUDA C++: name the file .cu"),
+    "a kernel of CUDA": (
+        "c++",
+        f"__global__ void k() {{}}\n{PLAIN}",
+        "compile the source as CUDA C++: name the file .cu",
+    ),
+    "a kernel of CUDA in C": (
+        "c",
+        f"__global__ void k() {{}}\n{PLAIN}",
+        "compile the source as CUDA C++: name the file .cu",
+    ),
     "a header of C++": (
         "c",
         "#include <vector>",

@@ -143,7 +143,12 @@ def test_every_parameter_has_a_value(copy):
         "SL618", where, "no value for 'BLOCK'", "constants={'BLOCK': ...}", "values: n, out, scale, x, numel_out"
     ):
         copy.kernel("cuda", sl.triton(copied, grid="n", arguments={"skip": 1}))
-    with fails("SL618", where, "'rows' in grid='cdiv(rows, BLOCK)'", "BLOCK, n"):
+    with fails("SL618", where, 'as in arguments={"skip": "out"} for a tensor, or "n" for a size'):
+        copy.kernel("cuda", sl.triton(copied, grid="n", constants={"BLOCK": 32}))
+    for unbound in (copied, copied[(4,)]):  # as Triton itself launches it
+        with fails("SL122", 'bind a kernel of Triton by sl.triton(kernel, grid="cdiv(n, BLOCK)"'):
+            copy.kernel("cuda", unbound)
+    with fails("SL618", where, "'rows' in grid='cdiv(rows, BLOCK)'\n", "BLOCK, n", "in place of rows, or the number"):
         copy.kernel("cuda", sl.triton(copied, grid="cdiv(rows, BLOCK)", arguments={"skip": 1}, constants={"BLOCK": 32}))
     with fails("SL618", where, "arguments={'skipp': ...}", "x_ptr, out, n, skip, BLOCK"):
         copy.kernel("cuda", sl.triton(copied, grid="n", arguments={"skipp": 1}, constants={"BLOCK": 32}))

@@ -328,7 +328,8 @@ def check_c_function(where: str, symbol: str, align: int) -> None:
             where=where,
             got=symbol or "an empty name",
             expected="the name of a C function",
-            fix="pass the symbol as it is written in C",
+            fix="pass the symbol as it is written in C"
+            + ", behind the library: sl.cabi(library, symbol)" * symbol.endswith((".so", ".dylib")),
         )
     if align < 1 or align & (align - 1):
         raise error(

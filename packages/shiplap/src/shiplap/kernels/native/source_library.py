@@ -22,6 +22,9 @@ from shiplap.kernels.native.build_plan import requested_compiler
 from shiplap.kernels.native.cache import cache_folder, cache_root, evict_artefacts, is_library_present
 
 HEADER = "declaration.h"
+_AS_CUDA = (
+    'compile the source as CUDA C++: name the file .cu, or pass language="cuda" beside code=, and bind it to "cuda"'
+)
 INCLUDES = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
 MOST_HEADERS = 2000
 HOST_FLAGS = ("-O3", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -316,7 +319,7 @@ class SourceLibrary(CompileRequest):
                 "declared with sl.adopt"
             )
         if "cuda" not in languages and header.startswith(("cuda", "cub/", "thrust/", "cooperative_groups")):
-            return 'compile the source as CUDA C++: name the file .cu, or pass language="cuda" beside code='
+            return _AS_CUDA
         if "c++" not in languages and "cuda" not in languages and "." not in header:
             return 'compile the source as C++: name the file .cpp, or pass language="c++" beside code='
         return f"pass the folder of {header} in include_dirs="
@@ -341,7 +344,7 @@ class SourceLibrary(CompileRequest):
         if "cuda" not in {t.language for t in self.texts} and re.search(
             r"['‘]__(?:global|device|host|shared)__['’]", problem
         ):
-            return 'compile the source as CUDA C++: name the file .cu, or pass language="cuda" beside code='
+            return _AS_CUDA
         # A warning that stands beside the error has no part in it.
         problem = "\n".join(line for line in problem.splitlines() if "warning:" not in line)
         # As GCC says it for C++ and for C, and as nvcc and Clang do.

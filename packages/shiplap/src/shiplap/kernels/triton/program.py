@@ -163,7 +163,7 @@ def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors:
     for name in sorted(expr.names - names):
         fact = parse_fact(name)
         if fact is None or fact[1] not in tensors:
-            expected = f"sizes, integer arguments or facts: {', '.join(sorted(names))}"
+            expected = f"names among {', '.join(sorted(names))}"
             got = f"{name!r} in {what}" + f", {text!r}" * (repr(text) not in what)
             fix = f"write a name under 'expected' in place of {name}, or the number of elements, as in numel_"
             fix += f"{min(tensors)}, or an entry of constants= or of each config" if tensors else ""
@@ -285,8 +285,9 @@ class _LaunchReader:
             return KernelParameter(name, "scratch", dtype, at, None, "", specialises, aligns)
         given = self.declared.arguments.get(name, self._namesake(name))
         if given is None:
-            fix = f'write what it stands for, as in arguments={{"{name}": "x"}}, or rename it'
-            fix += f". {self._names_with_values()}"
+            examples = [f'arguments={{"{name}": "{min(self.tensors)}"}} for a tensor']
+            examples += [f'"{size}" for a size' for size in sorted(self.numbers)[:1]]
+            fix = f"write what it stands for, as in {', or '.join(examples)}, or rename it. {self._names_with_values()}"
             self._refuse(f"no value for {name!r}", f"an entry arguments={{{name!r}: ...}}", fix)
         if isinstance(given, float):
             return KernelParameter(name, _is_real_type(type), value=given, type=type)
