@@ -45,6 +45,23 @@ def test_a_root_of_integers_next_to_powers_of_two(ns, wrong):
     assert failed(whole_root, "special") == ["special"] * wrong
 
 
+@both
+def test_a_threshold_of_a_product_with_a_scalar(ns, wrong):
+    """With the default of 1, the element and the product are the same."""
+
+    @sl.op(f"{ns}::soft_positive", requires=("beta > 0", "beta < 100"))
+    def soft_positive(x: Float32[Tensor, "n"], beta: float = 1.0) -> Float32[Tensor, "n"]:
+        y = x.double() * beta
+        return (torch.logaddexp(y, torch.zeros_like(y)) / beta).float()
+
+    @soft_positive.kernel("cpu")
+    def _(x, beta):
+        y = x.double() * beta
+        return torch.where((x if wrong else y) > 20, x.double(), y.clamp_max(500).exp().log1p() / beta).float()
+
+    assert failed(soft_positive, "special") == ["special"] * wrong
+
+
 @pytest.mark.long
 @both
 def test_an_exponent_from_a_logarithm(ns, wrong):

@@ -17,13 +17,15 @@ from shiplap.sampling.case import SampleCase
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims, scalar_candidates
-from shiplap.sampling.values import DATA_KINDS
+from shiplap.sampling.values import AROUND_PREFIX, DATA_KINDS
 
 DTYPE_LAYOUTS = ("transposed", "padded", "strided", "offset")
 ONES_LAYOUTS = ("strided", "column_major", "padded", "gaps")
 DIMS, PAIRS = 3, 6  # the most dims, and the most pairs of scalars
 COMBINATIONS = 24  # the most combinations of listed values of two scalars
 UNUSUAL_FLOATS = ("zeros", "large", "saturating")  # kinds of values that are tried with other scalars
+FAR_FLOAT = 0.25  # a value of a scalar, far from most defaults
+THRESHOLDS = 8  # the most numbers near which values lie, with another value of a scalar
 REMAINDERS = (1, 2, 3)  # growth of sizes that scalars divide
 PADDED = 64  # a multiple of the usual padding of rows
 POWERS = 256  # elements along one dim, enough for most powers of two of a dtype and their neighbours
@@ -87,6 +89,20 @@ def scalars_of_values(samples: Samples) -> Iterator[SampleCase]:
     kinds = DATA_KINDS if whole else UNUSUAL_FLOATS
     others = _other_scalar_values(samples)
     recipes = (samples.base.but(scalars={n: v}, values=kind) for n, v in others.items() for kind in kinds)
+    yield from _make_cases(samples, recipes)
+
+
+def scalars_of_thresholds(samples: Samples) -> Iterator[SampleCase]:
+    """Yield samples whose values lie at and near a number at which the op's code may branch, with one scalar at a value
+    other than its default. A kernel may compare an element alone where it should compare the product of both.
+    """
+    kind = next((c.recipe.values for c in samples.thresholds()), "")
+    # Each number alone: next to large numbers, the error of the reference is too large for small ones to show.
+    kinds = [f"{AROUND_PREFIX}{n}" for n in kind.removeprefix(AROUND_PREFIX).split()[:THRESHOLDS]]
+    others, sizes = (_other_scalar_values(samples), _size_for_all_values(samples)) if kinds else ({}, {})
+    # A second number for a float, since the first one may be too near to the default for a difference to show.
+    values = [(n, v) for n, first in others.items() for v in ((first, FAR_FLOAT) if type(first) is float else (first,))]
+    recipes = (samples.base.but(scalars={n: v}, values=k, sizes=sizes) for n, v in values for k in kinds)
     yield from _make_cases(samples, recipes)
 
 
@@ -157,11 +173,17 @@ def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples in every dtype with one dim of 256 elements, which is the first dim that the declaration lets have
     this size. Their values are powers of two and the numbers next to these.
     """
-    recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
-    for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
-        if samples.make(samples.base.but(sizes={name: POWERS})) is not None:
-            yield from _make_cases(samples, (r.but(sizes={name: POWERS}, values="powers") for r in recipes))
-            return
+    if sizes := _size_for_all_values(samples):
+        recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
+        yield from _make_cases(samples, (r.but(sizes=sizes, values="powers") for r in recipes))
+
+
+def _size_for_all_values(samples: Samples) -> dict[str, int]:
+    """Return the name of the first dim that the declaration lets have ``POWERS`` (256) elements, with this size, as a
+    dict. It is empty if there is none. In so many elements, each value of a kind of many values usually occurs.
+    """
+    names = (n for n, kind in free_dims(samples.spec).items() if kind != "variadic")
+    return next(({n: POWERS} for n in names if samples.make(samples.base.but(sizes={n: POWERS})) is not None), {})
 
 
 def large_samples(samples: Samples) -> Iterator[SampleCase]:

@@ -13,7 +13,7 @@ from shiplap.dispatch.outputs import flatten_op_results, fresh_results
 from shiplap.errors import ArgumentError, error_line
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.pairwise import powers_of_two, scalars_of_values
+from shiplap.sampling.pairwise import powers_of_two, scalars_of_thresholds, scalars_of_values
 from shiplap.sampling.run import all_finite, needs_builder, op_effects, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.values import SOME_ZEROS
@@ -31,7 +31,7 @@ def special_cases(samples: Samples) -> Iterable[SampleCase]:
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)
     )
-    yield from scalars_of_values(samples)
+    yield from chain(scalars_of_values(samples), scalars_of_thresholds(samples))
 
 
 def observe_special(op: Op, case: SampleCase) -> Observation:
