@@ -205,8 +205,8 @@ def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, C
             text = f"torch.full({t.shape}, nan, dtype=torch.{t.dtype}, device={t.device!r})"
             yield f"{name} = nan", call.with_argument(name, replace(t, source=text))
     for name, t in tensors:
-        # Far outside of each tensor, yet within 32 bits.
-        for edge in (2**30, -(2**30)):
+        # Far outside of each tensor, yet within 32 bits. A power of two times a size may wrap around to zero there.
+        for edge in (10**9, -(10**9)):
             if t.dtype in ("int64", "int32"):
                 yield f"{name} = {edge}", call.with_argument(name, t.filled_with(edge))
             for place in [n for n, (*_, whole) in enumerate(t.columns) if whole]:
