@@ -16,7 +16,8 @@ compiles kernels. The first one would do it for all, also in the middle of its t
 The rate is that of the tiles from four tenths of them on, without the last twentieth: then all kernels are loaded. The
 record has the seconds of each tenth, too, those of the stages of a tile, and those of the processor for a tile. Exit
 status 1 if a class is another than that of the one process. ``--kinds`` names the surveys: ``dask 2 6 0.001`` has six
-threads for each of its two workers, which look at Python's lock each millisecond, and ``here 1`` has no cluster.
+threads for each of its two workers, which look at Python's lock each millisecond, and ``here 1`` has no cluster. For
+``speed`` the kinds are ``"one core"``, ``"one worker"`` and ``"two workers"``.
 
 ``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
 
@@ -59,6 +60,7 @@ SURVEY = "packages/shiplap-sparse3d/src/shiplap_sparse3d/survey/*"
 SOURCES = ["benchmarks/survey.py", "benchmarks/_survey_models.py", "benchmarks/_survey_stages.py", SURVEY]
 BEFORE_DASK = "5b466588^"  # the last commit with the pool of workers
 PACKAGES = ["laspy", "lazrs", "distributed"]
+GPU_KINDS = ("dask 2", "pool 2", "dask 1", "pool 1")
 
 
 def copies(target: Path, count: int) -> None:
@@ -255,6 +257,7 @@ def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     copies(source, options.copies)
     kinds = {"one core": (1, 1), "one worker": (1, None), "two workers": (2, None)}
+    kinds = {kind: how for kind, how in kinds.items() if kind in (options.kinds or kinds)}
     waiting = [kind for turn in range(options.rounds) for kind in (kinds if turn % 2 == 0 else reversed(kinds))]
     while waiting:
         some, waiting = waiting[: len(pairs)], waiting[len(pairs) :]
@@ -299,7 +302,7 @@ def keep_record(options: argparse.Namespace, result: dict[str, Any]) -> None:
         known = json.loads(options.json.read_text()) if options.json.exists() else {}
         device = torch.cuda.get_device_name() if options.what == "gpus" and torch.cuda.is_available() else ""
         part = record(SOURCES, PACKAGES, device, **result)
-        write(options.json, {**record(SOURCES, PACKAGES), **known, options.what: part})
+        write(options.json, {**record(SOURCES, PACKAGES), **known, options.part or options.what: part})
 
 
 def _sort_here(options: argparse.Namespace, folder: Path) -> None:
@@ -323,7 +326,9 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
     them to the disk, whence all of them load them. Its classes stay, for a comparison.
     """
     runs, until = dict[str, Run](), time.monotonic() + options.patience
-    rounds = [(name, turn) for turn in range(options.rounds) for name in options.kinds[:: 1 - turn % 2 * 2]]
+    rounds = [
+        (name, turn) for turn in range(options.rounds) for name in (options.kinds or GPU_KINDS)[:: 1 - turn % 2 * 2]
+    ]
     for kind_name, turn in (*rounds, ("warm 0", 0)):
         kind, count, *settings = kind_name.split()
         target = folder / f"{(name := f'{kind_name} {turn}')}.las"
@@ -442,9 +447,10 @@ def main() -> int:
     parser.add_argument("--model", choices=_survey_models.MODELS, default="wide", help="memory has its own")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--pool", type=Path)
-    parser.add_argument("--kinds", nargs="*", default=["dask 2", "pool 2", "dask 1", "pool 1"], help="for gpus")
+    parser.add_argument("--kinds", nargs="*", help="for gpus and for speed; all of them by default")
     parser.add_argument("--folder", type=Path, help="for scans and outputs, where there is room")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--part", help="of the record, by default the name of the measurement")
     for name, default in (("--library", "shiplap_sparse3d.survey"), ("--count", "1")):
         parser.add_argument(name, default=default, help=argparse.SUPPRESS)
     parser.add_argument("--gate", help=argparse.SUPPRESS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ __all__ = [
     "NO_KEY",
     "GridLookup",
     "RowLookup",
+    "assert_some_rows",
     "check_coords",
     "check_rows",
     "check_scenes",
     "inside_grid",
     "is_known_size",
+    "is_known_to_hold",
     "keys_of",
     "other_channels",
     "output_shape",
@@ -114,6 +117,25 @@ def is_known_size(size: int, wanted: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     return guard_or_false(size == wanted)
+
+
+def is_known_to_hold(condition: Any) -> bool:
+    """Return whether ``condition``, a comparison of symbolic sizes in a traced graph, holds for all possible sizes. No
+    guard is added to the graph.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # here: it is slow to import
+
+    return statically_known_true(condition)
+
+
+def assert_some_rows(made: Tensor, source: Tensor) -> None:
+    """In a graph, assert that ``made`` has a row if ``source`` is known to have one. The number of rows of ``made``
+    depends on data, and the caller knows that each row of ``source`` leads to one of them.
+
+    Attention of torch compares the number of rows with 0, which the graph cannot do without this fact.
+    """
+    if torch.compiler.is_compiling() and is_of_data(made.shape[0]) and is_known_to_hold(source.shape[0] >= 1):
+        torch._check(made.shape[0] >= 1)
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:

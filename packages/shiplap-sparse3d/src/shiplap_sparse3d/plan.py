@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import allows_tf32
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import ops
+from shiplap_sparse3d.coords import is_known_to_hold
 
 __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sorted"]
 
@@ -27,7 +27,7 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     """
     least = -(-taps // ops.MAX_PART)
     # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.
-    known = _known_to_hold if torch.compiler.is_compiling() else bool
+    known = is_known_to_hold if torch.compiler.is_compiling() else bool
     for limit, parts in _STRIDED if strided else _PARTS:
         if known(rows <= limit):
             return _filled_parts(taps, max(least, min(taps, parts, _most_parts)))
@@ -82,15 +82,6 @@ def wants_sorted(tensor: Tensor) -> bool:
     CUDA devices alone. In a sorted table, rows with neighbours under the same taps (cells of the kernel) are adjacent.
     """
     return tensor.device.type == "cuda"
-
-
-def _known_to_hold(condition: Any) -> bool:
-    """Return whether ``condition``, a comparison of symbolic sizes, is known to hold for all possible sizes. No guard
-    is added to the graph.
-    """
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return statically_known_true(condition)
 
 
 @dataclass(frozen=True)

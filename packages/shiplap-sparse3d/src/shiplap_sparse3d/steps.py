@@ -52,6 +52,27 @@ class StepWindow(NamedTuple):
         sizes = (max(0, (w - 1) * s - 2 * p + d * (k - 1) + 1 + extra) for w, k, s, p, d, extra in axes)
         return cast("Triple", tuple(sizes))
 
+    def keeps_voxels(self, grid: Triple | None) -> bool:
+        """Return whether every voxel reaches an output voxel, wherever it lies in ``grid`` (None: without bounds).
+        Return False if that is not known, as for a kernel with gaps.
+        """
+        kernel, stride, padding, dilation, extra, _ = self
+        if any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True)):
+            return False
+        outputs = grid and self.shape(grid)
+        # A symbolic number of cells is not known.
+        if outputs is not None and not all(isinstance(m, int) and m > 0 for m in outputs):
+            return False
+        if extra is not None:  # the cells that a voxel reaches follow each other, and not all are cut off
+            return min(extra) >= 0 and all(p < k for k, p in zip(kernel, padding, strict=True))
+        if any(k < s for k, s in zip(kernel, stride, strict=True)):
+            return False
+        if grid is None or outputs is None:
+            return True
+        # The windows lie side by side, so the last one decides.
+        axes = zip(grid, outputs, kernel, stride, padding, strict=True)
+        return all((m - 1) * s - p + k >= w for w, m, k, s, p in axes)
+
     def grid_before(self, grid: Triple, reached: Triple) -> Triple:
         """Return the smallest input grid that contains ``grid`` and from which a convolution with this window leads to
         an output grid of at least ``reached``.
