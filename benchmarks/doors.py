@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,9 @@ PARTS = ("files", "calls", "threads", "sanitizers", "lacks")
 PACKAGES = ("shiplap",)
 FILES_EACH, ROUNDS_EACH, SECONDS_EACH, THREADS = 20_000, 50, 150, 16
 MOMENTS, KILLS, LACK_PARTS = 40, 60, 8
+EMPTY = re.compile(
+    r"(?<=\()(?:\w+=(?:\[\]|None)(?:, )?)+|(?:, \w+=(?:\[\]|None))+"
+)  # some releases of Python omit these
 COUNTS = re.compile(r"(\d+) (rows|rounds|calls|uses|changes|passed|failed|wrong|errors?)\b")
 
 
@@ -105,8 +109,9 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
             jobs.append(Job("lacks", f"{who} user", number, [*command, place, who], first=4))
     if os.geteuid() == 0:
         jobs.append(Job("lacks", "two users", 0, ["packages/shiplap/tests/safe_io/users.py", "20"], 2, 3))
-    workers = max(2, given.cores // 4)
-    jobs.append(Job("sanitizers", "tests", 0, ["tools/sanitize.py", "--", "-n", str(workers)], workers, 0))
+    for kind, share in (("kernels", 4), ("bindings", 4), ("device", 8)):
+        workers = max(1, given.cores // share)
+        jobs.append(Job("sanitizers", kind, 0, ["tools/sanitize.py", kind, "--", "-n", str(workers)], workers, 0))
     jobs.append(Job("sanitizers", "storm", 0, ["tools/sanitize.py", "storm", "--", str(given.threads // 10)], 2, 2))
     return sorted((job for job in jobs if job.part in given.parts), key=lambda job: job.first)
 
@@ -116,23 +121,25 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
     file ``kept``.
     """
     waiting, rows = list(jobs), list[dict[str, Any]]()
-    running: dict[int, tuple[Job, float, Path]] = {}
+    running: dict[int, tuple[Job, float, Path, subprocess.Popen[bytes]]] = {}
     while waiting or running:
-        free = cores - sum(job.cores for job, _, _ in running.values())
+        free = cores - sum(job.cores for job, *_ in running.values())
         if waiting and (waiting[0].cores <= free or not running) and time.monotonic() < ends:
             job, began = waiting.pop(0), time.monotonic()
             log = folder / f"log-{len(waiting)}"
             env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **job.env}
             with log.open("wb") as out:
-                pid = subprocess.Popen(
+                process = subprocess.Popen(
                     [sys.executable, *job.command], cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True
-                ).pid
-            running[pid] = job, began, log
+                )
+            # Without a reference to it, the next start of a process would wait for it in place of ``wait4``.
+            running[process.pid] = job, began, log, process
             continue
         pid, status, used = os.wait4(-1, os.WNOHANG)
         if pid in running:
-            job, began, log = running.pop(pid)
-            rows.append(describe_job(job, os.waitstatus_to_exitcode(status), log, time.monotonic() - began))
+            job, began, log, process = running.pop(pid)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            rows.append(describe_job(job, process.returncode, log, time.monotonic() - began))
             rows[-1] |= {"cpu_s": round(used.ru_utime + used.ru_stime, 1), "code": digest_job(job)}
             rows[-1]["machine"] = describe_machine(PACKAGES)
             print(json.dumps(rows[-1])[:300], flush=True)
@@ -141,7 +148,8 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
         elif time.monotonic() > ends:
             waiting.clear()
             for each in running:
-                os.killpg(each, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(each, signal.SIGKILL)
             time.sleep(0.2)
         else:
             time.sleep(0.05)
@@ -150,9 +158,12 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
 
 @cache
 def digest_code(*patterns: str) -> str:
-    """Return a digest of the code of files, without its docstrings and comments."""
+    """Return a digest of the code of files, without its docstrings and comments. It is the same for all releases of
+    Python, since the next run may have another one.
+    """
     files = sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
-    return hashlib.sha256("\0".join(code_text(path.read_text()) for path in files).encode()).hexdigest()[:12]
+    text = "\0".join(code_text(path.read_text()) for path in files)
+    return hashlib.sha256(EMPTY.sub("", text).encode()).hexdigest()[:12]
 
 
 def digest_job(job: Job) -> str:
@@ -165,7 +176,8 @@ def describe_job(job: Job, status: int, log: Path, seconds: float) -> dict[str, 
     """Return the row of a job that has ended: the numbers that it printed last, and its words if it failed."""
     text = log.read_text(errors="replace")
     lines = [line for line in text.splitlines() if COUNTS.search(line)]
-    last = lines[-1:] if job.kind != "tests" else [line for line in lines if " in " in line]
+    tests = job.part == "sanitizers" and job.kind != "storm"
+    last = lines[-1:] if not tests else [line for line in lines if " in " in line]
     counts: dict[str, int] = defaultdict(int)
     for number, what in (found for line in last for found in COUNTS.findall(line)):
         counts[what] += int(number)

@@ -337,6 +337,8 @@ def test_schemas_of_a_package_are_counted_if_they_run_under_their_fake(tmp_path:
         ("(folder / name).write_bytes(content)", "write_bytes"),
         ("os.open(path, os.O_WRONLY | os.O_CREAT)", "os.open"),
         ("shutil.copyfile(a, b)", "shutil.copyfile"),
+        ("tempfile.TemporaryDirectory()", "TemporaryDirectory"),
+        ("mkdtemp(prefix='judge-')", "mkdtemp"),
         ("rich.console.Console(stderr=True)", "Console"),
         ("typer.echo(text)", "typer.echo"),
     ],

@@ -1,10 +1,12 @@
-"""There is one door for writing files and one for printing with styles: flag every other one in the core.
+"""There is one door for writing files, one for temporary folders and one for printing with styles: flag every other one
+in the core.
 
-Files are written by ``shiplap.safe_io``, which follows no link of another user; consoles are made by
+Files are written by ``shiplap.safe_io``, which follows no link of another user; folders for the work of one run are
+made by ``shiplap.safe_io.work_folders``, so that they are found if the run is killed; consoles are made by
 ``shiplap.render.console``, which prints no control characters of foreign texts. Flagged are ``open`` for writing,
-``write_text`` and ``write_bytes`` of a path, ``os.open`` with a flag that writes, copies by ``shutil``, ``Console(``,
-and ``typer.echo(``. Each use that is no way around a door is listed in ``ALLOWED`` with its reason, and an entry that
-excuses nothing is flagged too.
+``write_text`` and ``write_bytes`` of a path, ``os.open`` with a flag that writes, copies by ``shutil``, ``mkdtemp``,
+``TemporaryDirectory``, ``Console(``, and ``typer.echo(``. Each use that is no way around a door is listed in
+``ALLOWED`` with its reason, and an entry that excuses nothing is flagged too.
 
 Usage: ``check_doors.py [ROOT]``, by default this repository; exit status 1 on a finding.
 """
@@ -17,9 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HOME = Path("packages/shiplap/src/shiplap")
-DOORS = ("safe_io/files.py", "render/console.py")
+DOORS = ("safe_io/files.py", "safe_io/work_folders.py", "render/console.py")
 ALLOWED = {
     ("kernels/native/build.py", "write_text"): "a new folder of its own; it runs without Shiplap as well",
+    ("kernels/native/build.py", "mkdtemp"): "in the cache, of whose folders `shiplap cache gc` removes unfinished ones",
+    ("doctor/examine.py", "mkdtemp"): "in the folder of traces that the user has named, where it stays",
     ("doctor/probe.py", "write_text"): "a new folder of its own; it runs without Shiplap",
     ("sandbox/landlock.py", "write_text"): "a setting of the process itself in /proc",
     ("plugin_api/files.py", "open"): "a new file, never an existing one",
@@ -58,6 +62,8 @@ def _other_door(call: ast.Call) -> str:
         return name
     if owner == "shutil" and name in COPIES:
         return f"shutil.{name}"
+    if name in ("mkdtemp", "TemporaryDirectory"):
+        return name
     return name if name == "Console" else "typer.echo" if (owner, name) == ("typer", "echo") else ""
 
 
@@ -78,7 +84,8 @@ def findings(root: Path) -> Iterator[str]:
             if (place, name) in ALLOWED:
                 used.add((place, name))
             else:
-                yield f"{HOME / place}:{line}: {name}: use safe_io for files, render.console or cli.console for texts"
+                doors = "safe_io for files and folders, render.console or cli.console for texts"
+                yield f"{HOME / place}:{line}: {name}: use {doors}"
     for place, name in sorted(ALLOWED.keys() - used):
         yield f"tools/check_doors.py: nothing in {place} needs {name} any more: remove the entry"
 
@@ -86,7 +93,7 @@ def findings(root: Path) -> Iterator[str]:
 def main(arguments: list[str]) -> int:
     """Print the findings. Return the exit status."""
     found = list(findings(Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]))
-    print("\n".join(found) or "one door for writing, one for printing")
+    print("\n".join(found) or "one door for writing, one for temporary folders, one for printing")
     return bool(found)
 
 

@@ -164,13 +164,13 @@ def main(*arguments: str) -> int:
     parts, rest = arguments[:at] or tuple(PARTS), arguments[at + 1 :]
     os.chdir(REPOSITORY)
     cxx = compiler(os.environ.get("CXX", "c++"))
-    folder = REPOSITORY / "build" / "sanitize" / cxx.name
+    folder = REPOSITORY / "build" / "sanitize" / cxx.name / "-".join(parts)  # several runs may go on side by side
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     if parts == ("storm",):
         return storm(folder, environment(cxx, folder, kernels=False), rest[0] if rest else "600")
-    env = environment(cxx, folder)
-    print(f"kernels built with {' '.join(cxx.call)} in {time.monotonic() - started:.0f} s", flush=True)
+    env = environment(cxx, folder, kernels="kernels" in parts)
+    print(f"built with {' '.join(cxx.call)} in {time.monotonic() - started:.0f} s", flush=True)
     return max(run(part, folder, env, rest) for part in parts)
 
 

@@ -6,7 +6,6 @@ import fnmatch
 import json
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from shiplap.plugin_api import error
+from shiplap.plugin_api.files import work_folder
 from shiplap.torch_private.aten_operators import AtenDeclaration, aten_declarations
 from shiplap_backend.generate import GeneratedWrappers
 from shiplap_backend.metadata import Metadata
@@ -173,8 +173,8 @@ def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequ
             expected="a Python script",
             fix="name a script that uses the device",
         )
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "counters.json"
+    with work_folder("backend") as scratch:
+        out = scratch / "counters.json"
         names = [str(project.root.resolve()), project.package.name, project.device, str(script), str(out)]
         # A process of its own: the device is registered once for each process, under one name.
         run = subprocess.run([sys.executable, "-P", "-c", _RUN, *names, *arguments], capture_output=True, text=True)

@@ -7,21 +7,24 @@ import fcntl
 import itertools
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import IO
+
+from shiplap.safe_io.work_folders import make_work_folder, remove_left_folders
 
 _locks: list[IO[bytes]] = []  # open as long as this process, or one that was forked from it, uses a numbered folder
 
 
 def temporary(name: str) -> Path:
-    """Create a temporary folder whose name contains ``name``, and return its path.
+    """Create a temporary folder whose name contains ``name``, and return its path. Remove those that killed runs have
+    left.
 
-    It is removed when this process ends, but not when a process forked from it ends.
+    The new folder is removed when this process ends, but not when a process forked from it ends.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"shiplap-{name}-"))
-    atexit.register(_remove, folder, os.getpid())
-    return folder
+    remove_left_folders(name)
+    path, _ = make_work_folder(name)  # its lock is held as long as this process, or one forked from it, runs
+    atexit.register(_remove, Path(path), os.getpid())
+    return Path(path)
 
 
 def numbered(parent: Path) -> Path:

@@ -23,7 +23,6 @@ import random
 import resource
 import runpy
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -162,15 +161,10 @@ def shared() -> str:
     creates the folder, and removes it when it ends.
     """
     if not os.environ.get(FOLDER):
-        os.environ[FOLDER] = tempfile.mkdtemp(prefix="shiplap-forked-")
-        atexit.register(_remove, os.environ[FOLDER], os.getpid())
+        from shiplap_testing.folder import temporary  # not where this file is run as a script
+
+        os.environ[FOLDER] = str(temporary("forked"))
     return os.environ[FOLDER]
-
-
-def _remove(folder: str, owner: int) -> None:
-    """Remove ``folder`` if ``owner``, the id of the process that created it, is that of this process."""
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def place(environment: Mapping[str, str]) -> Path:

@@ -95,21 +95,22 @@ class Template:
         self._tests = dict[int, str]()  # by the process id of a launcher, the test that started it
 
     def open_launcher(
-        self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], cwd: str
+        self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], cwd: str, **how: bool
     ) -> ForkedProcess | subprocess.Popen[bytes]:
         """Return the process of a new launcher, which serves requests on the connection ``pass_fds[0]``.
 
-        The arguments are those of ``subprocess.Popen``. An ordinary launcher is started instead of a fork of the
-        template if this program is itself a fork, or if it has changed since the template started in a way that a fork
-        of the template cannot make up for. Raise ``RuntimeError`` if the template process has ended.
+        The arguments are those of ``subprocess.Popen``. A fork of the template has a session of its own, whatever
+        ``how`` says. An ordinary launcher is started instead of a fork if this program is itself a fork, or if it has
+        changed since the template started in a way that a fork of the template cannot make up for. Raise
+        ``RuntimeError`` if the template process has ended.
         """
         if self._owner not in (0, os.getpid()):  # in a fork, whose parent would read the replies
-            return subprocess.Popen(command, pass_fds=pass_fds, env=env, cwd=cwd)
+            return subprocess.Popen(command, pass_fds=pass_fds, env=env, cwd=cwd, **how)
         with self._turn:
             if self._process is None:
                 self._start(env)
             if self._started_with != _surroundings(env):
-                return subprocess.Popen(command, pass_fds=pass_fds, env=env, cwd=cwd)
+                return subprocess.Popen(command, pass_fds=pass_fds, env=env, cwd=cwd, **how)
             assert self._connection is not None
             request = json.dumps([dict(env), cwd]).encode()
             socket.send_fds(self._connection, [request], [pass_fds[0], 1, 2])
@@ -259,6 +260,7 @@ def _become_launcher(files: list[int], path: list[str], environment: dict[str, s
     variables and ``cwd`` is its working folder. The module path becomes ``PYTHONPATH`` followed by ``path``.
     """
     try:
+        os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, file in enumerate(files[1:], 1):

@@ -33,7 +33,24 @@ def quicken() -> None:
         kept = interpreter._patch_builtin, interpreter._get_np_dtype, interpreter._patch_attr
         interpreter._patch_builtin = _patch_builtin(language.core.is_builtin, *kept[::2])
         interpreter._get_np_dtype = _numpy_type(language, kept[1])
+        if tuple(map(int, import_module("triton").__version__.split(".")[:2])) < (3, 7):
+            interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
         _skip_overflow_conditions(interpreter.interpreter_builder)
+
+
+def _with_index(original: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that does what ``original`` does, the function of Triton's interpreter that gives Triton's
+    tensors their methods, and lets a scalar be taken for an int with each release of NumPy.
+
+    Until Triton 3.6 the interpreter makes an int of an array with one element, which NumPy refuses from 2.5 on.
+    """
+
+    def patch(tensor: Any, scope: Any) -> None:
+        """Give the class ``tensor`` the methods that it has until the end of ``scope``."""
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    return patch
 
 
 def _skip_overflow_conditions(builder: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,16 @@ def test_gc_removes_what_serves_no_more(run: Any, store: ChoiceStore) -> None:
     store.put(Key.of({**here.as_dict(), "torch": "1.0"}), value)
     assert json.loads(run("cache", "gc", "--json").stdout)["removed"] == 1
     assert [e.key for e in store.entries()] == [here]
+
+
+def test_gc_removes_the_folders_of_killed_runs(
+    run: Any, store: ChoiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "shiplap-run-judge-12345678").mkdir()
+    assert f"removed 1 folders of runs that were killed from {tmp_path}" in run("cache", "gc").stdout
+    assert not (tmp_path / "shiplap-run-judge-12345678").exists()
+    assert "killed" not in run("cache", "gc").stdout
 
 
 def test_actions_need_their_argument(run: Any) -> None:

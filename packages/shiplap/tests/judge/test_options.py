@@ -12,9 +12,9 @@ import shiplap as sl
 from shiplap.errors import ShiplapError
 from shiplap.judge.options import JudgeBudget
 from shiplap.judge.problem import FunctionProblem
+from shiplap.safe_io.work_folders import remove_folder
 from shiplap.sandbox import supervisor
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.landlock import remove_folder
 from shiplap.sandbox.protocol import Inspect, LoadTarget
 from shiplap.sandbox.request_errors import ProcessEnded, Timeout
 from shiplap.sandbox.supervisor import Bounds, SandboxLauncher

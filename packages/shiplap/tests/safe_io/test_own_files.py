@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import time
 
 import pytest
 
 from shiplap import safe_io
-from shiplap.kernels.native import cache
 from shiplap.kernels.native.build import build_once
 from shiplap.kernels.native.cache import is_library_present, remove_artefact
 from shiplap.tuning.key import Key
@@ -76,25 +73,3 @@ def test_only_what_is_lasting_waits_for_the_disk(lasting, waits, tmp_path, monke
     assert len(synced) == waits
     assert [path.name for path in tmp_path.iterdir()] == ["mark.json"]
     assert (tmp_path / "mark.json").read_bytes() == b"{}"
-
-
-def test_folders_that_killed_runs_left_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    old = time.time() - 2 * cache.STALE_AFTER_S
-    for name in ("shiplap-judge-old", "shiplap-judge-new", "shiplap-other-old", "someone"):
-        (tmp_path / name).mkdir()
-        if name != "shiplap-judge-new":
-            os.utime(tmp_path / name, (old, old))
-    (tmp_path / "shiplap-judge-link").symlink_to(tmp_path / "someone")
-    os.utime(tmp_path / "shiplap-judge-link", (old, old), follow_symlinks=False)
-    assert [path.name for path in cache.stale_work_folders()] == ["shiplap-judge-old"]
-
-
-def test_folders_that_end_while_they_are_listed_are_left_out(tmp_path, monkeypatch):
-    """Other processes remove their own folders at any moment."""
-    kept = tmp_path / "shiplap-judge-old"
-    kept.mkdir()
-    old = time.time() - 2 * cache.STALE_AFTER_S
-    os.utime(kept, (old, old))
-    monkeypatch.setattr(cache, "_listed_folders", lambda _root: [tmp_path / "shiplap-judge-gone", kept])
-    assert list(cache.stale_work_folders()) == [kept]

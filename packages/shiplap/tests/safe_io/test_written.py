@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
 from shiplap import safe_io
 from shiplap.cli import console
-from shiplap.errors import ShiplapError
+from shiplap.errors import ShiplapError, ShiplapNotice, error, notice
 from shiplap.render.console import escape_json, make_console
 from shiplap.tuning.recorded_calls import CallRecorder
 
@@ -109,6 +110,18 @@ def test_nothing_prints_control_characters(capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr().out
     assert not set(printed) & set("\x1b\x07\x9b\u202e")
     assert escape_json('"\x9b"') == '"\\u009b"'
+
+
+def test_python_prints_no_commands_of_foreign_texts_in_errors_and_notices() -> None:
+    """It prints an error that nobody handles, and a warning, without a console of ours."""
+    bad = "\x1b]0;title\x07 \x9b2J \u202e ##vso[task.setvariable variable=PATH]x"
+    failed = error("SL613", where=bad, got=bad)
+    with pytest.warns(ShiplapNotice) as warned:
+        notice(f"test_written: {bad}", bad)
+    for text in (str(failed), "".join(traceback.format_exception(failed)), str(warned[0].message)):
+        assert not set(text) & set("\x1b\x07\x9b\u202e")
+        assert "##vso[" not in text
+    assert failed.got == bad
 
 
 def test_nothing_prints_commands_for_the_job_of_a_ci_service(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ import torch
 from shiplap.sampling.compare import Difference
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
-from shiplap.sandbox.proc_filesystem import has_ended, list_session, stat_fields
+from shiplap.sandbox.proc_filesystem import list_session
 from shiplap.sandbox.protocol import LoadTarget
 from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
 
@@ -258,9 +258,7 @@ def run_candidate(launcher: SandboxLauncher, text: str, *, alone: bool = False, 
 def what_is_left(pid: int, folder: str) -> str:
     """Return which processes of a candidate's session, and which folder, are still there after a while."""
     ends = time.monotonic() + LEFT_S
-    while (left := [p for p in list_session(pid) if not has_ended(stat_fields(p) or ["X"] * 18)]) or (
-        folder and os.path.exists(folder)
-    ):
+    while (left := list_session(pid)) or (folder and os.path.exists(folder)):
         if time.monotonic() > ends:
             return f"left {len(left)} processes {folder if folder and os.path.exists(folder) else ''}"
         time.sleep(0.01)

@@ -12,18 +12,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from shiplap.safe_io.work_folders import remove_folder, start_removal
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox import candidate, supervisor
+from shiplap.sandbox import candidate, resource_use
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.forked_launcher import ForkedLauncher, _forget_secrets, _make_memory_private
-from shiplap.sandbox.landlock import remove_folder, start_removal
 from shiplap.sandbox.launcher_environment import is_secret, launcher_environment
 from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
 from shiplap.sandbox.protocol import Heartbeat, ImportModule, Inspect, LoadTarget
@@ -301,6 +302,36 @@ def candidate(x):
         called(witness, torch.ones(4))
 
 
+FILES = {
+    "in a folder": "os.makedirs('a/b'); take('a/b/c')",
+    "removed": "take('a'); os.unlink('a')",
+    "removed and mapped": "file = take('a'); os.unlink('a')\n"
+    "    child._libc.mmap(None, size, 3, 1, file, 0); os.close(file)",
+}
+
+
+@pytest.mark.parametrize("how", FILES)
+def test_files_that_take_too_much_of_the_disk_count(load, how: str) -> None:
+    witness = load(f"""
+def candidate(x):
+    size = 300 << 20 if x[0] > 1 else 200 << 20
+    def take(name):
+        file = os.open(name, os.O_CREAT | os.O_RDWR)
+        os.posix_fallocate(file, 0, size)
+        return file
+    {FILES[how]}
+    time.sleep(1)
+    return x + 1
+""")
+    object.__setattr__(witness.prisoner.bounds, "memory", 1 << 28)
+    # What others do on this disk meanwhile does not matter.
+    witness.prisoner._base = replace(witness.prisoner._base, free=1 << 60)
+    called(witness, torch.ones(4))  # within the limit
+    shutil.rmtree(f"{witness.prisoner.scratch}/a", ignore_errors=True)
+    with pytest.raises(CandidateError, match="GiB of files"):
+        called(witness, torch.full((4,), 2.0))
+
+
 def test_nothing_outlives_a_launcher_that_was_killed(tmp_path) -> None:
     with SandboxLauncher() as launcher:
         (tmp_path / "it.py").write_text(
@@ -464,7 +495,7 @@ def candidate(x):
     ],
 )
 def test_threads_and_processes_that_have_ended_are_counted(load, monkeypatch, how: str) -> None:
-    monkeypatch.setattr(supervisor, "MAX_TASKS", 40)
+    monkeypatch.setattr(resource_use, "MAX_TASKS", 40)
     witness = load(f"""
 import threading
 def candidate(x):
@@ -576,7 +607,8 @@ if os.fork() == 0:
 time.sleep(60)
 """
     )
-    run = subprocess.Popen([sys.executable, "-P", "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-P", "-c", KILLED, str(tmp_path)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
     assert run.stdout is not None
     folder, *pids = run.stdout.readline().split()
     ends = time.monotonic() + 60
@@ -584,7 +616,7 @@ time.sleep(60)
         assert time.monotonic() < ends
         time.sleep(0.01)
     pids.append(told.read_text())
-    run.kill()
+    os.killpg(run.pid, signal.SIGTERM)
     run.wait()
     while any(_lives(pid) for pid in pids) or os.path.exists(folder):
         assert time.monotonic() < ends

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
 import pytest
 
+from shiplap.torch_private import triton_internals
+from shiplap_testing import quick_interpreter
 from shiplap_testing.forked import interpreted
 
 CASTS = """
@@ -100,9 +106,11 @@ def test_only_kernels_of_the_library_are_corrected() -> None:
 
 
 OVERLAPPING = """
+from triton.runtime import interpreter
 from triton.runtime.interpreter import interpreter_builder
 from shiplap.torch_private.triton_internals import correct_interpreted_casts
 
+own = interpreter._patch_lang_tensor
 first, second = correct_interpreted_casts(), correct_interpreted_casts()
 first.__enter__()
 second.__enter__()
@@ -110,6 +118,7 @@ first.__exit__(None, None, None)
 assert "cast_impl" in vars(interpreter_builder)
 second.__exit__(None, None, None)
 assert "cast_impl" not in vars(interpreter_builder)
+assert interpreter._patch_lang_tensor is own
 print("restored")
 """
 
@@ -117,3 +126,27 @@ print("restored")
 def test_the_last_of_several_launches_restores_the_cast() -> None:
     done = interpreted("-W", "ignore", "-c", OVERLAPPING)
     assert "restored" in done.stdout, done.stderr
+
+
+class Scope:
+    """What restores the methods of Triton's tensors later."""
+
+    def set_attr(self, part: Any, name: str, value: Any) -> None:
+        setattr(part, name, value)
+
+
+@pytest.mark.parametrize("of", ["the package", "the tests"])
+def test_a_scalar_is_an_int_with_each_release_of_numpy(of: str) -> None:
+    """An array with one element is none with NumPy 2.5, which Triton 3.6 takes it for."""
+
+    class Tensor:
+        handle = SimpleNamespace(data=numpy.array([3]))
+
+    def own(part: Any, scope: Any) -> None:
+        scope.set_attr(part, "__index__", lambda self: pytest.fail("the interpreter's own"))
+
+    if of == "the package":
+        triton_internals._patch_with_index(own, Tensor, Scope())
+    else:
+        quick_interpreter._with_index(own)(Tensor, Scope())
+    assert range(Tensor()) == range(3)  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ import math
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -38,7 +37,7 @@ from distributed.core import Status
 from distributed.versions import get_versions
 
 from shiplap.plugin_api import verbs
-from shiplap.plugin_api.files import write_whole
+from shiplap.plugin_api.files import work_folder, write_whole
 from shiplap_sparse3d.errors import survey_error
 from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
@@ -279,11 +278,11 @@ def _begin_cluster(workers: int, device: str, opened: contextlib.ExitStack) -> F
     # Dask's profile, taken a hundred times a second, keeps Python's lock from the threads that launch a network.
     numbers = {f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}
     opened.enter_context(dask.config.set({"distributed.worker.profile.enabled": False, **numbers}))
-    scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-", ignore_cleanup_errors=True))
+    scratch = opened.enter_context(work_folder("survey"))
     # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    options |= {"threads_per_worker": threads, "local_directory": scratch}
+    options |= {"threads_per_worker": threads, "local_directory": str(scratch)}
     # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
     before, mask = {*multiprocessing.active_children()}, (signal.SIG_BLOCK, {signal.SIGINT})
     resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away

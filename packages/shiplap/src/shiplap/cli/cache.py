@@ -5,6 +5,8 @@ The verb also manages the compiled bindings and the proofs of rewrites and templ
 
 from __future__ import annotations
 
+import os
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -280,20 +282,20 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
     If ``what`` names an op, only its unusable choices and half-written files of the store are removed.
     """
     from shiplap.kernels.native import cache
+    from shiplap.safe_io.work_folders import remove_left_folders
 
     stale = [e.path for e in store.entries(_name_of_target(what)) if _stale_fields(e)]
     root = store.root.parent / "native"
     # If an op is named, only its choices are removed.
     broken = [Path(b["file"]) for b in _compiled_bindings(store) if b["problem"]] if not what else []
     rubbish = [*broken, *cache.stale_build_files(root)] if not what else []
-    left = list(cache.stale_work_folders()) if not what else []
-    swept = sum(map(cache.remove_artefact, left))
-    stuck = [str(path) for path in rubbish if not cache.remove_artefact(path)]
+    swept, stuck = remove_left_folders() if not what else (0, [])
+    stuck += [str(path) for path in rubbish if not cache.remove_artefact(path)]
     # Bindings are evicted as well if they take too much space together, those unused for longest first.
-    gone = len(rubbish) - len(stuck) + (len(cache.evict_artefacts(root)) if not what else 0)
+    gone = sum(not os.path.lexists(path) for path in rubbish) + (len(cache.evict_artefacts(root)) if not what else 0)
     result, lines, status = _remove_files(store, [*stale, *store.half_written_files()])
     lines += [f"removed {gone} from {root}"] if gone else []
-    lines += [f"removed {swept} folders of runs that were killed from {left[0].parent}"] if swept else []
+    lines += [f"removed {swept} folders of runs that were killed from {tempfile.gettempdir()}"] if swept else []
     lines += [f"cannot remove {path}" for path in stuck]
     done = {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
     return _with_proofs(done, *(_remove_proofs(stale=True) if not what else (0, [])))

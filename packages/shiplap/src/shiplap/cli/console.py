@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from shiplap import safe_io
 from shiplap.errors import ShiplapError, writing
 from shiplap.errors.base import error_parts
-from shiplap.render.console import escape_json, make_console, replace_controls
+from shiplap.errors.foreign_text import replace_controls
+from shiplap.render.console import escape_json, make_console
 
 if TYPE_CHECKING:
     from rich.console import Console

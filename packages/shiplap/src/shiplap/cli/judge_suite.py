@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from shiplap.errors import error
 from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suite_run import SuiteVerdict, describe_suite, run_suite
 from shiplap.judge.suites import COMPILED, FORMATS, SuiteFolders, SuiteProblem, find_problems
+from shiplap.safe_io.work_folders import work_folder
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
 
@@ -42,8 +42,8 @@ def judge_suite(
             raise error("SL613", where="shiplap judge --suite", got=f"no folder {place}", expected="a folder")
     verdicts: list[SuiteVerdict] = []
     # References print in this process, so JSON needs the standard output for itself.
-    with tempfile.TemporaryDirectory(prefix="shiplap-suite-") as written, console.own_stdout(as_json):
-        places = SuiteFolders(folder.resolve(), candidates, Path(written).resolve(), str(changes["device"]))
+    with work_folder("suite") as written, console.own_stdout(as_json):
+        places = SuiteFolders(folder.resolve(), candidates, written.resolve(), str(changes["device"]))
         problems = _draw_sample(find_problems(places), sample)
         if not problems:
             got, expected = f"no problem in {folder}", f"problems of {', '.join(FORMATS)}"

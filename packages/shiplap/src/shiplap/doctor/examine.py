@@ -27,6 +27,7 @@ from shiplap.doctor.recompiles import group_recompiles
 from shiplap.doctor.sightings import Compilation, Sighting, find_sightings, list_compilations
 from shiplap.doctor.trace import EventTrace, read_trace_files, record_events
 from shiplap.errors import ShiplapError, error, first_line
+from shiplap.safe_io.work_folders import work_folder
 
 
 def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
@@ -71,8 +72,8 @@ def _trace_directory() -> Iterator[Path]:
         os.makedirs(wanted, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="shiplap-doctor-", dir=wanted))
     else:
-        with tempfile.TemporaryDirectory(prefix="shiplap-doctor-") as directory:
-            yield Path(directory)
+        with work_folder("doctor") as directory:
+            yield directory
 
 
 def _wait_for_exit(process: subprocess.Popen[Any]) -> int:

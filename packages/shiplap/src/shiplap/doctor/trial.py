@@ -27,6 +27,7 @@ from shiplap.doctor.scratch import Program, apply_edits, diff_texts, make_copy, 
 from shiplap.doctor.trace import read_trace_files
 from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry
 from shiplap.errors import error
+from shiplap.safe_io.work_folders import work_folder
 
 # A run may take longer than the first by this factor and these seconds; then its remedy is refused.
 _PATIENCE = (4, 60)
@@ -240,8 +241,8 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
     the results of two runs of the unchanged program differ.
     """
     program = parse_program(command)
-    with tempfile.TemporaryDirectory(prefix="shiplap-doctor-") as folder:
-        laboratory = Laboratory(program, Path(folder), stdout)
+    with work_folder("doctor") as folder:
+        laboratory = Laboratory(program, folder, stdout)
         shown = laboratory.run({}, "time", show=True) if measure else None
         recorded = laboratory.run({}, "record")
         if recorded is None or not recorded.diagnosis.compiled:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from textwrap import shorten
 from types import FrameType, MappingProxyType
 
+from shiplap.errors.foreign_text import replace_controls
+
 
 class ShiplapError(Exception):
     """The base class of all errors of the catalogue, which :func:`error` makes.
@@ -26,6 +28,12 @@ class ShiplapError(Exception):
     expected: str
     where: str
     fix: str
+
+    def __str__(self) -> str:
+        """Return the text of the error as Python prints it, without control characters of a foreign file that it
+        quotes.
+        """
+        return replace_controls(super().__str__())
 
 
 class ShiplapNotice(UserWarning):
@@ -137,8 +145,9 @@ def notice(key: str, message: str) -> None:
         _announced.add(key)
         frame = _of_the_user(sys._getframe(1))
         # warn_explicit attributes the warning to the user's line, by which filters of warnings select.
+        text = replace_controls(message)  # Python prints it as it is
         module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, ShiplapNotice, frame.f_code.co_filename, frame.f_lineno, module, seen)
+        warnings.warn_explicit(text, ShiplapNotice, frame.f_code.co_filename, frame.f_lineno, module, seen)
 
 
 def _of_the_user(frame: FrameType) -> FrameType:

@@ -15,7 +15,6 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -37,6 +36,7 @@ from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_librar
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
 from shiplap.packaging.fixed_floats import refuse_fixed_floats
 from shiplap.packaging.tags import DAMAGED, shares_cxx_runtime
+from shiplap.safe_io.work_folders import work_folder
 from shiplap.torch_private.dynamo import compile_package, processor_features
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 from shiplap.torch_private.symbolic_sizes import concrete_calls
@@ -112,13 +112,13 @@ def package_model(
     ops = _ops_to_pack(program)
     _compile_forms(program, tuple(architectures) or _current_architecture())
     target = Path(path)
-    with tempfile.TemporaryDirectory(prefix="shiplap-model-") as scratch:
+    with work_folder("model") as scratch:
         made = make_on_demand_library(ops, str(target)) if ops else None
-        plain = Path(scratch) / target.name
+        plain = scratch / target.name
         compile_package(program, plain, {**options, "aot_inductor.metadata": _describe(program, ops, options)})
         _refuse_broken(plain, target)
         checked = _input_checks(program) if checks else None
-        plain = _add_front_libraries(plain, made, Path(scratch), {"checks": checks, "inputs": checked})
+        plain = _add_front_libraries(plain, made, scratch, {"checks": checks, "inputs": checked})
         with writing(target, "the package"):
             # The temporary folder may be on another file system, from which a rename is impossible.
             safe_io.copy_whole(plain, target)

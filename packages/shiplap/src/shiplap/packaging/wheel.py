@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import sysconfig
-import tempfile
 import time
 import zipfile
 import zlib
@@ -26,6 +25,7 @@ from shiplap.errors import ShiplapError, error, writing
 from shiplap.packaging.contents import NO_EXTRAS, PackageContents, PackageExtras
 from shiplap.packaging.tags import platform_tag
 from shiplap.packaging.worker import fill_apart
+from shiplap.safe_io.work_folders import work_folder
 
 LIMIT = 1 << 32  # bytes of a wheel, unpacked
 FILES = 100_000  # in one wheel
@@ -108,8 +108,7 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
         )
     # Before anything is unpacked or compiled.
     _check_extras(request)
-    with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
-        unpacked = Path(scratch)
+    with work_folder("wheel") as unpacked:
         files = _unpack_wheel(request.wheel, unpacked)
         modules = request.modules or tuple(_modules_of_wheel(request.wheel, files, unpacked))
         say(f"binding the ops of {', '.join(modules)}: a compiler runs for some seconds")

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from shiplap import safe_io
 from shiplap.errors import ShiplapError, error
 from shiplap.errors.base import ERROR_PARTS, error_parts
 from shiplap.packaging.contents import NO_EXTRAS, PackageContents, PackageExtras, fill_packages
+from shiplap.safe_io.work_folders import work_folder
 
 MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
 
@@ -36,8 +36,8 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
         raise error("SL601", where=(strange or modules[0])[:200], got=got, expected="modules of the wheel")
     command = [sys.executable, "-P", "-m", "shiplap.packaging.worker"]  # -P: no module of the current folder
     # Files and not pipes carry order and answer, as an import may print.
-    with tempfile.TemporaryDirectory() as folder:
-        answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
+    with work_folder("package") as folder:
+        answer, order, errors = (folder / name for name in ("answer.json", "order.json", "stderr"))
         # The worker may have another working folder, so paths are made absolute.
         tuned, calls = (path and str(path.absolute()) for path in (extras.tuned, extras.calls))
         safe_io.write_text(order, json.dumps([str(unpacked), str(answer), tuned, extras.cubins, calls, *modules]))

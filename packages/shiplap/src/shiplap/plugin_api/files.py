@@ -5,7 +5,8 @@ with limits on size and depth, and raises a ValueError of one line. The others a
 that another user may have made: ``read_named(path, limit)`` and ``open_named(path)`` open a regular file,
 ``work_in(folder)`` makes a folder or checks the existing one, ``open_new(path)`` makes a file in place of any file of
 its name. Each raises OSError for files that another user could have written, and none follows a symbolic link of
-another user.
+another user. ``work_folder(tool)`` is a context with a new temporary folder, which ``shiplap cache gc`` removes if the
+program is killed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import IO
 
 from shiplap import safe_io
 from shiplap.safe_io import parse_json, write_whole
+from shiplap.safe_io.work_folders import work_folder
 
-__all__ = ["open_named", "open_new", "parse_json", "read_named", "work_in", "write_whole"]
+__all__ = ["open_named", "open_new", "parse_json", "read_named", "work_folder", "work_in", "write_whole"]
 
 
 def open_named(path: str | os.PathLike[str]) -> IO[bytes]:

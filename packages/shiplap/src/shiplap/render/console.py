@@ -6,20 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shiplap.errors.foreign_text import REORDERING, replace_controls
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A terminal executes these, or reorders the text behind them. Texts from foreign files may contain them.
-_ORDER = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-_CONTROL = re.compile(f"[\0-\x08\x0b-\x1f\x7f-\x9f{_ORDER}]")
-_IN_JSON = re.compile(f"[\x7f-\x9f{_ORDER}]")  # those that a JSON text may hold as they are
-# A line by which a program that prints in a job of GitHub, Azure or TeamCity gives commands to the job, such as to hide
-# texts, to show a message at a file, or to set a variable.
-_JOB_COMMAND = re.compile(
-    r"(?<!\w)(:)(:(?:error|warning|notice|debug|group|endgroup|echo|add-|remove-|stop-|save-|set-|internal-)[^\n]*::)"
-    r"|(#)(#(?:vso|teamcity)?\[)",
-    re.IGNORECASE,
-)
+_IN_JSON = re.compile(f"[\x7f-\x9f{REORDERING}]")  # those that a JSON text may hold as they are
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
@@ -52,12 +44,3 @@ def escape_json(text: str) -> str:
     text. The escaped JSON represents the same value.
     """
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def replace_controls(text: str) -> str:
-    """Return ``text`` with U+FFFD in place of control characters, which a terminal would execute or which would reorder
-    the text. Tabs and line feeds stay. A blank is put into commands for the job of a CI service. A text from a foreign
-    file can then be printed.
-    """
-    text = _CONTROL.sub("\ufffd", text)
-    return _JOB_COMMAND.sub(r"\1\3 \2\4", text) if "::" in text or "##" in text else text

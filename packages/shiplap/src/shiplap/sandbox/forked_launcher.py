@@ -120,6 +120,7 @@ def _serve_alone(handle: int, folder: str) -> None:
     from shiplap.sandbox.launcher import close_files, serve_forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setsid()  # a signal to the group of the program must leave it alive, so that it ends what it has forked
     # A finalizer of the program's garbage may wait for a thread that does not exist here. ``serve_forks`` freezes what
     # exists and lets the collector run again.
     gc.disable()

@@ -11,11 +11,9 @@ import ctypes
 import os
 import re
 import resource
-import shutil
 import stat
 import struct
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -82,7 +80,6 @@ WAY_TO_SCRATCH = OwnershipRule(owned=False, group=True)
 MAX_FILES = 1024  # open files of a process: pipes and sockets hold memory of Linux, which counts for no process
 MAX_SIGNALS = 1024  # signals that wait; Linux counts those of all processes of a user against one number
 NO_CORE = 1  # of the machine's handler of cores, a limit of 0 does not keep Linux from starting it, but 1 does
-REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 PR_SET_NO_NEW_PRIVS = 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 
@@ -254,33 +251,6 @@ def _open_parts(path: Path) -> list[Path]:
     except OSError:
         return []
     return [part for shown in inside.values() for part in shown] if hidden else [path]
-
-
-def start_removal(folder: str) -> int:
-    """Start a process that removes ``folder``, in which a sandboxed process has written, with everything in it. Return
-    the id of the new process. Raise ``OSError`` if it cannot be started.
-
-    The command ``rm`` descends to any depth and follows no links. If it fails, the permissions inside the folder are
-    changed, and it is run again.
-    """
-    script = 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
-    # Its errors have names that the sandboxed process has chosen. A shell that redirects needs one more descriptor.
-    unsaid = [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
-    return os.posix_spawnp("sh", ["sh", "-c", script, folder], os.environ, file_actions=unsaid)
-
-
-def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
-    """Remove ``folder`` with everything in it. If that takes longer than ``seconds``, return while the removal
-    continues in another process.
-    """
-    ends, ended = time.monotonic() + seconds, (0, 1)
-    with contextlib.suppress(OSError):  # no process can be started
-        pid = start_removal(folder)
-        while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < ends:
-            time.sleep(0.005)
-    if ended[1]:  # the shell may have started, and the command in it not
-        with contextlib.suppress(RecursionError):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:

@@ -14,18 +14,23 @@ import gc
 import importlib
 import math
 import os
+import select
 import signal
 import socket
+import struct
 import sys
 import time
 
+from shiplap.safe_io.work_folders import remove_folder
 from shiplap.sandbox import child, protocol
-from shiplap.sandbox.landlock import readable_places, remove_folder
+from shiplap.sandbox.landlock import readable_places
+from shiplap.sandbox.proc_filesystem import list_descendants
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
 from shiplap.torch_private.process_state import counting_by_management, forks_can_use_device
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CREDENTIALS = struct.Struct("=iII")  # of the other end of a local socket: process, user, group
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 SERVED = (protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, protocol.ImportLibraries)
 
@@ -41,7 +46,7 @@ def main() -> None:
 
 
 def serve_forks(handle: int, folder: str = "") -> None:
-    """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends.
+    """Serve requests to fork sandboxed processes on the connection ``handle`` until it or the supervisor ends.
 
     ``folder`` is the supervisor's temporary folder, or empty if it is not known yet. This function removes the folder
     if the supervisor is killed.
@@ -52,14 +57,16 @@ def serve_forks(handle: int, folder: str = "") -> None:
     gc.freeze()
     gc.enable()  # ``LAUNCHER_PROGRAM`` switches it off for the import of torch
     connection = socket.socket(fileno=handle)
+    supervisor, patience = _open_supervisor(connection), math.inf
     # Processes whose parent has ended become children of this one, where the supervisor finds them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
+            _await_request(connection, supervisor, patience)
             message, files = receive_message(connection, *SERVED, handles=2)
-        except (BrokenMessage, OSError):  # the connection has ended, or the time to rest is over
+        except (BrokenMessage, OSError):  # the supervisor has ended, or the time to rest is over
             return _end_groups(forked, folder)
-        connection.settimeout(None)
+        patience = math.inf
         reply: protocol.Reply = protocol.Done()
         if isinstance(message, protocol.AwaitExit):
             reply = protocol.Number(_wait_for_status(message.pid))
@@ -93,7 +100,33 @@ def serve_forks(handle: int, folder: str = "") -> None:
         except OSError:
             return _end_groups(forked, folder)
         if isinstance(message, protocol.Rest):
-            connection.settimeout(message.seconds)
+            patience = message.seconds
+
+
+def _open_supervisor(connection: socket.socket) -> int:
+    """Return a descriptor of the process that has made ``connection``, by which its end is seen. Return -1 if Linux
+    gives none.
+    """
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    try:
+        return os.pidfd_open(CREDENTIALS.unpack(peer)[0])
+    except OSError:  # an old Linux, or a supervisor that has ended, whose connection tells
+        return -1
+
+
+def _await_request(connection: socket.socket, supervisor: int, seconds: float) -> None:
+    """Wait until a request arrives on ``connection``. Raise ``BrokenMessage`` if none arrives within ``seconds``, or if
+    the process with the descriptor ``supervisor`` ends.
+
+    The connection alone does not show that end: a process that the supervisor has forked may hold it, too.
+    """
+    arrived = select.poll()
+    for handle in (connection.fileno(), supervisor):
+        if handle >= 0:
+            arrived.register(handle, select.POLLIN)
+    ready = [handle for handle, _ in arrived.poll(seconds * 1e3 if seconds < math.inf else None)]
+    if ready != [connection.fileno()]:
+        raise BrokenMessage("the supervisor has ended, or has no request")
 
 
 def _import_libraries(message: protocol.ImportLibraries) -> int:
@@ -113,14 +146,18 @@ def _import_libraries(message: protocol.ImportLibraries) -> int:
 
 
 def _end_groups(forked: set[int], folder: str) -> None:
-    """Kill the process groups of the sandboxed processes ``forked`` and remove the supervisor's ``folder``.
+    """Kill the sandboxed processes ``forked`` with all their descendants, and remove the supervisor's ``folder``.
 
-    The supervisor, which is the process that uses the sandbox, was killed. No descendant of a sandboxed process can
-    leave its group.
+    The supervisor, which is the process that uses the sandbox, was killed. No descendant of a process that is locked in
+    can leave its group, and Linux ends all of a group at once. Those of other processes are found one by one.
     """
     for pid in forked:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        for pid in reversed(list_descendants(os.getpid())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     if folder:
         _all_children_gone()  # they write until they have ended
         remove_folder(folder, math.inf)

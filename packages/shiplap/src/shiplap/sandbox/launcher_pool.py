@@ -13,11 +13,10 @@ import os
 import resource
 import socket
 import sys
-import tempfile
 import threading
 import time
 
-from shiplap.sandbox.landlock import remove_folder
+from shiplap.safe_io.work_folders import make_work_folder
 from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.protocol import ImportModule, Rest
 from shiplap.sandbox.request_errors import ProcessEnded
@@ -69,7 +68,7 @@ class IdleLauncher(SandboxLauncher):
         """
         if self.resting:
             self.resting = False
-            self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
+            self.folder, self._lock = make_work_folder("judge")
             with contextlib.suppress(ProcessEnded):
                 self.ask(ImportModule(), until=time.monotonic() + PROMPT_S)
                 return super()._ready()
@@ -98,7 +97,7 @@ class IdleLauncher(SandboxLauncher):
         except ProcessEnded:
             return False
         self.prisoners.clear()
-        remove_folder(self.folder)
+        self._remove_folder()
         self.folder = ""
         self.resting = alone
         return self.resting

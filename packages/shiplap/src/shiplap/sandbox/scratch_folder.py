@@ -26,3 +26,15 @@ def open_unnamed_file(folder: str) -> io.FileIO:
     flags = fcntl.fcntl(handle, fcntl.F_GETFL)
     fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
     return io.FileIO(handle, "r+")  # unlike a number, it can be closed by two threads
+
+
+def read_last_line(output: io.FileIO) -> str:
+    """Return the last line that is not blank of the last 2,000 bytes of the file ``output``. Return an empty string if
+    there is none or another thread has closed the file.
+    """
+    try:
+        handle = output.fileno()
+        text = os.pread(handle, 2000, max(0, os.fstat(handle).st_size - 2000)).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

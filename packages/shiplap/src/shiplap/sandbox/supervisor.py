@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,23 +21,18 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from shiplap.safe_io import work_folders
 from shiplap.sandbox import protocol
-from shiplap.sandbox.landlock import REMOVAL_PATIENCE_S, remove_folder
 from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.proc_filesystem import (
-    THREADS,
     RequestTime,
     SchedulerUsage,
-    has_ended,
     is_ending,
     list_descendants,
     list_session,
     list_stopped_descendants,
-    read_memory_sizes,
     read_scheduler_usage,
-    stat_fields,
     thread_states,
-    unseen_bytes,
 )
 from shiplap.sandbox.process_memory import read_process_memory
 from shiplap.sandbox.protocol import (
@@ -55,7 +49,8 @@ from shiplap.sandbox.protocol import (
     send_message,
 )
 from shiplap.sandbox.request_errors import ProcessEnded, RequestFailed, Timeout, UnsupportedArguments
-from shiplap.sandbox.scratch_folder import open_unnamed_file, scratch_environment
+from shiplap.sandbox.resource_use import ResourceUse
+from shiplap.sandbox.scratch_folder import open_unnamed_file, read_last_line, scratch_environment
 
 # Seconds until the limits are checked first, what is added for each second of a request, and at most. A check reads the
 # files of all processes, which takes milliseconds.
@@ -68,7 +63,6 @@ STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
 ENDING_S = 0.3  # seconds until a process that has closed its connection is ending
-MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
@@ -82,7 +76,9 @@ LAUNCHER_PROGRAM = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a process on seconds of a request, further bytes of memory, child processes and bytes of a file."""
+    """The limits of a process on seconds of a request, further bytes of memory and as many of all its files together,
+    child processes, and bytes of a file.
+    """
 
     seconds: float = 120.0
     memory: int = 8 << 30
@@ -116,7 +112,7 @@ class SandboxLauncher:
         """Make a launcher without a process. The process starts at the first request."""
         self._process: LauncherProcess | None = None
         self._connection: socket.socket | None = None
-        self.folder = ""
+        self.folder, self._lock = "", work_folders.NO_LOCK
         self._count = 0
         self._over = False
         self._turn = threading.Lock()  # one request at a time
@@ -149,7 +145,7 @@ class SandboxLauncher:
             except OSError:  # no process can be looked at; the launcher ends them when the connection ends
                 if self._connection is not None:
                     self._connection.close()
-                ends = time.monotonic() + REMOVAL_PATIENCE_S
+                ends = time.monotonic() + work_folders.REMOVAL_PATIENCE_S
                 while self._process.poll() is None and time.monotonic() < ends:
                     time.sleep(0.005)
             self._process.kill()
@@ -160,22 +156,30 @@ class SandboxLauncher:
             self._connection.close()
         self._process = self._connection = None
         self._preloaded.clear()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        """Remove the launcher's folder, if it has one. The caller holds ``_guard``."""
         if self.folder:
-            remove_folder(self.folder)
+            work_folders.remove_folder(self.folder)
+        work_folders.release_work_folder(self._lock)
+        self._lock = work_folders.NO_LOCK
 
     def _end_all(self) -> None:
-        """Kill all descendants of the launcher's process, children before parents. If that process has ended, its
-        sandboxed processes are found by their sessions instead.
+        """Kill the groups of all sandboxed processes, which no descendant of theirs can leave, and what else descends
+        from the launcher's process, children before parents.
         """
         if self._process is None:
             return
-        if self._process.poll() is not None:  # its id may belong to another process now
-            family = [pid for leader in tuple(self.prisoners) for pid in list_session(leader)]
-        else:
-            family = [*list_descendants(self.pid)]
-        for pid in reversed(family):
+        leaders, family = tuple(self.prisoners), dict[int, int]()
+        if self._process.poll() is None:
+            family = list_descendants(self.pid)
+        else:  # the ids may belong to other processes now
+            leaders = tuple(leader for leader in leaders if list_session(leader))
+        # A process that forks and ends again and again is in no list, but Linux ends all of a group at once.
+        for kill, pid in [*((os.killpg, pid) for pid in leaders), *((os.kill, pid) for pid in reversed(family))]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
         """Kill the launcher and all processes that it started. Every later request raises ``ProcessEnded``, and so does
@@ -228,7 +232,7 @@ class SandboxLauncher:
         """Start the launcher's process and return the socket to it. Raise ``ProcessEnded`` after ``finish``."""
         if self._over:
             raise ProcessEnded("the time is over")
-        self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
+        self.folder, self._lock = work_folders.make_work_folder("judge")
         ours, theirs = socket.socketpair()
         self._start_process(theirs)
         theirs.close()
@@ -239,7 +243,10 @@ class SandboxLauncher:
         """Start the launcher's process, which serves requests on ``connection``. The caller holds ``_guard``."""
         handle = connection.fileno()
         command = [sys.executable, "-P", "-c", LAUNCHER_PROGRAM, str(handle)]
-        self._process = subprocess.Popen(command, pass_fds=[handle], env=launcher_environment(), cwd=self.folder)
+        # A signal to the group of this program must leave it alive, so that it ends what it has forked.
+        self._process = subprocess.Popen(
+            command, pass_fds=[handle], env=launcher_environment(), cwd=self.folder, start_new_session=True
+        )
 
     @property
     def pid(self) -> int:
@@ -302,7 +309,7 @@ class SandboxLauncher:
             with theirs, self._forking:
                 pid = self.ask(order, [theirs.fileno(), output.fileno()], until).value
                 self.prisoners.add(pid)
-            prisoner = SandboxedProcess(self, pid, ours, output, bounds, until=until, device=device)
+            prisoner = SandboxedProcess(self, pid, ours, output, bounds, scratch, until=until, device=device)
         except BaseException:  # a fork that nobody holds ends with its connection
             ours.close()
             output.close()
@@ -337,6 +344,7 @@ class SandboxedProcess:
 
     Attributes:
         output: the file into which it prints.
+        scratch: the folder that it may write.
         missing: the facilities of the sandbox that are not in force, with the reason.
         alone: whether a request fails if child processes still run after it.
         until: the time of ``time.monotonic`` after which it must not run any more.
@@ -350,6 +358,7 @@ class SandboxedProcess:
     connection: socket.socket
     output: io.FileIO
     bounds: Bounds
+    scratch: str
     missing: dict[str, str] = field(default_factory=dict)
     alone: bool = False
     until: float = math.inf
@@ -359,13 +368,13 @@ class SandboxedProcess:
 
     def __post_init__(self) -> None:
         """Wait for the process's report of its restrictions, then stop it. Raise ``ProcessEnded`` if it ends."""
-        self._base, self._asked, self._stood = (0, 0), SchedulerUsage(), math.inf
+        self._base, self._asked, self._stood = ResourceUse(self.scratch), SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
             locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
         except BrokenMessage as e:
             raise self._end_with_reason(str(e)) from None
-        self._base = read_memory_sizes(self.pid)
+        self._base = ResourceUse.of(self.pid, self.scratch)
         self.missing = {k: v for k, v in locked.missing.items() if v}
         self._signal(signal.SIGSTOP)
         self._wait_until_stopped()
@@ -470,9 +479,9 @@ class SandboxedProcess:
         self._in_time()
 
     def _exceeded_limit(self, ends: float, seconds: float) -> str:
-        """Return a text that describes the limit on time, memory, processes or threads that the process exceeds, or an
-        empty string if it exceeds none. ``ends`` is the time at which the reply is due, which is ``seconds`` after the
-        request.
+        """Return a text that describes the limit on time, memory, files, processes or threads that the process exceeds,
+        or an empty string if it exceeds none. ``ends`` is the time at which the reply is due, which is ``seconds``
+        after the request.
         """
         if self.run is not None:
             allowed, since = self.run()
@@ -482,7 +491,6 @@ class SandboxedProcess:
             if time.monotonic() <= ends:  # such a process is the user's own, and has no other limits
                 return ""
         family = [self.pid, *self.strays(dead=True)]
-        stats = [stat for pid in family if (stat := stat_fields(pid))]
         self._delays |= {pid: read_scheduler_usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
         # On a busy machine the process and its compilers wait for a processor. That time is added to the limit.
@@ -490,18 +498,7 @@ class SandboxedProcess:
         over = time.monotonic() > self.until and seconds + late - waited > max(HANGS * seconds, SILENT_S)
         if over or (late > 0 and late > waited):
             return f"no answer for {seconds + late:.3g} s"
-        # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
-        sizes = [[max(0, a - b) for a, b in zip(read_memory_sizes(pid), self._base, strict=True)] for pid in family]
-        space, used = map(sum, zip(*sizes, strict=True))
-        if space > self.bounds.memory:  # else there is no room for more than the limit
-            used += unseen_bytes(family)
-        if self._base[1] and used > self.bounds.memory:
-            return f"more than {self.bounds.memory / 2**30:.3g} GiB of memory"
-        if sum(not has_ended(stat) for stat in stats) > 1 + self.bounds.processes:
-            return f"more than {self.bounds.processes} processes"
-        if sum(int(stat[THREADS]) for stat in stats) > MAX_TASKS:
-            return f"more than {MAX_TASKS} threads and processes that have ended"
-        return ""
+        return self._base.excess(family, self.bounds.memory, self.bounds.processes)
 
     def _end_with_reason(self, how: str, *, lack: bool = False) -> ProcessEnded:
         """Kill the process, wait for it, and return the error that says how it ended. The error names the signal or the
@@ -520,20 +517,8 @@ class SandboxedProcess:
             how = f"ended with exit status {os.WEXITSTATUS(status)}"
         elif gone:  # it cannot send SIGKILL itself
             return ProcessEnded("it was killed from outside: the memory of the machine may be used up", lack=True)
-        words = self._last_words()
+        words = read_last_line(self.output)[:200]
         return ProcessEnded(f"{how} ({words})" if words else how, lack=lack)
-
-    def _last_words(self) -> str:
-        """Return at most 200 characters of the last line that the process has printed, or an empty string if it has
-        printed nothing.
-        """
-        try:
-            handle = self.output.fileno()
-            text = os.pread(handle, 2000, max(0, os.fstat(handle).st_size - 2000)).decode(errors="replace")
-        except (OSError, ValueError):  # another thread has closed it
-            return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:200] if lines else ""
 
     def _signal(self, number: int) -> None:
         """Send the signal ``number`` to the process group, which no descendant can leave."""

@@ -144,21 +144,28 @@ edit: list[Callable[[str], str] | None] = [None]  # source of a template's kerne
 
 _casts_lock = threading.Lock()
 _corrected = [0]  # launches that run now with right casts
+_own_methods: list[Any] = []  # the interpreter's function that is replaced meanwhile
 
 
 @contextmanager
 def correct_interpreted_casts() -> Iterator[None]:
-    """Make Triton's interpreter convert numbers to and from bfloat16 as torch does, inside the ``with`` block.
+    """Make Triton's interpreter convert numbers to and from bfloat16 as torch does, and take a scalar for an int as in
+    ``range``, inside the ``with`` block.
 
     Its own cast cuts digits off, damages subnormal numbers, and takes the bits of a bfloat16 for an integer if the
-    other dtype is not float32. A kernel casts in this way whenever it stores wider values into a bfloat16 tensor.
-    Several threads may be inside at the same time. The interpreter's own cast is back after the last one.
+    other dtype is not float32. A kernel casts in this way whenever it stores wider values into a bfloat16 tensor. Until
+    Triton 3.6 it makes an int of an array with one element, which NumPy refuses from 2.5 on. Several threads may be
+    inside at the same time. The interpreter's own functions are back after the last one.
     """
-    from triton.runtime.interpreter import interpreter_builder as builder
+    from triton.runtime import interpreter
 
+    builder: Any = interpreter.interpreter_builder
     with _casts_lock:
         _corrected[0] += 1
         builder.cast_impl = partial(_cast_as_torch, builder)  # of this object: the method of its class stays
+        if _corrected[0] == 1 and _lacks_index():
+            _own_methods.append(interpreter._patch_lang_tensor)
+            interpreter._patch_lang_tensor = partial(_patch_with_index, _own_methods[0])
     try:
         yield
     finally:
@@ -166,6 +173,24 @@ def correct_interpreted_casts() -> Iterator[None]:
             _corrected[0] -= 1
             if not _corrected[0]:
                 del builder.cast_impl
+                if _own_methods:
+                    interpreter._patch_lang_tensor = _own_methods.pop()
+
+
+@cache
+def _lacks_index() -> bool:
+    """Return whether Triton's interpreter takes a scalar for an int in a way that NumPy refuses from 2.5 on."""
+    import triton
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+
+
+def _patch_with_index(patch: Any, tensor: Any, scope: Any) -> None:
+    """Call ``patch(tensor, scope)``, by which the interpreter gives Triton's class ``tensor`` its methods until the end
+    of ``scope``. Then replace the method by which a scalar is taken for an int.
+    """
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
 
 def _cast_as_torch(builder: Any, src: Any, dst_type: Any) -> Any:

@@ -55,23 +55,6 @@ def test_what_killed_builders_left(tmp_path):
     assert [path.name for path in cache.stale_build_files(tmp_path)] == [".old", "gone.lock"]
 
 
-def test_what_killed_runs_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
-    old = cache.STALE_AFTER_S + 60
-    for name, age in (
-        ("shiplap-judge-a", old),
-        ("shiplap-judge-b", 0),
-        ("other-judge-a", old),
-        ("shiplap-wheel-c", old),
-    ):
-        made(tmp_path / name / "file", age=age)
-    (tmp_path / "shiplap-model-file").touch()
-    os.utime(tmp_path / "shiplap-model-file", (time.time() - old,) * 2)
-    assert [path.name for path in cache.stale_work_folders()] == ["shiplap-judge-a", "shiplap-wheel-c"]
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert list(cache.stale_work_folders()) == []
-
-
 @pytest.mark.parametrize("kind", ["of the machine", "of no file", "of others"])
 def test_an_error_of_the_cache_names_the_cause(kind, tmp_path):
     place = str(tmp_path / "file")

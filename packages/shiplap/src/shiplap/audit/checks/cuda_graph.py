@@ -12,11 +12,9 @@ from __future__ import annotations
 import gc
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +33,7 @@ from shiplap.audit.capture import (
 from shiplap.audit.check import NO_CAPTURE, Check, Observation
 from shiplap.dispatch import Op
 from shiplap.errors import error_line
+from shiplap.safe_io.work_folders import work_folder
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.compare_to_reference import against_reference
@@ -506,8 +505,8 @@ def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
                 run()
             # Kernels that still run when the profile ends would be missing in it.
             torch.cuda.synchronize()
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "trace.json"
+        with work_folder("audit") as folder:
+            file = folder / "trace.json"
             profile.export_chrome_trace(str(file))
             return parse_chrome_trace(json.loads(file.read_text()))
     except (RuntimeError, OSError, ValueError) as e:

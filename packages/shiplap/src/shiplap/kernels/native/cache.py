@@ -9,7 +9,6 @@ import hmac
 import os
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from shiplap.settings import settings
 
 CACHE_CAPACITY_BYTES = 1 << 30  # bytes that compiled bindings may take before the oldest go
 STALE_AFTER_S = 86400.0  # seconds after which what nobody finished is rubbish
-WORK_FOLDERS = tuple(f"shiplap-{tool}-" for tool in ("judge", "doctor", "model", "wheel"))
 
 _loaded_libraries: dict[Path, ctypes.CDLL] = {}
 
@@ -206,24 +204,6 @@ def stale_build_files(root: Path) -> Iterator[Path]:
     for path in _listed_folders(root):
         left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
         if left and time.time() - _last_use_time(path) > STALE_AFTER_S:
-            yield path
-
-
-def stale_work_folders() -> Iterator[Path]:
-    """Yield this user's folders in the system's temporary folder that killed runs of Shiplap left more than a
-    day ago.
-    """
-    for path in _listed_folders(Path(tempfile.gettempdir())):
-        if not path.name.startswith(WORK_FOLDERS):
-            continue
-        try:
-            about = path.lstat()
-        # A run that ends removes its own folder at any moment.
-        except OSError:
-            continue
-        old = time.time() - about.st_mtime > STALE_AFTER_S
-        # Others may make folders of such names in the shared temporary folder.
-        if old and stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
             yield path
 
 

@@ -1,0 +1,110 @@
+"""How much a sandboxed process takes of the machine: memory, disk, processes and threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiplap.sandbox.proc_filesystem import THREADS, has_ended, read_memory_sizes, stat_fields, unseen_bytes
+
+MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
+BLOCK = 512  # bytes, as ``stat`` counts them
+MEASURE_S = 5.0  # seconds until a size that is not known yet counts as 0
+
+
+@dataclass(frozen=True)
+class ResourceUse:
+    """What a sandboxed process used before it ran code that is not trusted.
+
+    Attributes:
+        scratch: the folder that it may write.
+        memory: the bytes of its address space and of the memory that it held. Two zeros if they are not known yet.
+        free: the free bytes of the file system of ``scratch``.
+    """
+
+    scratch: str
+    memory: tuple[int, int] = (0, 0)
+    free: int = 0
+
+    @classmethod
+    def of(cls, pid: int, scratch: str) -> ResourceUse:
+        """Return what the process ``pid`` uses now. ``scratch`` is the folder that it may write."""
+        return cls(scratch, read_memory_sizes(pid), free_bytes(scratch))
+
+    def excess(self, pids: Sequence[int], memory: int, processes: int) -> str:
+        """Return a text that names what the processes ``pids`` use beyond a limit, or an empty string.
+
+        ``pids`` are the process and all its descendants. ``memory`` is the limit of the further bytes of memory, and of
+        the bytes of all files together. ``processes`` is that of the descendants.
+        """
+        stats = [stat for pid in pids if (stat := stat_fields(pid))]
+        # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
+        sizes = [[max(0, a - b) for a, b in zip(read_memory_sizes(pid), self.memory, strict=True)] for pid in pids]
+        space, used = map(sum, zip(*sizes, strict=True))
+        if space > memory:  # else there is no room for more than the limit
+            used += unseen_bytes(pids)
+        if self.memory[1] and used > memory:
+            return f"more than {memory / 2**30:.3g} GiB of memory"
+        # Others may have used up the disk, so the files are measured before anybody is blamed.
+        if self.free - free_bytes(self.scratch) > memory and files_bytes(self.scratch, pids) > memory:
+            return f"more than {memory / 2**30:.3g} GiB of files"
+        if sum(not has_ended(stat) for stat in stats) > 1 + processes:
+            return f"more than {processes} processes"
+        if sum(int(stat[THREADS]) for stat in stats) > MAX_TASKS:
+            return f"more than {MAX_TASKS} threads and processes that have ended"
+        return ""
+
+
+def free_bytes(folder: str) -> int:
+    """Return the free bytes of the file system of ``folder``, or 0 if they cannot be read."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize
+
+
+def files_bytes(folder: str, pids: Iterable[int]) -> int:
+    """Return the bytes on disk of all files in ``folder``, and of removed files there that the processes ``pids`` have
+    open or mapped.
+
+    Names in the folder may be of any kind and depth, so the program ``du`` looks at them. If it fails, they count as 0.
+    """
+    size = 0
+    with contextlib.suppress(OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        command = ["du", "-sx", "--block-size=1", "--", folder]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=MEASURE_S, check=False
+        )
+        size = int(done.stdout.split()[0])
+    removed = dict[tuple[int, int], int]()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            removed |= _removed_files(pid)
+    with contextlib.suppress(OSError):
+        disk = os.stat(folder).st_dev
+        size += sum(length for (device, _), length in removed.items() if device == disk)
+    return size
+
+
+def _removed_files(pid: int) -> dict[tuple[int, int], int]:
+    """Return the bytes of each removed file that the process ``pid`` has open or mapped, by its device and inode. The
+    size of one that is only mapped is that of the mappings. Raise ``OSError`` if the process is gone.
+    """
+    found = dict[tuple[int, int], int]()
+    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        if line.endswith(" (deleted)"):
+            spot, _, _, device, inode, *_ = line.split(maxsplit=5)
+            first, last = (int(side, 16) for side in spot.split("-"))
+            file = os.makedev(*(int(part, 16) for part in device.split(":"))), int(inode)
+            found[file] = found.get(file, 0) + last - first
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # it has just been closed
+            about = os.stat(f"/proc/{pid}/fd/{name}")
+            if not about.st_nlink:
+                found[about.st_dev, about.st_ino] = about.st_blocks * BLOCK
+    return found
