@@ -148,12 +148,22 @@ def run_jobs(jobs: list[Job], cores: int, ends: float, folder: Path, kept: Path)
         elif time.monotonic() > ends:
             waiting.clear()
             for each in running:
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.killpg(each, signal.SIGKILL)
+                end_session(each)
             time.sleep(0.2)
         else:
             time.sleep(0.05)
     return rows
+
+
+def end_session(leader: int) -> None:
+    """Kill all processes of the session that the process ``leader`` has made. Ninja starts compilers in groups of their
+    own.
+    """
+    from shiplap.sandbox.proc_filesystem import list_session
+
+    for pid in list_session(leader):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
 
 
 @cache
