@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 import shiplap as sl
@@ -19,6 +19,7 @@ from shiplap.audit.checks import process
 from shiplap.audit.child_process import ChildLimits
 from shiplap.audit.report import Report
 from shiplap.audit.small_example import _round
+from shiplap.errors import error
 from shiplap.render.findings import print_findings
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
@@ -26,6 +27,7 @@ from shiplap_testing.support import fails
 from tests.audit.common import SEED, look
 
 M = Float[Tensor, "n c"]
+M32 = Float32[Tensor, "n c"]
 
 
 @sl.op("audit_causes::doubled")
@@ -160,6 +162,31 @@ def _(rng, sizes, dtype, device):
 def test_a_builder_that_returns_too_little_is_named_and_no_kernel_is_blamed():
     with fails("SL502", got="SL123 the sample builder returns other values than the op takes: Tensor"):
         look(paired, "numerics")
+
+
+def test_a_kernel_that_refuses_generated_integers_is_told_of_a_builder(ns):
+    """The reference takes a row of an empty tensor, as torch's index_add does, and such a row is generated."""
+
+    @sl.op(f"{ns}::added", mutates="x")
+    def added(x: M32, rows: Int64[Tensor, "m"]) -> None:
+        x.index_add_(0, rows, torch.ones(len(rows), x.shape[1]))
+
+    @added.kernel("cpu")
+    def _(x, rows):
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(x):
+            raise error("SL211", where=f"{ns}::added", got="a row that is not in x")
+        x.index_add_(0, rows, torch.ones(len(rows), x.shape[1]))
+
+    finding = look(added, "edges")
+    assert (finding.verdict, "declare @op.samples" in finding.fix) == ("fail", True)
+    assert "a row that is not in x, expected" not in finding.evidence
+
+    @added.samples
+    def _(rng, sizes, dtype, device):
+        n, m = sizes["n"], sizes["m"] * (sizes["n"] > 0)
+        return torch.randn(n, sizes["c"], generator=rng), torch.randint(0, max(n, 1), (m,), generator=rng)
+
+    assert look(added, "edges").verdict == "ok"
 
 
 def test_a_finding_has_a_small_example_with_round_numbers(ns):

@@ -82,6 +82,21 @@ def test_ops_are_unknown_that_would_give_something_else(ns):
     assert (find(alone), find(overloaded)) == (None, None)
 
 
+def test_an_op_that_scripts_do_not_know_is_called_by_its_name_in_torch():
+    """This is the repair that the explanation of SL139 gives."""
+    assert torch.jit._builtins._find_builtin(single) is None
+    assert torch.equal(torch.jit.script(calls_single)(torch.ones(2)), single(torch.ones(2))[0])
+
+
+@sl.op("scripts::single")
+def single(x: V) -> tuple[V]:
+    return (x * 3,)
+
+
+def calls_single(x: Tensor) -> Tensor:
+    return torch.ops.scripts.single(x)
+
+
 def test_each_declaration_of_one_op_is_known_and_one_that_is_gone_is_not(ns):
     """TorchScript would take another object with the same id for the op."""
 

@@ -377,7 +377,10 @@ register(
             (
                 "torch.jit.script compiles functions and modules of Python. An op is an object that torch knows "
                 "already. In a function, TorchScript knows an op if its name has no overload, no other op has that "
-                "name, and calls convert no values (as for members of an enum, or a tuple of one result)."
+                "name, and calls convert no values (as for members of an enum, or a tuple of one result). For another "
+                "op TorchScript raises an error of its own, such as that it cannot get the source of the annotation "
+                "jaxtyping.Float[...]: write torch.ops.namespace.name in the function, which takes and returns the "
+                "values of the schema."
             ),
             "pass torch.jit.script a function or a module that calls the op: its graph then has the op as a node",
         ),

@@ -99,7 +99,7 @@ def kind_of_number(arg: Arg) -> str:
     return arg.scalar.removeprefix("list[").removesuffix("]") if arg.scalar else ""
 
 
-def fix_of_value_for_number(arg: Arg, value: object) -> str:
+def fix_of_value_for_number(arg: Arg, value: Any) -> str:
     """Return the advice of the error for a call that passes ``value``, which is no number of the declared kind, for the
     argument ``arg``. Return an empty string if ``arg`` is no number, or if nothing is known about such values.
     """

@@ -33,7 +33,7 @@ def fix_of_value_for_tensor(spec: OpSpec, arg: Arg, values: Mapping[str, Value])
     if number is not None:
         such = _example(_filled_source(arg, number, others))
         return f"pass a tensor{such}. If {name} is to be a number, annotate it as {name}: {type(number).__name__}"
-    if type(value) in (list, tuple):
+    if isinstance(value, (list, tuple)):
         such = _example(_list_source(arg.tensor, value, _dtypes_of_class(arg.tensor, others)))
         return f"pass one tensor{such}. If {name} is to be a list of tensors, annotate it as {name}: list[{arg.tensor}]"
     if is_array(value):
@@ -49,13 +49,17 @@ def _example(source: str) -> str:
     return f", such as {source}" if source else " of the type under 'expected'"
 
 
-def _number_of(value: object) -> bool | int | float | complex | None:
+def _number_of(value: Any) -> bool | int | float | complex | None:
     """Return ``value`` as a number of Python if it is one, or one of NumPy, or a member of an ``IntEnum``. Return None
     for anything else.
     """
     if isinstance(value, NUMPY) and not is_array(value):
         value = value.item()
-    return next((number(value) for number in (bool, int, float, complex) if isinstance(value, number)), None)
+    for kind in (bool, int, float, complex):
+        if isinstance(value, kind):
+            plain: Any = value
+            return kind(plain)
+    return None
 
 
 def _filled_source(arg: Arg, number: complex, others: Others) -> str:
