@@ -24,6 +24,7 @@ def test_a_hazard_has_a_check_and_a_bad_op(number, hazard, checks, specimens):
     named = set(re.findall(r"`(\w+)`", checks)) & set(CHECKS)
     assert named, f"{hazard}: no check"
     if "does not reproduce" in checks:  # then the op is among the sound ones, where a GPU run proves it again
+        pytest.importorskip("triton", reason="the zoo has no op of Triton without it")
         assert set(specimens.split("; ")) <= {s.name for s in gpu.GOOD}
         return
     listed = [ZOO[name] for name in specimens.split("; ")]  # KeyError: the page names an op that is not there
