@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit.causes import AXIS_FIXES, SIZE_FIXES, fix_of
+from shiplap.audit.causes import AXIS_FIXES, SIZE_FIXES, THRESHOLD_FIX, fix_of
 from shiplap.audit.separation import Separation, _ranges, separate
 from shiplap.sampling.ledger import varied_axes
 from shiplap.sampling.samples import Samples
@@ -144,6 +144,14 @@ def test_the_advice_follows_what_separates_failing_samples(ns, condition, says, 
 def test_the_advice_fits_the_kind_of_sizes(cases, kind):
     advice = fix_of(scaled, "edges", "", cases[1], ("size",), Separation(("size",), "", kind))
     assert advice == SIZE_FIXES.get(kind, AXIS_FIXES["size"])
+
+
+def test_the_advice_on_values_near_a_number_in_the_code_is_to_branch_there():
+    samples = Samples(scaled, 1)
+    near = samples.make(samples.base.but(values="around 20", scalars={"by": 0.25}))
+    assert near is not None
+    both = Separation(("value", "scalar"), "exactly those with values around 20 and by == 0.25")
+    assert fix_of(scaled, "special", "usual", near, ("scalar", "value"), both) == THRESHOLD_FIX
 
 
 def test_the_advice_on_large_sizes_is_given_for_large_samples_alone():

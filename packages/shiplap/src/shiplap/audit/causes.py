@@ -11,6 +11,7 @@ from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import is_large
 from shiplap.sampling.run import all_finite, reference_effects
+from shiplap.sampling.values import AROUND_PREFIX
 from shiplap.sandbox.machine_lack import DEVICE_LACK_TEXT, LACK_TEXTS
 
 # An axis in which all failing samples differ from the first one, and the repair of that. The most telling comes first.
@@ -36,6 +37,7 @@ REQUIRES_FIX = (
     "the reference itself is not finite there: exclude the value of the scalar with requires=, such as requires='a > 0'"
 )
 STATE_FIX = "keep nothing from call to call, or tell calls apart by every argument and by the contents of tensors"
+THRESHOLD_FIX = "branch where the reference does: values at or next to a number in the code are wrong"
 OWN_FIXES = ("special",)  # checks whose fix follows from the kind of values, also where another axis varies
 # Kinds of values with which alone samples fail → the repair.
 VALUE_FIXES = {
@@ -140,6 +142,8 @@ def fix_of(
     axes = separation.axes if separation is not None and separation.axes else varied
     telling = [axis for axis in AXIS_FIXES if axis in axes]
     if not telling or (check in OWN_FIXES and "value" in axes):
+        if "value" in axes and case.recipe.values.startswith(AROUND_PREFIX):
+            return THRESHOLD_FIX
         return VALUE_FIXES.get(case.recipe.values, usual) if "value" in axes else usual
     if telling[0] == "size":
         if is_large(tensors_among(case.args)):
