@@ -19,6 +19,7 @@ from shiplap.judge.shapes import (
     replace_size,
     shapes_from_constants,
     shapes_near_constants,
+    shapes_with_many_rows,
     varied_shapes,
     varied_sizes,
 )
@@ -357,9 +358,10 @@ def _other_shape_forms(
 ) -> list[InputForm]:
     """Return forms of inputs whose shapes differ from ``own``, and which the reference accepts.
 
-    ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, and at most three times as
-    many have sizes from ``constants`` of the candidate's code. Shapes of more than ``limit`` elements together are left
-    out, since the reference would take too long, but for sizes near the first constants. ``reduced`` is copied into the
+    ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, at most three times as many
+    have sizes from ``constants`` of the candidate's code, and one has many rows. Shapes of more than ``limit`` elements
+    together are left out, since the reference would take too long, but for sizes near the first constants and for that
+    with many rows. ``reduced`` is copied into the
     forms, and says that their shapes stand for large ones.
     """
     forms: dict[Shapes, InputForm] = {}
@@ -367,6 +369,7 @@ def _other_shape_forms(
     # What the code compares comes first.
     compared = shapes_near_constants(own, numbers[:COMPARED_NUMBERS], limit)
     for listed, largest, most_of in (
+        (shapes_with_many_rows(own), max(limit, FAR_ELEMENTS), 1),
         (varied_shapes(own), limit, most),
         (compared, max(limit, FAR_ELEMENTS) if constants else 0, 2 * most),
         (shapes_from_constants(own, numbers[COMPARED_NUMBERS:]), limit, most),
