@@ -64,12 +64,30 @@ def candidate(x):
         plan = Plan(); plan.ones = torch.ones(x.shape[1], 1)
     return x @ plan.ones
 """,
+    "room that is used again": """
+ROOM = {}
+def candidate(x, w):
+    key = x.shape[0], w.shape[1]
+    if key not in ROOM:
+        ROOM[key] = x.new_empty(key)
+    total = ROOM[key]
+    total.zero_()
+    total.addmm_(x, w)
+    return torch.tanh(total / 4)
+""",
+    "room in a tuple": """
+PLANS = {}
+def candidate(x, w):
+    if x.shape not in PLANS: PLANS[x.shape] = torch.empty(x.shape[0], w.shape[1]), 2
+    room = PLANS[x.shape][0]
+    torch.mm(x, w, out=room)
+    return room.mul_(0.2) * 5.0
+""",
     "a list of its own": """
 def candidate(x):
     made = []
-    own = made
-    own.append(x)
-    return own[0] if len(own) < 20000 else x
+    made.append(x)
+    return made[0] if len(made) < 20000 else x
 """,
     "a state that is only read": """
 class Model:

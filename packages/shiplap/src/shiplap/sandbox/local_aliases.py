@@ -9,6 +9,11 @@ from collections import Counter
 from copy import deepcopy
 
 CONTAINERS = (ast.List, ast.Dict, ast.Set)
+_METHODS = "append extend insert add update setdefault get keys values items pop popitem clear remove"
+METHODS = frozenset(_METHODS.split())
+_FUNCTIONS = "len sum max min next iter int float bool abs round str any all range getattr setattr vars"
+FUNCTIONS = frozenset(_FUNCTIONS.split())
+"""The methods of containers, and the functions of Python, that code calls on counts and what holds them."""
 MOST_LINKS = 8  # names that stand for one another in turn
 
 
@@ -73,12 +78,34 @@ def _bound_once(function: Function) -> dict[str, ast.expr]:
 
 def _aliases_in(function: Function) -> dict[str, ast.expr]:
     """Return the names that ``function`` binds once, with the variable, attribute or element that each stands for."""
-    bound = _bound_names(function)
-    values = {name: value for name, value in _bound_once(function).items() if _root(value) is not None}
+    bound, tensors = _bound_names(function), _likely_tensors(function)
+    once = _bound_once(function)
+    values = {name: value for name, value in once.items() if _root(value) is not None and name not in tensors}
     resolved = {name: _resolved(value, values) for name, value in values.items()}
     # What a function has made itself ends with its call.
     own = bound.keys() - {n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg)}
     return {name: value for name, value in resolved.items() if (root := _root(value)) and root.id not in own}
+
+
+def _likely_tensors(function: Function) -> set[str]:
+    """Return the names that a function passes to other functions than those of Python for numbers and containers, or of
+    which it calls another method than those of containers. They hold tensors rather than counts, as a room does that is
+    used again in each call.
+    """
+    found: set[str] = set()
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call):
+            continue
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr not in METHODS
+            and isinstance(node.func.value, ast.Name)
+        ):
+            found.add(node.func.value.id)
+        if not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS:
+            given = [*node.args, *(each.value for each in node.keywords)]
+            found |= {each.id for each in given if isinstance(each, ast.Name)}
+    return found
 
 
 def _root(value: ast.expr) -> ast.Name | None:
