@@ -111,7 +111,7 @@ def test_imports_of_the_launcher_that_take_too_long_are_no_time_of_the_judgement
     (tmp_path / "it.py").write_text(HEAD + "import triton\ndef candidate(x, w):\n    return honest(x, w)\n")
     result = sl.judge(tmp_path / "problem.py", tmp_path / "it.py", seconds=60, timed=False)
     assert result.verdict == "incomplete"
-    assert dict(result.missing)["machine"] == (
+    assert dict(result.missing)["machine"].endswith(
         "the import of triton, triton.language.extra.libdevice takes longer than 300 s"
     )
 
