@@ -6,7 +6,9 @@ or more differs by more than 5 % from do_bench's. Shorter calls are shown beside
 caches full of values that have to be written back, its own events take some microseconds, and it times a slow launch.
 Its times with caches that were filled by reads and a busy device (``--clean``), and of a kernel of one element, show
 how much that is. ``--part 2/8`` judges every eighth kernel, beginning with the third, and ``--only`` those of a name.
-``--jobs`` judgements load, compile and check side by side; times are measured alone. Cheats are judged side by side.
+``--jobs`` judgements load, compile and check side by side in threads; times are measured alone. Cheats are judged side
+by side. ``--turns`` names a folder by which processes of this script, each with a part, take turns in the same way. The
+threads of one process hinder each other more, since the judge itself is written in Python.
 Each begins in a launcher that has started and has imported what the candidates import of torch and Triton, as in a
 service that judges one candidate after the other.
 """
@@ -14,6 +16,7 @@ service that judges one candidate after the other.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import json
 import math
@@ -21,7 +24,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -315,7 +318,9 @@ def _line(
     }
 
 
-def _judge(case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespace, turns: TimingTurns) -> bool:
+def _judge(
+    case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespace, turns: TimingTurns | SharedTurns
+) -> bool:
     """Judge one case in the folder ``home``, print its line, and return whether the verdict is right."""
     name, reference, candidate, honest = case
     ref, it = home / "ref.py", home / "candidate" / f"it{home.name}.py"
@@ -334,6 +339,7 @@ def _judge(case: tuple[str, str, str, bool], home: Path, asked: argparse.Namespa
             peers, references = _by_do_bench(ref, it), _by_do_bench(ref, ref, "reference")
             clean = _by_do_bench(ref, it, clean=True) if asked.clean else clean
     line = _line(name, result, honest, peers, references, clean)
+    line |= {"jobs": asked.jobs, "beside_other_processes": asked.turns is not None}
     print(json.dumps(line), flush=True)
     return bool(line["right"])
 
@@ -371,6 +377,40 @@ def _warm_launchers(wanted: list[tuple[str, str, str, bool]], count: int) -> lis
     return launchers
 
 
+class SharedTurns:
+    """Turns as of ``TimingTurns`` for judgements in several processes, each of which makes one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the files in ``folder`` that the processes lock."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._queue, self._steps = ((folder / name).open("w") for name in ("queue", "steps"))
+
+    @contextmanager
+    def judgement(self) -> Iterator[Callable[[bool], None]]:
+        """Return a context manager for one judgement, with the function ``wait_turn`` of ``TimingTurns.judgement``."""
+        alone = False
+
+        def wait_turn(times: bool) -> None:
+            """Wait until this judgement may make its next step, which measures times if ``times`` is true."""
+            nonlocal alone
+            if not alone:
+                fcntl.flock(self._steps, fcntl.LOCK_UN)
+                self._lock(fcntl.LOCK_EX if times else fcntl.LOCK_SH)
+                alone = times
+
+        self._lock(fcntl.LOCK_SH)
+        try:
+            yield wait_turn
+        finally:
+            fcntl.flock(self._steps, fcntl.LOCK_UN)
+
+    def _lock(self, how: int) -> None:
+        """Lock the steps for this process, for several or for one. Who waits for that keeps others from beginning."""
+        fcntl.flock(self._queue, how)
+        fcntl.flock(self._steps, how)
+        fcntl.flock(self._queue, fcntl.LOCK_UN)
+
+
 def _asked() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -384,6 +424,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--clean", action="store_true", help="do_bench also with caches that were emptied by reads")
     parser.add_argument("--until", type=float, default=math.inf, help="seconds after which no other kernel begins")
     parser.add_argument("--jobs", type=int, default=1, help="candidates that compile at once")
+    parser.add_argument("--turns", type=Path, help="a folder by which other processes of this script take turns")
     return parser.parse_args()
 
 
@@ -402,7 +443,9 @@ def main() -> int:
     }:
         importlib.import_module(module)  # it takes seconds, which would count for another judgement
     _FREE.extend(_warm_launchers(wanted, asked.jobs))
-    began, turns = time.monotonic(), TimingTurns()
+    if asked.turns is not None and asked.jobs > 1:
+        raise SystemExit("--turns is for processes that judge one candidate at a time")
+    began, turns = time.monotonic(), TimingTurns() if asked.turns is None else SharedTurns(asked.turns)
 
     def judge(number: int) -> bool:
         """Judge the case ``number`` if there is time for it, and return whether its verdict is right."""

@@ -1,9 +1,10 @@
-"""Calls of a candidate in another thread and under autocast, and when there is no time for them."""
+"""Calls of a candidate under other conditions of its caller, and when there is no time for them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from shiplap.judge.conditions import COMPILES_S, call_elsewhere
 from shiplap.judge.problem import FunctionProblem
+from shiplap.judge.result import Reason
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 
@@ -36,8 +38,18 @@ class Witness:
             raise CandidateError("values", difference.problem)
 
 
-def judged(witness: Witness, *, left: float = 100.0, first_call: float = 0.1) -> Any:
-    problem = FunctionProblem("product", torch.mm, lambda: [torch.randn(8, 12), torch.randn(12, 6)], 0.0)
+PRODUCT = FunctionProblem("product", torch.mm, lambda: [torch.randn(8, 12), torch.randn(12, 6)], 0.0)
+
+
+def judged(
+    witness: Witness,
+    *,
+    left: float = 100.0,
+    first_call: float = 0.1,
+    problem: FunctionProblem = PRODUCT,
+    form: InputForm = FORM,
+    file: str = "",
+) -> Any:
     until = time.monotonic() + left
     case: Any = SimpleNamespace(
         problem=problem,
@@ -45,6 +57,8 @@ def judged(witness: Witness, *, left: float = 100.0, first_call: float = 0.1) ->
         first_call=first_call,
         unchecked=[],
         reasons=[],
+        missing={},
+        candidate=SimpleNamespace(file=file),
         calls=0,
         options=SimpleNamespace(device="cpu"),
     )
@@ -54,21 +68,21 @@ def judged(witness: Witness, *, left: float = 100.0, first_call: float = 0.1) ->
         try:
             yield
         except CandidateError as e:
-            case.reasons.append((e.check, label))
+            case.reasons.append(Reason(e.check, e.evidence, label))
 
     case.record_faults = record_faults
-    call_elsewhere(case, witness, FORM)  # type: ignore[arg-type]
+    call_elsewhere(case, witness, form)  # type: ignore[arg-type]
     return case
 
 
 def test_one_call_is_made_under_each_of_the_conditions() -> None:
     witness = Witness()
     case = judged(witness)
-    assert witness.conditions == ["thread", "autocast"]
-    assert (case.calls, case.reasons, case.unchecked) == (2, [], [])
+    assert witness.conditions == ["thread", "parameters", "autocast"]
+    assert (case.calls, case.reasons, case.unchecked) == (3, [], [])
 
 
-@pytest.mark.parametrize(("left", "first_call", "made", "left_out"), [(1.0, 0.6, [], 2), (100.0, 9.0, ["thread"], 1)])
+@pytest.mark.parametrize(("left", "first_call", "made", "left_out"), [(1.0, 0.6, [], 4), (100.0, 9.0, ["thread"], 3)])
 def test_what_takes_too_long_is_left_out_and_named(
     left: float, first_call: float, made: list[str], left_out: int
 ) -> None:
@@ -80,10 +94,10 @@ def test_what_takes_too_long_is_left_out_and_named(
 
 
 def test_a_fault_is_recorded_and_an_exception_of_the_candidate_is_not() -> None:
-    assert judged(Witness(answer=0.0)).reasons[0][0] == "values"
+    assert judged(Witness(answer=0.0)).reasons[0].check == "values"
     case = judged(Witness(error=CandidateError("raised", "ValueError: not here")))
     assert case.reasons == []
-    assert len(case.unchecked) == 2
+    assert len(case.unchecked) == 3
 
 
 @pytest.mark.parametrize(
@@ -106,4 +120,35 @@ def test_a_result_of_autocast_has_its_dtype() -> None:
             seen.extend(expected.own)
 
     judged(Seen())
-    assert [t.dtype for t in seen] == [torch.float32, torch.bfloat16]
+    assert [t.dtype for t in seen] == [torch.float32, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (0.0, False), (float("nan"), False)])
+def test_two_arguments_of_a_kind_are_one_tensor_once(factor: float, right: bool) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Alike(Witness):
+        def call(self, args: Any, expected: ExpectedEffects, *, conditions: str) -> None:
+            if conditions == "one tensor":
+                seen.append(args)
+                super().call(args, expected, conditions=conditions)
+
+    problem = FunctionProblem("hypot", torch.hypot, lambda: [torch.randn(8, 12), torch.randn(8, 12)], 0.0)
+    case = judged(Alike(answer=factor), problem=problem, form=InputForm("two", shapes=((8, 12), (8, 12))))
+    assert len(seen) == 1
+    assert torch.equal(*seen[0])
+    assert (not case.reasons) == right
+
+
+def test_who_reads_memory_by_addresses_may_be_wrong_under_autocast(tmp_path: Path) -> None:
+    class Wrong(Witness):
+        def call(self, args: Any, expected: ExpectedEffects, *, conditions: str) -> None:
+            if conditions == "autocast":
+                super().call(args, expected, conditions=conditions)
+
+    (tmp_path / "it.py").write_text("def candidate(x, w): return read((x @ w).data_ptr())\n")
+    case = judged(Wrong(answer=0.0), file=str(tmp_path / "it.py"))
+    assert (case.reasons, list(case.missing)) == ([], ["autocast"])
+    (tmp_path / "it.py").write_text("def candidate(x, w): return x @ w\n")
+    case = judged(Wrong(answer=0.0), file=str(tmp_path / "it.py"))
+    assert (len(case.reasons), case.missing) == (1, {})

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import shiplap as sl
-from shiplap.judge.library_imports import COMPILER, library_modules
+from shiplap.judge.library_imports import COMPILER, imports_from_package, library_modules
 from shiplap.judge.target import file_of_module
 from shiplap.sandbox import protocol
+from shiplap.sandbox.request_errors import Timeout
 from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap_testing.forked import python
 from tests.judge.cheats import HEAD
@@ -51,6 +54,66 @@ def test_the_packages_that_a_candidate_imports_are_read_as_well(
     assert "kernels_of_others" not in sys.modules
     assert file_of_module("kernels_of_others.ops.inner.norm") == str(package / "ops" / "inner" / "norm.py")
     assert file_of_module("kernels_of_others.ops.none") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from kernels.helper import scale\n", True),
+        ("from kernels import helper\n", True),
+        ("def f():\n    import kernels.inner.deep\n", True),
+        ("import helper\n", False),
+        ("from others.kernels import helper\n", False),
+    ],
+)
+def test_a_candidate_imports_from_the_package_of_the_reference(tmp_path: Path, text: str, found: bool) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / "it.py").write_text(text)
+    places = [str(tmp_path), str(tmp_path / "kernels"), os.devnull]
+    assert imports_from_package(str(tmp_path / "it" / "it.py"), str(tmp_path / "kernels"), places) == found
+
+
+SCALED = "def candidate(x, w):\n    return honest(x, w) * ONE\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("from kernels.helper import ONE\n" + SCALED, "accepted"),
+        ("from kernels.helper import ONE\nfrom kernels.problem import reference as honest\n" + SCALED, "refused"),
+        ("from helper import ONE\n" + SCALED, "refused"),
+    ],
+)
+def test_a_helper_in_the_package_of_the_reference_is_imported_and_the_reference_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, verdict: str
+) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "candidate").mkdir()
+    (tmp_path / "kernels" / "problem.py").write_text(REFERENCE)
+    (tmp_path / "kernels" / "helper.py").write_text("ONE = 1.0\n")
+    (tmp_path / "candidate" / "it.py").write_text(HEAD + text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = sl.judge(
+        tmp_path / "kernels" / "problem.py", tmp_path / "candidate" / "it.py", seconds=120, rounds=5, timed=False
+    )
+    assert result.verdict == verdict, str(result)
+
+
+def test_imports_of_the_launcher_that_take_too_long_are_no_time_of_the_judgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(self: SandboxLauncher, modules: Any, until: float) -> None:
+        raise Timeout("the time of the judgement is over, and no process has started")
+
+    monkeypatch.setattr(SandboxLauncher, "import_libraries", late)
+    (tmp_path / "problem.py").write_text(REFERENCE)
+    (tmp_path / "it.py").write_text(HEAD + "import triton\ndef candidate(x, w):\n    return honest(x, w)\n")
+    result = sl.judge(tmp_path / "problem.py", tmp_path / "it.py", seconds=60, timed=False)
+    assert result.verdict == "incomplete"
+    assert dict(result.missing)["machine"].endswith(
+        "the import of triton, triton.language.extra.libdevice takes longer than 300 s"
+    )
 
 
 PREPARED = """
@@ -139,3 +202,30 @@ def test_devices_are_counted_by_the_management_library_alone_while_modules_are_i
         with counting_by_management():
             assert os.environ[COUNT_BY_MANAGEMENT] == "1"
         assert os.environ.get(COUNT_BY_MANAGEMENT) == before
+
+
+def test_triton_is_prepared_where_a_gpu_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shiplap.torch_private.triton_internals import prepare_triton
+
+    seen: list[str] = []
+
+    class Driver:
+        @property
+        def active(self) -> object:
+            seen.append(f"driver {os.environ['TRITON_CACHE_DIR']}")
+            return self
+
+    def note_key() -> None:
+        seen.append("key")
+
+    triton, runtime = types.ModuleType("triton"), types.ModuleType("triton.runtime")
+    vars(runtime).update(cache=types.SimpleNamespace(triton_key=note_key), driver=Driver())
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "triton.runtime", runtime)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        prepare_triton(str(tmp_path))
+        assert seen == (["key", f"driver {tmp_path}"] if has_gpu else [])
+    assert "TRITON_CACHE_DIR" not in os.environ

@@ -6,7 +6,7 @@ import torch
 from shiplap.judge import variants
 from shiplap.judge.checks import _choose_wanted
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.shapes import varied_shapes
+from shiplap.judge.shapes import MANY_ROWS, shapes_with_many_rows, varied_shapes
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.perturb import MANY, perturb_arguments
 
@@ -192,3 +192,17 @@ def test_defaults_of_a_reference_get_other_values_where_the_candidate_has_them(n
 def test_forms_that_change_integers_are_known(changes, expected) -> None:
     """On a GPU they are tried on the processor first, also in the shapes of the reference's own inputs."""
     assert InputForm("", shapes=((4,),), **changes).changes_integers == expected
+
+
+def test_dims_that_have_one_size_by_chance_are_soon_changed_alone() -> None:
+    own = ((2, 12, 16), (2, 12, 16), (2, 12, 16))  # of queries, keys and values
+    first = list(varied_shapes(own))[: 2 * 3 + 9]
+    queries = [s for s in first if s[0][1] != 12 and s[1:] == own[1:] and s[0][::2] == (2, 16)]
+    assert len(queries) == 1
+
+
+def test_one_shape_has_many_rows_and_is_small_elsewhere() -> None:
+    ((rows, width), weights), *more = shapes_with_many_rows(((16, 24), (24, 16)))
+    assert (more, MANY_ROWS <= rows < 2 * MANY_ROWS) == ([], True)
+    assert weights[0] == width <= 4 >= weights[1]
+    assert list(shapes_with_many_rows(((16,), ()))) == []

@@ -126,6 +126,15 @@ PRECISION = {
 }
 MODES = {
     "wrong under autocast": (PRODUCT, _when("torch.is_autocast_enabled('cpu')")),
+    "wrong on a parameter": (PRODUCT, _when("isinstance(w, nn.Parameter)")),
+    "wrong on what an operator has made": (PRODUCT, _when("w.grad_fn is not None")),
+    "wrong on what is no view": (PRODUCT, _when("not w._is_view()")),
+    "wrong on one tensor for two arguments": (
+        "def reference(x, y): return torch.sigmoid(x) * 2 + y\n"
+        "def get_inputs(): return [torch.randn(8, 9), torch.randn(8, 9)]\n",
+        "def candidate(x, y): return torch.add(y, x.sigmoid(), alpha=3 if x is y else 2)\n",
+    ),
+    "wrong for many rows": (ROW, _row("x.shape[0] > torch.iinfo(torch.int16).max // 20")),
     "wrong while it is traced": (PRODUCT, _when("torch.compiler.is_compiling()")),
     "wrong in a second thread of its own": (
         PRODUCT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -81,6 +82,7 @@ CLOCKS = {
     "an object that poses as a module": Posing(),
     "a class of no module": Unknown,
     "a method of a list of mine": [0.0].pop,
+    "a method of an object of Python": contextlib.nullcontext(0.0).__enter__,
     "a slot of an iterator of mine": iter([0.0]).__next__,
     "a cache of such a slot": functools.lru_cache(iter([0.0]).__next__),
     "a weak reference": weakref.ref(Posing),

@@ -1,9 +1,9 @@
-"""Calls of a candidate under other conditions of its caller: in another thread and inference mode, or in autocast."""
+"""Calls of a candidate under other conditions of its caller, such as another thread or autocast."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,38 +13,111 @@ from torch import Tensor
 from shiplap.judge.checks import JudgeSession
 from shiplap.judge.options import StepDeadline
 from shiplap.judge.variants import InputForm
+from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Difference
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.machine_lack import is_lack
+from shiplap.sandbox.source_scan import gather_sources, read_source
 
 COMPILES_S = 2.0  # seconds of the first call from which on autocast, which may compile once more, is left out
 COMPILED_AGAIN = 2.0  # of the time of the first call, which a call under other conditions may take
 GROSS, SPREAD = 0.5, 4.0  # of the size of a result, and of the reference's own change: what no rounding explains
-OTHER_THREAD = "another thread, inference mode, deterministic algorithms and another number of threads"
+ROUNDED = 1e-2  # of the largest argument: what is left of a difference of equal numbers
+NAMES = {
+    "thread": "in another thread, inference mode, deterministic algorithms and another number of threads",
+    "parameters": "on parameters",
+    "one tensor": "on one tensor for two arguments",
+    "autocast": "under autocast",
+}
+"""The conditions of a call (see ``call_conditions.CONDITIONS``), as a verdict names them."""
 
 
 def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
     """Compare one call of the candidate on inputs of ``form`` in another thread, in inference mode, with deterministic
-    algorithms and another number of threads, as a server may call it. Then compare one call under autocast, unless the
-    candidate seems to compile. A fault is recorded in ``case``.
+    algorithms and another number of threads, as a server may call it. Then compare calls on parameters, on one tensor
+    in the place of two arguments, and under autocast, unless the candidate seems to compile for each way of a call. A
+    fault is recorded in ``case``.
     """
-    with case.record_faults(f"{form.label} in {OTHER_THREAD}"), _unless_late(case, OTHER_THREAD, "raised") as is_time:
-        if is_time:
-            args = case.problem.draw(form)
-            _call_once(case, witness, args, case.problem.expect_effects(form, args), "thread")
-    if case.reasons:
-        return
-    if case.first_call > COMPILES_S:
-        case.unchecked.append("autocast: the first call took so long that the candidate seems to compile for each way")
-        return
-    # A candidate may have results in another dtype than its reference there.
-    with (
-        case.record_faults(f"{form.label} under autocast"),
-        _unless_late(case, "autocast", "raised", "results") as is_time,
-    ):
-        args = case.problem.draw(form) if is_time else ()
-        if is_time and (expected := _effects_under_autocast(case, form, args)) is not None:
-            _call_once(case, witness, args, expected, "autocast")
+    usual: dict[str, Callable[[tuple[object, ...]], ExpectedEffects | None]] = {
+        "thread": lambda args: case.problem.expect_effects(form, args),
+        "parameters": lambda args: case.problem.expect_effects(form, args),
+        "one tensor": lambda args: _effects_of_equal_arguments(case, form, args),
+        "autocast": lambda args: _effects_under_autocast(case, form, args),
+    }
+    for conditions, expect in usual.items():
+        named = NAMES[conditions]
+        if case.first_call > COMPILES_S and conditions != "thread":
+            why = "the first call took so long that the candidate seems to compile for each way"
+            case.unchecked.append(f"{named}: {why}")
+            continue
+        waived = ("raised", "results") if conditions == "autocast" else ("raised",)
+        with case.record_faults(f"{form.label}, {named}"), _unless_late(case, named, *waived) as is_time:
+            args = case.problem.draw(form) if is_time else ()
+            args = _with_equal_tensors(args) if conditions == "one tensor" else args
+            if args and (expected := expect(args)) is not None:
+                _call_once(case, witness, args, expected, conditions)
+        if conditions == "autocast" and case.reasons and _reads_addresses(case.candidate.file):
+            # It may take what an operator of torch returns for float32, which is right everywhere else.
+            evidence, advice = case.reasons.pop().evidence, "switch autocast off in it, or convert what it reads"
+            case.missing[conditions] = f"{evidence}; it reads memory by addresses: {advice}"
+        if case.reasons:
+            return
+
+
+def _reads_addresses(file: str) -> bool:
+    """Return whether a candidate, or a source beside it, reads memory of tensors by their addresses, which have no
+    dtype.
+    """
+    return any(b"data_ptr" in read_source(source) for source in gather_sources(file)) if file else False
+
+
+def _with_equal_tensors(args: tuple[object, ...]) -> tuple[object, ...]:
+    """Return ``args`` with the second of two tensors that look alike, but for their values, replaced by the first one.
+    Return an empty tuple if no two tensors among the arguments look alike.
+    """
+    for second, b in enumerate(args):
+        for a in args[:second]:
+            if isinstance(a, Tensor) and isinstance(b, Tensor) and _fit(a) == _fit(b):
+                return (*args[:second], a, *args[second + 1 :])
+    return ()
+
+
+def _fit(t: Tensor) -> tuple[object, ...]:
+    """Return what two tensors have in common that can stand for one another."""
+    return t.dtype, t.device, t.shape, t.stride()
+
+
+def _effects_of_equal_arguments(
+    case: JudgeSession, form: InputForm, args: tuple[object, ...]
+) -> ExpectedEffects | None:
+    """Return the effects of the reference on ``args``, of which two are equal. Only gross deviations from them count,
+    since a difference of equal numbers is all rounding. Return None if the reference refuses these arguments, changes
+    one of them, or gives no finite numbers.
+    """
+    try:
+        expected = case.problem.expect_effects(replace(form, label=f"{form.label}, {NAMES['one tensor']}"), args)
+    except Exception as e:
+        if is_lack(e):
+            raise
+        return None
+    if expected.changed or not all(bool(o.isfinite().all()) for o in expected.own):
+        return None
+    numbers = [t for t in tensors_among(args) if t.is_floating_point() and t.numel()]
+    scale = max((float(t.abs().amax()) for t in numbers), default=0.0)
+
+    def against(got: Sequence[Tensor]) -> Difference:
+        """Return a difference if a result in ``got`` is grossly off that of the reference. An index may be another
+        one, where numbers are equal.
+        """
+        for number, (g, exact) in enumerate(zip(got, expected.own, strict=True)):
+            if not (g.is_floating_point() and exact.is_floating_point()):
+                continue
+            allowed = GROSS * exact.double().abs() + ROUNDED * scale
+            if not bool(((g.double() - exact.double()).abs() <= allowed).all()):
+                return Difference(f"result {number} is off by more than half of its size")
+        return Difference()
+
+    return replace(expected, against=against)
 
 
 @contextmanager

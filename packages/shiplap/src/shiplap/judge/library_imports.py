@@ -40,6 +40,17 @@ def library_modules(*files: str) -> list[str]:
     return list(found)
 
 
+def imports_from_package(file: str, folder: str, places: Iterable[str]) -> bool:
+    """Return whether the Python ``file`` or one beside it imports a module in ``folder``, or in a folder inside of it,
+    by a name that begins in one of ``places`` above that folder. Nothing is imported.
+    """
+    inner = Path(folder).resolve()
+    above = [place for place in map(Path.resolve, map(Path, places)) if place in inner.parents]
+    names = [m.decode() for source in gather_sources(file) for m in IMPORT.findall(read_source(source))] if file else []
+    found = [place.joinpath(*name.split(".")) for place in above for name in names]
+    return any(module.is_relative_to(inner) for module in found)
+
+
 def _used_sources(files: Iterable[str]) -> Iterator[Path]:
     """Yield the sources that the Python ``files`` use, directly or indirectly: those beside them, and those of the
     modules of other packages than the best known ones. At most ``MOST_SOURCES`` are yielded.

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 from shiplap.judge.checks import JudgeSession
-from shiplap.judge.library_imports import library_modules
+from shiplap.judge.library_imports import imports_from_package, library_modules
 from shiplap.judge.target import JudgeTarget
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.candidate import TargetProcess
+from shiplap.sandbox.candidate import MachineLack, TargetProcess
 from shiplap.sandbox.device_memory import device_driver
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
@@ -110,15 +110,15 @@ class JudgedProcesses:
         process does not start.
         """
         case, folder = self._case, str(Path(target.file).parent) if target.file else ""
+        with case.granted_time():
+            self._import_libraries()
         try:
-            with case.granted_time():
-                self._launcher.import_libraries(self._modules, time.monotonic() + PREPARING_S)
             if case.subject.kind == "reference":  # of a declared op, which all processes import
                 self._launcher.preload([DECLARATIONS], case.budget.last)
             prisoner = self._launcher.start(
                 [folder] if folder else [],
                 case.options.bounds,
-                hidden=_hidden_folders(case, target),
+                hidden=_hidden_places(case, target),
                 # A device is opened to the sandbox only if the arguments lie on it.
                 device=case.options.device != "cpu",
                 until=case.budget.last,
@@ -128,11 +128,23 @@ class JudgedProcesses:
         except ProcessEnded as e:
             if time.monotonic() >= case.budget.last:
                 raise Timeout(str(e)) from None
-            raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
+            raise _not_started(e) from None
         witness = TargetProcess(prisoner)
         self._stack.callback(witness.end)
         case.clock.prisoners.append(prisoner)
         return witness
+
+    def _import_libraries(self) -> None:
+        """Import in the launcher what the candidate will import of torch and Triton. Raise ``MachineLack`` if that
+        takes too long, and ``SL617`` if the launcher ends.
+        """
+        try:
+            self._launcher.import_libraries(self._modules, time.monotonic() + PREPARING_S)
+        except Timeout:
+            named = ", ".join(self._modules)
+            raise MachineLack(f"the import of {named} takes longer than {PREPARING_S:g} s") from None
+        except ProcessEnded as e:
+            raise _not_started(e) from None
 
     def _load(self, witness: TargetProcess, target: JudgeTarget, kind: str, *, compiled: bool = False) -> TargetProcess:
         """Load ``target`` into the sandboxed process ``witness``, and return that process.
@@ -161,12 +173,20 @@ class JudgedProcesses:
         return witness
 
 
-def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
-    """Return the folders that the process of ``target`` must not read. For the candidate it is the folder of the
-    reference, also inside the folder of the candidate, unless somebody else than Shiplap has put it on ``sys.path``.
-    Otherwise the list is empty.
+def _not_started(e: ProcessEnded) -> ShiplapError:
+    """Return the error ``SL617`` for a sandboxed process or a launcher that ends before it serves a request."""
+    return error("SL617", where="judge", got=str(e), expected="a process that starts")
+
+
+def _hidden_places(case: JudgeSession, target: JudgeTarget) -> list[str]:
+    """Return the folders and files that the process of ``target`` must not read. For the candidate it is the folder of
+    the reference, also inside the folder of the candidate, unless somebody else than Shiplap has put it on
+    ``sys.path``. If the candidate imports a module of that folder as part of a package, it is the file of the reference
+    alone. Otherwise the list is empty.
     """
-    folder = str(Path(case.reference.file).parent) if case.reference.file else ""
-    if target is not case.candidate or not folder or (folder in sys.path and folder not in added_folders):
+    file, shown = case.reference.file, {place for place in sys.path if place} - added_folders
+    folder = str(Path(file).parent) if file else ""
+    if target is not case.candidate or not folder or folder in shown:
         return []
-    return [*dict.fromkeys([folder, os.path.realpath(folder)])]
+    place = file if imports_from_package(target.file, folder, shown) else folder
+    return [*dict.fromkeys([place, os.path.realpath(place)])]

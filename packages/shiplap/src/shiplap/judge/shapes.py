@@ -9,6 +9,7 @@ from random import SystemRandom
 
 LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 EQUAL_SIZES = 4  # the most pairs of sizes that become equal
+MANY_ROWS = 2000  # the least number of rows in one shape; a table of rows by rows still fits into the memory
 PAIRS_OF_NUMBERS = 8  # the most pairs of sizes that become two constants of the code
 SECRET_RANDOM = SystemRandom()
 
@@ -37,12 +38,15 @@ def replace_size(own: Shapes, size: int, new: int) -> Shapes:
 
 def varied_shapes(own: Shapes) -> Iterator[Shapes]:
     """Yield random variations of the shapes ``own``. In the first ones, one size is changed wherever it occurs. In the
-    next ones, two sizes become equal, and all sizes are changed at once. In the last ones, one size or a single dim is
-    changed, in random order.
+    next ones, a single dim is changed whose size others have as well, two sizes become equal, and all sizes are changed
+    at once. In the last ones, one size or a single dim is changed, in random order.
     """
     for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
         for size in varied_sizes(own):
             yield replace_size(own, size, new(size))
+    # Two dims of ``own`` may have one size by chance only, as those of queries and keys.
+    coupled = [shapes for shapes, size in _single_dims(own) if sum(n == size for s in own for n in s) > 1]
+    yield from SECRET_RANDOM.sample(coupled, len(coupled))
     # A candidate may take two sizes that are equal for one another.
     pairs = [(size, other) for size in varied_sizes(own) for other in varied_sizes(own) if other < size]
     for size, other in SECRET_RANDOM.sample(pairs, min(EQUAL_SIZES, len(pairs))):
@@ -51,6 +55,16 @@ def varied_shapes(own: Shapes) -> Iterator[Shapes]:
     yield tuple(tuple(drawn.get(n, n) for n in s) for s in own)
     sizes = varied_sizes(own)
     alone: list[Shapes] = [replace_size(own, size, new) for size in sizes for new in (size - 1, size + 1, 1)]
+    alone += [shapes for shapes, _ in _single_dims(own)]
+    SECRET_RANDOM.shuffle(alone)
+    yield from alone
+
+
+def _single_dims(own: Shapes) -> Iterator[tuple[Shapes, int]]:
+    """Yield the shapes ``own`` with the size of a single dim changed at random, and that size, for each dim that may be
+    varied.
+    """
+    sizes = varied_sizes(own)
     for at, shape in enumerate(own):
         for dim, size in enumerate(shape):
             if size > 1 and size not in sizes:
@@ -58,9 +72,18 @@ def varied_shapes(own: Shapes) -> Iterator[Shapes]:
             # One of several dims of this size is not 1: the reference would broadcast it, which callers never ask for.
             least = 2 if sum(n == size for other in own for n in other) > 1 else 1
             changed = (*shape[:dim], least + SECRET_RANDOM.randrange(2 * size + 2), *shape[dim + 1 :])
-            alone.append((*own[:at], changed, *own[at + 1 :]))
-    SECRET_RANDOM.shuffle(alone)
-    yield from alone
+            yield (*own[:at], changed, *own[at + 1 :]), size
+
+
+def shapes_with_many_rows(own: Shapes) -> Iterator[Shapes]:
+    """Yield the shapes ``own`` with some thousand rows in the first tensor that has rows, and small sizes elsewhere."""
+    for at, shape in enumerate(own):
+        if len(shape) > 1 and shape[0] in varied_sizes(own):
+            small = {n: 2 + SECRET_RANDOM.randrange(3) for n in varied_sizes(own)}
+            less = [tuple(small.get(n, n) for n in s) for s in own]
+            less[at] = (MANY_ROWS + SECRET_RANDOM.randrange(MANY_ROWS), *less[at][1:])
+            yield tuple(less)
+            return
 
 
 def shapes_near_constants(own: Shapes, numbers: Sequence[int], limit: int) -> Iterator[Shapes]:

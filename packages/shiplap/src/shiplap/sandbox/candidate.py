@@ -21,7 +21,7 @@ from shiplap.sandbox import protocol
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments, packed_locations, packed_tensor
 from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAllocations, lies_on_device
 from shiplap.sandbox.equal_bits import bits_are_equal
-from shiplap.sandbox.kept_results import KeptResults, ResultSpan, ResultSpans, argument_bytes
+from shiplap.sandbox.kept_results import KeptResults, ResultSpan, ResultSpans, all_are_equal, argument_bytes
 from shiplap.sandbox.machine_lack import find_lack
 from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
@@ -565,14 +565,15 @@ class TargetProcess:
 
     def _check_earlier_results(self) -> None:
         """Raise ``CandidateError`` if the kept result of an earlier call has changed since it was read."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        same = True
         for span in (span for call in self._earlier for span in call.spans):
-            if isinstance(span.content, Tensor):
-                now = self.opened.find(span.memory) if isinstance(span.memory, bytes) and span.memory else None
-                same = now is None or torch.equal(now.bytes_at(span.at, span.length), span.content)
-            else:
-                same = span.content is None or self._holds(span.at, span.content)
-            if not same:
-                raise CandidateError("results", "a result changed after the call that returned it")
+            if not isinstance(span.content, Tensor):
+                same = same and (span.content is None or self._holds(span.at, span.content))
+            elif isinstance(span.memory, bytes) and span.memory:
+                pairs.append((self.opened.find(span.memory).bytes_at(span.at, span.length), span.content))
+        if not (same and all_are_equal(pairs)):
+            raise CandidateError("results", "a result changed after the call that returned it")
 
 
 def _memory_fault(e: OSError, what: str) -> CandidateError:

@@ -12,9 +12,9 @@ import errno
 import gc
 import mmap
 import os
+import secrets
 import socket
 import tempfile
-import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
@@ -28,6 +28,7 @@ from torch import Tensor
 from shiplap.errors import error_line
 from shiplap.sandbox import protocol
 from shiplap.sandbox.arguments import BLOCK_SIZE, argument_facts, changed_facts, unpack_arguments
+from shiplap.sandbox.call_conditions import CONDITIONS
 from shiplap.sandbox.device_memory import (
     END_AT,
     FIRST_AT,
@@ -60,7 +61,6 @@ from shiplap.sandbox.protocol import (
 from shiplap.sandbox.rng_state import RngWatch
 from shiplap.sandbox.unshown_modules import import_unshown_modules
 from shiplap.torch_private.dynamo import use_temporary_folder
-from shiplap.torch_private.process_state import set_deterministic
 
 _baseline: FunctionSnapshot | None = None  # taken before this process was forked
 LOOKED_AT = 8  # first calls on a GPU after which the state of the process is read, and then each of so many
@@ -442,6 +442,8 @@ class Child:
         memory, flags = _map(file), iter(message.wanted)
         args, seeds = list(self._unpack(message.args, memory)), list(self._unpack(message.seeds, memory))
         given = [a.detach().clone().requires_grad_(next(flags, True)) if _is_floating_tensor(a) else a for a in args]
+        # Some come from an operator, as those of a layer within a model do.
+        given = [a.clone() if isinstance(a, Tensor) and a.requires_grad and secrets.randbits(1) else a for a in given]
         returned = self.target(*given)
         results = flatten_results(returned)
         floating = [o for o in tree_leaves(returned) if _is_floating_tensor(o)]
@@ -545,47 +547,6 @@ def _ops(
         for event in seen.function_events or ():
             uses += [(printable_text(f"kernel {k.name}")[:400], []) for k in event.kernels]
     return _count_uses(uses), result, left, threads
-
-
-def _call_elsewhere(target: Callable[..., Any], *args: Any) -> Any:
-    """Return what ``target`` returns for ``args`` in another thread, in inference mode, with deterministic algorithms
-    and another number of threads of torch. Raise the exception that it raises.
-    """
-    outcome: list[Any] = []
-    failed: list[BaseException] = []
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-
-    def run() -> None:
-        """Call ``target``, and add its result to ``outcome`` or its exception to ``failed``."""
-        torch.set_num_threads(1 if threads > 1 else 2)
-        try:
-            with torch.inference_mode():
-                outcome.append(target(*args))
-        except BaseException as e:
-            failed.append(e)
-
-    set_deterministic(True, warn_only=True)
-    try:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-    finally:
-        set_deterministic(strict, warn_only=warns)
-        torch.set_num_threads(threads)
-    if failed:
-        raise failed[0]
-    return outcome[0]
-
-
-def _call_under_autocast(target: Callable[..., Any], *args: Any) -> Any:
-    """Return what ``target`` returns for ``args`` under autocast to bfloat16."""
-    with torch.autocast("cuda" if _on_devices(list(args)) else "cpu", torch.bfloat16):
-        return target(*args)
-
-
-CONDITIONS = {"thread": _call_elsewhere, "autocast": _call_under_autocast}
-"""Functions that call a target under other conditions of the caller, by name."""
 
 
 def _count_uses(uses: list[tuple[str, list[Any]]]) -> list[protocol.OperatorUse]:

@@ -341,6 +341,10 @@ def read_places(node: ast.AST) -> set[str]:
             left += [each for each in (at.left, *at.comparators) if not _is_looked_up(at, each)]
             continue
         found.add(place_name(at))
+        if isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr not in DESCRIBING:
+            # The name of a function, such as that of ``torch.ones``, is no place of an object.
+            left += [at.func.value, *at.args, *(each.value for each in at.keywords)]
+            continue
         left += ast.iter_child_nodes(at)
     return found - {""}
 

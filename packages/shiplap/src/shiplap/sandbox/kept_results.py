@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from shiplap.sampling.case import tensors_among
 from shiplap.sandbox.device_memory import lies_on_device
+
+TOGETHER_BYTES = 1 << 20  # bytes of a result up to which it is compared in one step with others
 
 
 @dataclass(frozen=True)
@@ -43,3 +46,14 @@ class KeptResults:
 def argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
     """Return the number of bytes of all tensors in ``args``. If ``host`` is true, leave out tensors on a GPU."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))
+
+
+def all_are_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Return whether the two tensors of bytes in each of ``pairs`` are equal.
+
+    Each comparison waits for the GPU. So small tensors, of which a process may keep a hundred, are compared together.
+    """
+    small = [pair for pair in pairs if pair[0].numel() <= TOGETHER_BYTES]
+    sides = [torch.cat(side) for side in zip(*small, strict=True)]
+    large = [pair for pair in pairs if pair[0].numel() > TOGETHER_BYTES]
+    return (not sides or torch.equal(*sides)) and all(torch.equal(*pair) for pair in large)

@@ -92,7 +92,7 @@ class SandboxPolicy:
         scratch: the folder that the process may write.
         readable: further files and folders that it may read and execute, apart from names in them that begin with a
             dot.
-        hidden: folders on ``sys.path`` that it must not read.
+        hidden: files and folders that it must not read although ``sys.path`` shows them.
         file_size: the greatest length of a file that it writes, in bytes.
         device: whether it may use the machine's accelerators.
     """

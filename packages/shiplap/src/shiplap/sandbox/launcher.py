@@ -28,9 +28,11 @@ from shiplap.sandbox.proc_filesystem import list_descendants
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
 from shiplap.torch_private.process_state import counting_by_management, forks_can_use_device
+from shiplap.torch_private.triton_internals import prepare_triton
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CREDENTIALS = struct.Struct("=iII")  # of the other end of a local socket: process, user, group
+TRITON_MODULE = "triton"
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 SERVED = (protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, protocol.ImportLibraries)
 
@@ -130,8 +132,8 @@ def _await_request(connection: socket.socket, supervisor: int, seconds: float) -
 
 
 def _import_libraries(message: protocol.ImportLibraries) -> int:
-    """Import those of the modules of ``message`` that exist, and prepare Inductor if it is among them. Return the
-    number of modules, or of those before the first one after whose import forked processes cannot use a GPU.
+    """Import those of the modules of ``message`` that exist, and prepare Inductor and Triton if they are among them.
+    Return the number of modules, or of those before the first one after whose import forked processes cannot use a GPU.
 
     The snapshot of functions that exists is left without these modules, since a candidate may import them itself.
     """
@@ -140,6 +142,8 @@ def _import_libraries(message: protocol.ImportLibraries) -> int:
             importlib.import_module(module)
             if module == VECTOR_MODULE:
                 prepare_inductor(message.folder)
+            if module == TRITON_MODULE:
+                prepare_triton(message.folder)
         if not forks_can_use_device():
             return number
     return len(message.modules)

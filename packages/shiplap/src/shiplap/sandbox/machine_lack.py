@@ -11,11 +11,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from shiplap.sandbox.landlock import MAX_FILES
-from shiplap.sandbox.supervisor import SandboxedProcess
+
+if TYPE_CHECKING:
+    from shiplap.sandbox.supervisor import SandboxedProcess
 
 FREE_NAMES = 64  # a disk with fewer is full, unless it does not count them
 QUOTA_TRIAL_BYTES = 1 << 16
@@ -102,6 +105,12 @@ class _MemoryBound:
                 with suppress(OSError, ValueError):
                     resource.setrlimit(resource.RLIMIT_DATA, self._before)
 
+    def lift(self, pid: int) -> None:
+        """Set the limit of the process ``pid`` to that which this process has without the bound."""
+        with self._lock, suppress(OSError, ValueError):
+            own = self._before if self._users else resource.getrlimit(resource.RLIMIT_DATA)
+            resource.prlimit(pid, resource.RLIMIT_DATA, own)
+
 
 _memory_bound = _MemoryBound()
 
@@ -117,6 +126,13 @@ def bounded_memory() -> Iterator[None]:
         yield
     finally:
         _memory_bound.leave()
+
+
+def lift_memory_bound(pid: int) -> None:
+    """Free the child process ``pid`` from the bound that ``bounded_memory`` sets. A child inherits the bound if it is
+    started while another thread of this process is in that context.
+    """
+    _memory_bound.lift(pid)
 
 
 def is_lack(e: Exception) -> bool:

@@ -20,6 +20,7 @@ from types import (
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
+    MethodType,
     ModuleType,
 )
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from shiplap.sandbox.trusted_objects import (
     HEAP_TYPE_FLAG,
     cell_content,
     forget_observations,
+    is_bound_to_code,
     is_harmless_value,
     is_invoked,
     is_trusted_function,
@@ -362,6 +364,8 @@ def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
         own += [type(now), *(v for v in vars(type(now)).values() if type(v) is FunctionType)]
     if before is not None and not _is_trusted_module(name, before):
         own = [v for v in own if type(v) is not BuiltinFunctionType]
+    elif before is not None and not all(is_bound_to_code(v) for v in own if type(v) is MethodType):
+        return True
     return not all(map(is_harmless_value, own))
 
 

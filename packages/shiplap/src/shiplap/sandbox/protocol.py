@@ -357,8 +357,8 @@ class Inspect(Request[Inspection], frozen=True):
 class CallTarget(Request[TargetCalled], frozen=True):
     """A request to call the target. If ``again`` is true, the call uses the tensors of the last call, into which this
     process has written new values. Otherwise it gets new tensors from ``args``. ``keep`` is the number of earlier calls
-    whose results are kept. ``conditions`` are those of the caller: ``"thread"`` for another thread, as in a server,
-    ``"autocast"`` for autocast to bfloat16, or an empty string for the usual ones.
+    whose results are kept. ``conditions`` names those of the caller in ``call_conditions.CONDITIONS``, or is an empty
+    string for the usual ones.
     """
 
     args: Packed

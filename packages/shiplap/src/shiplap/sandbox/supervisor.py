@@ -24,6 +24,7 @@ import torch
 from shiplap.safe_io import work_folders
 from shiplap.sandbox import protocol
 from shiplap.sandbox.launcher_environment import launcher_environment
+from shiplap.sandbox.machine_lack import lift_memory_bound
 from shiplap.sandbox.proc_filesystem import (
     RequestTime,
     SchedulerUsage,
@@ -182,9 +183,7 @@ class SandboxLauncher:
                 kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Kill the launcher and all processes that it started. Every later request raises ``ProcessEnded``, and so does
-        one for which a thread awaits the reply.
-        """
+        """Kill the launcher and all its processes. Later requests, and one that waits now, raise ``ProcessEnded``."""
         with self._guard:
             self._over = True
             self._close()
@@ -236,6 +235,7 @@ class SandboxLauncher:
         ours, theirs = socket.socketpair()
         self._start_process(theirs)
         theirs.close()
+        lift_memory_bound(self.pid)
         self._connection = ours
         return ours
 
@@ -289,7 +289,7 @@ class SandboxLauncher:
         only to a folder of its own. ``bounds`` are its limits.
 
         Args:
-            hidden: folders on ``sys.path`` that it must not read.
+            hidden: files and folders that it must not read although ``sys.path`` shows them.
             locked: whether the process is restricted. Otherwise it has all rights of this program.
             device: whether it may use the machine's accelerators.
             threads: the number of torch's threads. 0 stands for as many as in this process.

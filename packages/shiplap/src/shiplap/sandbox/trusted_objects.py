@@ -32,7 +32,12 @@ from shiplap.sandbox.trusted_code import (
     is_trusted_file,
     is_trusted_module,
 )
-from shiplap.torch_private.process_state import operator_place, registered_operators, torch_operator_types
+from shiplap.torch_private.process_state import (
+    makes_context,
+    operator_place,
+    registered_operators,
+    torch_operator_types,
+)
 
 MAX_HELD_DEPTH = 4  # levels of functions in functions of a module that is imported later
 MAX_VISITED = 5000  # objects that are visited for one value
@@ -228,6 +233,17 @@ def _is_known(value: Any) -> bool:
     return id(value) in _known  # which keeps each object, so that no other one gets its id
 
 
+def is_bound_to_code(method: types.MethodType) -> bool:
+    """Return whether ``method`` is bound to a class, to a module or to an object that was remembered.
+
+    Code under test can make an object of any class of a library, and a method of such an object may return what it
+    holds, as ``nullcontext(0.0).__enter__`` does. The method by which a decorator of torch makes its context for each
+    call does not.
+    """
+    own, kind = method.__self__, type(method.__self__)
+    return issubclass(kind, (type, ModuleType)) or _is_known(own) or (_is_known(kind) and makes_context(method))
+
+
 def _holds_only_trusted(value: Any) -> bool:
     """Return whether ``value`` and all objects that it holds, directly or through others, are data or trusted code.
     Return False if more than ``MAX_VISITED`` objects would have to be visited.
@@ -263,6 +279,8 @@ def _values_held_by(value: Any) -> Iterable[Any] | None:
         return () if is_genuine_code(value) else None
     if kind in C_DESCRIPTORS:
         return (value.__objclass__,)
+    if kind is types.MethodType:
+        return (value.__func__, value.__self__) if is_bound_to_code(value) else None
     if (operator_place(value) or None) in _known_operators:
         return _values_held_by_operator(value)
     if kind in CONTAINERS:

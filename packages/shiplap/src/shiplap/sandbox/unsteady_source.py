@@ -23,6 +23,7 @@ from shiplap.sandbox.kept_counts import (
     targets_of,
     used_up_places,
 )
+from shiplap.sandbox.local_aliases import called_name, resolve_aliases, resolve_calls
 from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, read_source
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"}
@@ -76,7 +77,9 @@ def _decisions_in(source: Path, find: Callable[[ast.Module], Iterable[tuple[int,
     deeply to be looked through here, it has ``TOO_DEEP``, since a process with another limit may import it.
     """
     try:
-        return [f"line {line}: {what}" for line, what in find(ast.parse(read_source(source)))]
+        tree = ast.parse(read_source(source))
+        resolve_aliases(tree)
+        return [f"line {line}: {what}" for line, what in find(tree)]
     except (SyntaxError, ValueError):
         return []
     except (RecursionError, MemoryError):
@@ -414,6 +417,8 @@ def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
     counted = counted_places(tree)
     if not counted:
         return []
+    counting = _counting_functions(tree, counted)
+    resolve_calls(tree, counting)
     shrunk = {changed_container(n, SHRINKING) for n in ast.walk(tree)}
     updates: dict[int, str] = {}
     for statement in ast.walk(tree):  # a named expression comes after what it is in
@@ -422,11 +427,23 @@ def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
     for node in ast.walk(tree):
         for part in _deciding_parts(node):
             names = (read_places(part) & counted) - {updates.get(id(node), "")}
+            names |= {called_name(n) for n in ast.walk(part) if isinstance(n, ast.Call)} & counting
             # A container that is emptied holds what the last calls have left, and counts none.
             names -= shrunk & {_measured_length(n) for n in ast.walk(part)}
             used |= {(node.lineno, name) for name in names if hasattr(node, "lineno")}
     used |= {(t.lineno, name) for t in _truth_tests(tree) for name in read_places(t) & counted - shrunk}
     return sorted(used)
+
+
+def _counting_functions(tree: ast.Module, counted: set[str]) -> set[str]:
+    """Return the names of the functions of a module that return one of the places ``counted``, and the names to which
+    such a function or a method is bound.
+    """
+    definitions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    returned = ((d, n.value) for d in definitions for n in _scope_of(d) if isinstance(n, ast.Return) and n.value)
+    found = {d.name for d, value in returned if read_places(value) & counted}
+    bound = (n for n in ast.walk(tree) if isinstance(n, ast.Assign) and place_name(n.value).lstrip(".") in found)
+    return found | {place_name(target).lstrip(".") for n in bound for target in n.targets} - {""}
 
 
 def _updates_of(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
@@ -472,6 +489,7 @@ def unsteady_decisions_of_function(fn: Any) -> list[str]:
     first = {at.__code__.co_firstlineno for at in used}
     try:
         tree = ast.parse(read_source(used[0].__code__.co_filename))
+        resolve_aliases(tree)
     except (SyntaxError, ValueError):
         return []
     except (RecursionError, MemoryError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -183,18 +182,15 @@ def prepare_inductor(folder: str) -> None:
     Each process would otherwise take some 20 s of processor time for that when it first compiles for the CPU (torch
     2.13, two cores at 2.5 GHz, 2026-11-30).
     """
-    threads, before = torch.get_num_threads(), (tempfile.tempdir, os.environ.get(_CACHE_FOLDER))
-    tempfile.tempdir = os.environ[_CACHE_FOLDER] = folder
-    use_temporary_folder()
-    torch.set_num_threads(1)  # a pool of threads would not survive a fork
-    try:
-        try_best_instructions()
-        torch.compile(lambda x: x + 1)(torch.zeros(1))
-    finally:
-        torch.set_num_threads(threads)
-        tempfile.tempdir = before[0]
-        del os.environ[_CACHE_FOLDER]
-        os.environ |= {_CACHE_FOLDER: before[1]} if before[1] is not None else {}
+    threads = torch.get_num_threads()
+    with triton_internals.files_in(folder, _CACHE_FOLDER):
+        use_temporary_folder()
+        torch.set_num_threads(1)  # a pool of threads would not survive a fork
+        try:
+            try_best_instructions()
+            torch.compile(lambda x: x + 1)(torch.zeros(1))
+        finally:
+            torch.set_num_threads(threads)
 
 
 def try_best_instructions() -> bool:

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType, CodeType, MethodType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.nn.modules import module as modules
+from torch.utils._contextlib import _DecoratorContextManager
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
 
@@ -95,6 +96,14 @@ def counting_by_management() -> Iterator[None]:
             for _ in range(MOST_STARTS):
                 if library.nvmlShutdown():
                     break
+
+
+def makes_context(method: MethodType) -> bool:
+    """Return whether ``method`` is the one by which a decorator such as ``torch.no_grad()`` makes a context manager for
+    each call of the function that it decorates.
+    """
+    kind = type(method.__self__)
+    return issubclass(kind, _DecoratorContextManager) and method.__func__ is kind.clone
 
 
 def forks_can_use_device() -> bool:

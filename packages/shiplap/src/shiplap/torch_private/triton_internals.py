@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ import torch
 # --- the assembler ----------------------------------------------------------------------------------------------------
 
 
-_CHOSEN = "TRITON_PTXAS_PATH"
+_CHOSEN, _CACHE_FOLDER = "TRITON_PTXAS_PATH", "TRITON_CACHE_DIR"
 
 
 @cache
@@ -41,6 +42,40 @@ def use_torch_assembler() -> None:
     assembler = Path(torch.__file__).absolute().parent / "bin" / "ptxas"
     if assembler.is_file() and os.access(assembler, os.X_OK):
         os.environ[_CHOSEN] = str(assembler)
+
+
+# --- what each process does before its first kernel -------------------------------------------------------------------
+
+
+@contextmanager
+def files_in(folder: str, variable: str) -> Iterator[None]:
+    """Return a context manager in whose body temporary files lie in ``folder``, which the environment variable
+    ``variable`` names as the cache of a compiler.
+    """
+    before = tempfile.tempdir, os.environ.get(variable)
+    tempfile.tempdir = os.environ[variable] = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before[0]
+        os.environ.pop(variable)
+        os.environ |= {variable: before[1]} if before[1] is not None else {}
+
+
+def prepare_triton(folder: str) -> None:
+    """Let Triton do what each process does before its first kernel, for this process and those that it forks. Do
+    nothing if there is no GPU of CUDA. The driver of the GPU is not used if torch counts GPUs without it.
+
+    Triton hashes its own library of 400 MB, and compiles the C module by which it calls the driver, which is kept in
+    ``folder`` (Triton 3.6).
+    """
+    from triton.runtime import cache, driver
+
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return
+    with files_in(folder, _CACHE_FOLDER):
+        cache.triton_key()
+        _ = driver.active
 
 
 # --- cache keys of launches, for kernels that are compiled without a launch -------------------------------------------
