@@ -13,10 +13,12 @@ from shiplap.doctor import (
     edits,
     edits_of_branches,
     edits_of_calls,
+    edits_of_compilation,
     edits_of_draws,
     edits_of_functions,
     edits_of_shortcuts,
     edits_of_values,
+    edits_of_versions,
 )
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
@@ -36,6 +38,7 @@ class Remedy:
         caveat: its effects that a comparison of results does not show.
         repeated: whether it is tried only where calls of one kind came more than once in the run.
         prints: whether the program has to print as many lines as before.
+        silent: whether the program may print less than before, or other numbers.
         measures: whether results that vary by themselves, such as times, must not become 0.
         picks: whether it picks values with ``torch.where``, whose gradient for the side that is not picked is 0.
         witness: an editor after whose edit the program has to end in another way, or None. It makes the program raise
@@ -52,6 +55,7 @@ class Remedy:
     caveat: str = ""
     repeated: bool = False
     prints: bool = False
+    silent: bool = False
     measures: bool = False
     picks: bool = False
     witness: Editor | None = None
@@ -69,14 +73,21 @@ class Remedy:
 
 
 def _setting(
-    id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", reason: str = "", call: str = ""
+    id: str,
+    setting: str,
+    causes: tuple[str, ...],
+    *,
+    caveat: str = "",
+    reason: str = "",
+    call: str = "",
+    silent: bool = False,
 ) -> Remedy:
     """Return the remedy with the id ``id`` that inserts the compiler setting ``setting``, a statement, into the
-    program. ``causes``, ``caveat``, ``reason`` and ``call`` are its fields.
+    program. ``causes``, ``caveat``, ``reason``, ``call`` and ``silent`` are its fields.
     """
     modules = re.findall(r"\((logging|warnings)\.", setting)
     editor = edits.add_setting(setting, *modules)
-    return Remedy(id, f"set {setting}", editor, causes, reason, call, own=False, caveat=caveat)
+    return Remedy(id, f"set {setting}", editor, causes, reason, call, own=False, caveat=caveat, silent=silent)
 
 
 _CONFIG = "torch._dynamo.config"
@@ -247,14 +258,16 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "dynamic",
         "compile with dynamic=True",
-        edits.compile_dynamic,
+        edits_of_compilation.compile_dynamic,
         ("size", "small", "value", "stride", "attribute", "counter", "parameter"),
         own=False,
     ),
     Remedy(
         "dynamic_all",
         "compile with dynamic=True, parameters included",
-        edits.together(edits.add_setting(f"{_CONFIG}.force_parameter_static_shapes = False"), edits.compile_dynamic),
+        edits.together(
+            edits.add_setting(f"{_CONFIG}.force_parameter_static_shapes = False"), edits_of_compilation.compile_dynamic
+        ),
         ("size", "small", "parameter"),
         own=False,
     ),
@@ -285,7 +298,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "versions",
         "compile a function of its own for each kind of call",
-        edits_of_calls.compile_versions,
+        edits_of_versions.compile_versions,
         (
             "optional",
             "lazy",
@@ -299,6 +312,7 @@ REMEDIES: tuple[Remedy, ...] = (
             "grad",
             "mode",
             "attribute",
+            "identity",
         ),
         own=False,
         caveat="as many versions are compiled as before; none counts against the limit of another",
@@ -307,7 +321,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "size_versions",
         "compile a function of its own for each size",
-        edits_of_calls.compile_versions,
+        edits_of_versions.compile_versions,
         ("size", "small"),
         own=False,
         caveat="each further size compiles a version, without a limit",
@@ -316,7 +330,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "repeated_calls",
         "compile for the kinds of calls that come again",
-        edits_of_calls.compile_repeated,
+        edits_of_versions.compile_repeated,
         ("length", "small", "size", "attribute"),
         own=False,
         caveat="the first call of each kind takes as long as without a compiler",
@@ -336,6 +350,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("context",),
         call="catch_warnings|simplefilter|profile|nvtx|[Tt]imer|record|tqdm|[Pp]rogress",
         caveat=_SILENT.replace("call", "context manager"),
+        silent=True,
     ),
     Remedy(
         "hoist_call",
@@ -367,6 +382,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("print",),
         call=r"^Logger\.",
         caveat="no logger runs this method in compiled code",
+        silent=True,
     ),
     Remedy(
         "eager_effect",
@@ -375,6 +391,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("print", "system", "foreign", "object"),
         call=edits.EFFECT_NAME,
         caveat=_SILENT,
+        silent=True,
     ),
     Remedy(
         "eager_caller",
@@ -383,6 +400,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("print", "system", "foreign", "object", "exception", "lock", "import", "other"),
         own=False,
         caveat=_SILENT,
+        silent=True,
     ),
     Remedy(
         "eager_clock",
@@ -392,6 +410,7 @@ REMEDIES: tuple[Remedy, ...] = (
         call=r"^time\.\w+$",
         caveat="compiled code reads 0.0, so that what it computes from it is no time",
         measures=True,
+        silent=True,
     ),
     _setting(
         "raise_limit",
