@@ -12,10 +12,12 @@ import torch
 from shiplap.doctor import (
     edits,
     edits_of_calls,
+    edits_of_compilation,
     edits_of_draws,
     edits_of_functions,
     edits_of_shortcuts,
     edits_of_values,
+    edits_of_versions,
 )
 from shiplap.doctor.edits import Case, Editor
 from shiplap.doctor.scratch import apply_edits
@@ -90,7 +92,49 @@ def test_a_second_source_joins_the_first(tmp_path: Path) -> None:
     ],
 )
 def test_compile_dynamic(tmp_path: Path, before: str, after: str) -> None:
-    assert proposals(tmp_path, "import torch\n" + before, edits.compile_dynamic) == ["import torch\n" + after]
+    assert proposals(tmp_path, "import torch\n" + before, edits_of_compilation.compile_dynamic) == [
+        "import torch\n" + after
+    ]
+
+
+COMPILED = """import torch
+g, h = torch.compile(f), torch.compile(f)
+k = torch.compile(
+    f,
+)
+@torch.compile
+def f(x): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("site", "before", "after"),
+    [
+        (("program.py", 2, 7), "g, h = torch.compile(f)", "g, h = torch.compile(f, dynamic=True)"),
+        (("program.py", 2, 25), "torch.compile(f)\nk", "torch.compile(f, dynamic=True)\nk"),
+        (("program.py", 4, 8), "    f,\n)", "    f,\ndynamic=True)"),  # a line inside of the call
+        (("program.py", 6, 1), "@torch.compile\n", "@torch.compile(dynamic=True)\n"),
+        (("other.py", 2, 7), "", ""),
+    ],
+)
+def test_only_the_call_that_compiled_the_function_becomes_dynamic(
+    tmp_path: Path, site: tuple[str, int, int], before: str, after: str
+) -> None:
+    """Other calls of the line, the file and the folder compile functions of their own."""
+    for file in ("program.py", "other.py"):
+        (tmp_path / file).write_text(COMPILED)
+    case = Case(tmp_path, "program.py", "program.py", 7, "f", "x", "", compiled_at=(site,))
+    (found,) = edits_of_compilation.compile_dynamic(case)
+    file = site[0]
+    changed = apply_edits({}, tmp_path, found)
+    if before:
+        assert changed == {file: COMPILED.replace(before, after)}
+    assert [edit.file for edit in found] == [file]
+
+
+def test_where_it_is_not_known_what_compiled_it_no_other_file_is_edited(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(COMPILED)
+    assert proposals(tmp_path, "import torch\ndef f(x): ...  # HERE\n", edits_of_compilation.compile_dynamic) == []
 
 
 BRANCHES = [
@@ -250,7 +294,7 @@ CALLS = """
 @pytest.mark.parametrize("function", ["f", "forward"])
 def test_each_kind_of_call_gets_a_version_of_its_own(tmp_path: Path, function: str) -> None:
     """The compiled module stays one, and a kind that comes again is not compiled again."""
-    changed, *_ = proposals(tmp_path, CALLS, edits_of_calls.compile_versions, "how", "", function, "optional")
+    changed, *_ = proposals(tmp_path, CALLS, edits_of_versions.compile_versions, "how", "", function, "optional")
     assert "lambda x, how=None: how is None, backend=count" in changed
     graphs = CountingBackend()
     exec(changed, ran := {"count": graphs})
@@ -290,7 +334,7 @@ ATTRIBUTES = "tuple(v for m in model.modules() for v in vars(m).values() if isin
     ],
 )
 def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: list[str]) -> None:
-    found = proposals(tmp_path, CALLS, edits_of_calls.compile_versions, subject, "", "forward", cause)
+    found = proposals(tmp_path, CALLS, edits_of_versions.compile_versions, subject, "", "forward", cause)
     assert len(found) == len(keys)
     for text, key in zip(found, keys, strict=True):
         assert f"lambda x, how=None: {key}, backend=count)(model)" in text
@@ -299,16 +343,18 @@ def test_what_tells_calls_apart(tmp_path: Path, subject: str, cause: str, keys: 
 def test_a_module_without_a_name_gets_one(tmp_path: Path) -> None:
     source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(Net(2, 2), backend=count)")
     source += "    run(torch.ones(1, 2))\n"
-    found, every = proposals(tmp_path, source, edits_of_calls.compile_versions, "self.bias", "", "forward", "attribute")
+    found, every = proposals(
+        tmp_path, source, edits_of_versions.compile_versions, "self.bias", "", "forward", "attribute"
+    )
     assert "module.modules()" in every
     assert "compile_each(lambda x, how=None: module.bias, backend=count)(module := Net(2, 2))" in found
     exec(found, {"count": "eager"})
-    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "how", "", "forward", "optional")
+    (found,) = proposals(tmp_path, source, edits_of_versions.compile_versions, "how", "", "forward", "optional")
     assert "compile_each(lambda x, how=None: how is None, backend=count)(Net(2, 2))" in found
 
 
 def test_a_second_value_refines_the_kinds(tmp_path: Path) -> None:
-    editor = edits_of_calls.compile_versions
+    editor = edits_of_versions.compile_versions
     source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(Net(2, 2), backend=count)")
     first, _ = proposals(tmp_path, source, editor, "self.bias", "", "forward", "attribute")
     second, *_ = proposals(tmp_path, first, editor, "fn.in_features", "", "forward", "attribute")
@@ -321,13 +367,13 @@ def test_a_second_value_refines_the_kinds(tmp_path: Path) -> None:
 def test_a_method_is_told_apart_by_its_object(tmp_path: Path) -> None:
     source = CALLS + "    step = torch.compile(model.forward, backend=count)\n"
     subject = "fn.__self__.in_features"
-    found = proposals(tmp_path, source, edits_of_calls.compile_versions, subject, "", "forward", "attribute")
+    found = proposals(tmp_path, source, edits_of_versions.compile_versions, subject, "", "forward", "attribute")
     assert "lambda x, how=None: model.in_features, backend=count)(model.forward)" in found[-1]
 
 
 @pytest.mark.parametrize("function", ["f", "forward"])
 def test_a_kind_of_call_is_compiled_when_it_comes_again(tmp_path: Path, function: str) -> None:
-    changed, *_ = proposals(tmp_path, CALLS, edits_of_calls.compile_repeated, "x, dim 0", "", function, "size")
+    changed, *_ = proposals(tmp_path, CALLS, edits_of_versions.compile_repeated, "x, dim 0", "", function, "size")
     assert "compile_repeated(lambda x, how=None: x.shape, backend=count)" in changed
     graphs = CountingBackend()
     exec(changed, ran := {"count": graphs})
@@ -340,9 +386,76 @@ def test_a_kind_of_call_is_compiled_when_it_comes_again(tmp_path: Path, function
     assert isinstance(ran["run"], torch.nn.Module)
 
 
+COUNTED = """
+    import torch
+    STEP = 0
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.every, self.calls = 3, 0
+        def forward(self, x):
+            global STEP
+            STEP += 1
+            self.calls += 1
+            if self.calls % self.every == 0:  # HERE
+                return x * 2
+            return x + 0 if STEP > 4 else -x
+    model = Net()
+    run = torch.compile(model, backend=count)
+"""
+
+
+@pytest.mark.parametrize(
+    ("subject", "cause", "key"),
+    [
+        ("self.calls", "counter", "(model.calls + 1) % model.every == 0"),
+        ("STEP", "value", "STEP + 1 > 4"),
+        ("self.every", "attribute", ""),  # the other number of the condition changes in the call
+        ("x", "value", ""),
+        ("self.other", "attribute", ""),
+    ],
+)
+def test_outcomes_of_conditions_tell_calls_apart(tmp_path: Path, subject: str, cause: str, key: str) -> None:
+    found = proposals(tmp_path, COUNTED, edits_of_versions.compile_outcomes, subject, "", "forward", cause)
+    assert [f"compile_each(lambda x: {key}, backend=count)(model)" in text for text in found] == [True] * bool(key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("self.calls += 1", "self.calls += int(x.sum())"),
+        ("self.calls += 1", "self.calls = self.calls + 1"),
+        ("self.calls += 1", "if STEP: self.calls += 1"),
+        ("self.calls % self.every == 0", "self.calls % len(x) == 0"),
+    ],
+)
+def test_a_condition_that_is_not_known_before_the_call_tells_nothing(tmp_path: Path, change: tuple[str, str]) -> None:
+    source = COUNTED.replace(*change)
+    assert proposals(tmp_path, source, edits_of_versions.compile_outcomes, "self.calls", "", "forward", "counter") == []
+
+
+def test_a_version_for_each_outcome_serves_all_numbers(tmp_path: Path) -> None:
+    source = COUNTED.replace("            global STEP\n            STEP += 1\n", "").replace("STEP > 4", "self.every")
+    (found,) = proposals(
+        tmp_path,
+        source,
+        edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_versions.compile_outcomes),
+        "self.calls",
+        "",
+        "forward",
+        "counter",
+    )
+    graphs = CountingBackend()
+    with torch.compiler.config.patch(dynamic_sources=""):
+        exec(found, ran := {"count": graphs})
+        got = [int(ran["run"](torch.ones(()))) for _ in range(9)]
+    assert got == [1, 1, 2, 1, 1, 2, 1, 1, 2]
+    assert graphs.frame_count == 2
+
+
 def test_options_of_the_compiler_are_kept(tmp_path: Path) -> None:
     source = CALLS.replace("torch.compile(model, backend=count)", "torch.compile(model, dynamic=False, **more)")
-    (found,) = proposals(tmp_path, source, edits_of_calls.compile_versions, "how", "", "forward", "value")
+    (found,) = proposals(tmp_path, source, edits_of_versions.compile_versions, "how", "", "forward", "value")
     assert "compile_each(lambda x, how=None: how, dynamic=False, **more)(model)" in found
 
 
@@ -361,7 +474,7 @@ def test_a_compiled_function_gets_contiguous_tensors(tmp_path: Path) -> None:
     [
         (edits_of_calls.wrap_contiguous, "stride"),
         (edits_of_calls.wrap_first_call, "length"),
-        (edits_of_calls.compile_versions, "optional"),
+        (edits_of_versions.compile_versions, "optional"),
     ],
 )
 def test_a_wrapped_function_keeps_its_name(tmp_path: Path, editor: Editor, cause: str) -> None:
@@ -528,8 +641,8 @@ def moved_of_self(folder: Path, source: str) -> list[str]:
     text = textwrap.dedent(source).lstrip()
     (folder / "program.py").write_text(text)
     line = next(n for n, row in enumerate(text.splitlines(), 1) if "# HERE" in row)
-    callers = (("program.py", len(text.splitlines())),)
-    found = Case(folder, "program.py", "program.py", line, "forward", "self.notes", "", callers=callers, cause="length")
+    frame = "program.py", max(n for n, row in enumerate(text.splitlines()[:line], 1) if "def forward" in row)
+    found = Case(folder, "program.py", "program.py", line, "forward", "self.notes", "", frames=(frame,), cause="length")
     changed = (apply_edits({}, folder, edits) for edits in edits_of_calls.call_later(found))
     return [each["program.py"] for each in changed if each]
 
@@ -565,6 +678,28 @@ def test_a_call_of_self_stays_where_another_object_may_have_it(tmp_path: Path, o
     text = text.replace("fullgraph=True)", "fullgraph=True)][0]", 1) if "[torch" in new else text
     moved = moved_of_self(tmp_path, text)
     assert bool(moved) == ("[torch" in new)
+
+
+def test_a_call_stays_where_another_function_was_compiled_around_it(tmp_path: Path) -> None:
+    """Torch loses what it should move out of a function that the compiled one calls, as it calls a hook."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(HOOK).lstrip())
+    inner, outer = ("program.py", 4), ("program.py", 99)
+    for frames, moved in (((inner,), 1), ((inner, outer), 0), ((outer,), 0), ((), 0)):
+        case = Case(tmp_path, "program.py", "program.py", 5, "hook", "", "", frames=frames, cause="item")
+        found = [apply_edits({}, tmp_path, edit) for edit in edits_of_calls.call_later(case)]
+        assert bool(found) == bool(moved)
+        # The variable of the enclosing function is no variable of the module level.
+        assert all("append_later(name, output)" in text["program.py"] for text in found[:1] if text)
+
+
+HOOK = """
+    import torch
+    norms = {}
+    def watch(name):
+        def hook(module, inputs, output):
+            norms.setdefault(name, []).append(output.norm().item())
+        return hook
+"""
 
 
 def test_a_number_that_varies_is_moved_as_a_tensor(tmp_path: Path) -> None:
@@ -659,10 +794,10 @@ def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
             return x
     """
     plain, number, picked = proposals(tmp_path, source, edits_of_draws.draw_as_op)
-    assert "if random_random_op(RANDOM_DRAWS).item() < 0.5:  # HERE" in number
+    assert "if random_random_op(CALLS_OF_OPS).item() < 0.5:  # HERE" in number
     assert "capture_scalar_outputs = True" in number
-    assert "if random_random_op(RANDOM_DRAWS) < 0.5:  # HERE" in plain
-    twice = picked.replace("return x\n", "return x * random_random_op(RANDOM_DRAWS)\n")
+    assert "if random_random_op(CALLS_OF_OPS) < 0.5:  # HERE" in plain
+    twice = picked.replace("return x\n", "return x * random_random_op(CALLS_OF_OPS)\n")
     assert twice != picked
     exec(twice, ran := {})
     random.seed(0)
@@ -670,7 +805,7 @@ def test_a_draw_becomes_an_op_that_runs_in_each_call(tmp_path: Path) -> None:
     random.seed(0)
     wanted = [(-1 if random.random() < 0.5 else 1) * random.random() for _ in range(4)]
     assert got == pytest.approx(wanted)
-    assert int(ran["RANDOM_DRAWS"]) == 8
+    assert int(ran["CALLS_OF_OPS"]) == 8
 
 
 @pytest.mark.parametrize(
@@ -711,6 +846,32 @@ def test_draws_of_one_number_become_ops(tmp_path: Path, drawn: str, dtype: str) 
     source = f"import torch\ndef f(x):\n    return x + {drawn}  # HERE\n"
     plain, *_ = proposals(tmp_path, source, edits_of_draws.draw_as_op)
     assert f"return torch.tensor({drawn}, dtype=torch.{dtype})" in plain
+
+
+def test_a_draw_has_bounds_that_vary(tmp_path: Path) -> None:
+    """The op gets what depends on sizes and attributes as numbers."""
+    source = """
+        import random
+        import torch
+        class Mask:
+            width = 2
+            @torch.compile(backend="aot_eager", fullgraph=True)
+            def f(self, x):
+                start = random.randint(0, x.shape[-1] - self.width)  # HERE
+                x = x.clone()
+                x[..., start : start + self.width] = 0
+                return x
+    """
+    plain, number = proposals(tmp_path, source, edits_of_draws.draw_as_op)
+    assert "random_randint_op(count: torch.Tensor, bound_0: int) -> torch.Tensor:" in plain
+    assert "return torch.tensor(random.randint(0, bound_0), dtype=torch.int64)" in plain
+    exec(number, ran := {})
+    random.seed(0)
+    got = [ran["Mask"]().f(torch.ones(n)) for n in (4, 5, 9)]
+    random.seed(0)
+    for n, found in zip((4, 5, 9), got, strict=True):
+        start = random.randint(0, n - 2)
+        assert (found == 0).nonzero().flatten().tolist() == [start, start + 1]
 
 
 def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from shiplap.doctor import Break, Diagnosis, Recompile, SourcePlace, probe
+from shiplap.doctor.printed import different_lines, zeros_in_output
 from shiplap.doctor.remedies import REMEDIES, list_remedies
 from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
 from shiplap.doctor.trial import (
@@ -22,7 +23,7 @@ from shiplap.doctor.trial import (
     Run,
     _rows_computed_always,
     _try_entries,
-    _zeros_in_output,
+    make_case,
     reason_of_refusal,
     try_remedies,
 )
@@ -289,6 +290,46 @@ def test_a_print_that_is_lost_or_cut_up_is_no_remedy(tmp_path: Path, lines: int,
     assert found.remedy == remedy
 
 
+@pytest.mark.parametrize(
+    ("shown", "varies", "says"),
+    [
+        ("norms {'0': 3}\nloss 0.25\n", "", ""),
+        ("loss 0.25001\nnorms {'0': 3}\n", "", ""),
+        ("norms {}\nloss 0.25\n", "", "the program prints another line: norms {}"),
+        ("norms {'0': 1}\nloss 0.25\n", "", "the program prints another line: norms {'0': 0}"),
+        ("norms {'0': 3}\nloss 0.5\n", "", "the program prints another line: loss 0"),
+        ("norms {'0': 3}\nloss 0.5\n", "loss 0.75", ""),
+        ("norms {'0': 3}\n", "", "the program prints another line: loss 0"),
+    ],
+)
+def test_what_the_program_prints_stays_the_same(tmp_path: Path, shown: str, varies: str, says: str) -> None:
+    """A call that an edit has lost may have changed an object of the program, which no result of a function shows."""
+
+    class Shown(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            cured = self.cured_by in texts.get("program.py", "")
+            return run(*(() if cured else (self.item,)), shown=shown if cured else "norms {'0': 3}\nloss 0.25\n")
+
+    laboratory = Shown(tmp_path, "x * (x.sum())")
+    laboratory.varying = different_lines("loss 0.25", varies) if varies else set()
+    (found,), _, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert found.refused.get("keep_tensor", "") == says
+    assert found.removed == (not says)
+
+
+def test_the_address_of_an_object_is_no_number() -> None:
+    assert different_lines("<f at 0x7f3ab2> 1.0", "<f at 0x12> 1.00001") == set()
+    assert different_lines("<f at 0x7f3ab2> 1.0", "<f at 0x7f3ab2> 2.0") == {("<f at address> ", "")}
+
+
+def test_no_gradient_flows_through_a_comparison(tmp_path: Path) -> None:
+    """The norm of what a condition compares may be 0, where it has no gradient."""
+    (tmp_path / "program.py").write_text("def f(x):\n    return x\n")
+    changed = {"program.py": "def f(x):\n    done = x.norm() < 3\n    y = x.norm()\n    return y\n"}
+    rows = _rows_computed_always(tmp_path, {}, changed)
+    assert [row.strip() for row in rows] == ["done = True", "y = x.norm()", "return y"]
+
+
 def test_remedies_change_lines_of_the_program_alone() -> None:
     assert {r.id for r in list_remedies(ITEM)} >= {"torch_hint", "keep_tensor"}
     assert all(not r.own for r in list_remedies(replace(ITEM, owner="library")))
@@ -346,8 +387,9 @@ def test_calls_are_counted_by_function(tmp_path: Path) -> None:
         return x * 2
 
     watching = probe.Probe({"mode": "record"})
-    observed_double = watching._wrap(torch, double, double)
-    observed_model = watching._wrap(torch, double, torch.nn.Identity())
+    site = ("program.py", 1, 0)
+    observed_double = watching._wrap(torch, double, double, site)
+    observed_model = watching._wrap(torch, double, torch.nn.Identity(), site)
     for call in (observed_double, observed_model, observed_double):
         call(torch.ones(2))
     (first, twice), (second, once) = watching.called.items()
@@ -426,10 +468,10 @@ def test_a_missing_call_is_seen(tmp_path: Path) -> None:
 
 
 def test_lines_of_the_output_are_the_same_but_for_their_numbers() -> None:
-    assert _zeros_in_output("took 1.5 s\n", "took 0.0 s\n") == ["took 1.5 s"]
-    assert _zeros_in_output("took 0 s\n", "took 0.0 s\n") == []
+    assert zeros_in_output("took 1.5 s\n", "took 0.0 s\n") == ["took 1.5 s"]
+    assert zeros_in_output("took 0 s\n", "took 0.0 s\n") == []
     # A sign that stands for a number elsewhere is none here.
-    assert _zeros_in_output("# 5\n3 4\n", "# 0\n3 4\n") == ["# 5"]
+    assert zeros_in_output("# 5\n3 4\n", "# 0\n3 4\n") == ["# 5"]
 
 
 def test_what_runs_behind_an_early_return_is_computed_always(tmp_path: Path) -> None:
@@ -437,7 +479,7 @@ def test_what_runs_behind_an_early_return_is_computed_always(tmp_path: Path) -> 
     picked = "import torch\ndef f(x):\n    early, done = x, x.sum() == 0\n    y = x / x.sum()\n"
     picked += "    return torch.where(done, early, y)\n"
     rows = _rows_computed_always(tmp_path, {"program.py": before}, {"program.py": picked})
-    assert rows == picked.splitlines()[2:]
+    assert [r.strip() for r in rows] == ["early, done = (x, True)", *(r.strip() for r in picked.splitlines()[3:])]
 
 
 # --- copies and commands --------------------------------------------------------------------------------------------
@@ -467,6 +509,61 @@ def test_programs_that_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for command in (["torchrun", "a.py"], [sys.executable, "-c", "pass"], [sys.executable]):
         with pytest.raises(ShiplapError, match="SL703"):
             parse_program(command)
+
+
+SHARED = """
+import torch
+
+def scale(x):
+    return x * 2
+
+def compiled(fn):
+    return torch.compile(fn, backend="eager")
+
+fast = compiled(scale)
+"""
+
+CALLERS = """
+import torch
+from shared import fast, scale
+
+other = torch.compile(scale)
+class Net(torch.nn.Module):
+    @torch.compile
+    def forward(self, x):
+        return scale(x)
+net, double, once = Net(), torch.compile(scale), torch.compile(
+    lambda x: x + 1)
+for n in (2, 3):
+    other(torch.ones(n))
+    net(torch.ones(n, n))
+    once(torch.ones(2))
+fast(torch.ones(2, dtype=torch.int))
+"""
+
+
+def test_an_entry_knows_the_call_that_compiled_its_function(tmp_path: Path) -> None:
+    """The line of the program that calls torch.compile, or that of the decorator."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "shared.py").write_text(SHARED)
+    (root / "program.py").write_text(CALLERS)
+    program = Program((sys.executable,), (str(root / "program.py"),), root)
+    seen = Laboratory(program, tmp_path, None).run({}, "record")
+    assert seen is not None
+    rows = CALLERS.splitlines()
+    sites = sorted(
+        (e.place.function, [(f, rows[n - 1][c:][:13] if f == "program.py" else n) for f, n, c in case.compiled_at])
+        for e in seen.diagnosis.recompiles
+        for case in [make_case(program, e, {}, seen.sites)]
+        if case.compiled_at
+    )
+    assert sites == [
+        ("forward", [("program.py", "torch.compile")]),
+        ("scale", [("program.py", "torch.compile")]),
+        ("scale", [("shared.py", 8)]),
+    ]
+    assert len(seen.sites) == 5
 
 
 PROGRAM = """

@@ -75,6 +75,9 @@ class Break:
         owner: whose code has to change. It is ``"yours"``, the name of a library, or ``"torch"``.
         before, after: the numbers of operations in the compiled graphs before and after the break.
         follows: the break or recompile that causes it, or an empty string.
+        observers: the names of the frames of observed calls in which its graphs were compiled (see ``Compilation``).
+        frames: the first lines of the functions in whose compilation it came. A function that they call is traced as a
+            part of them.
     """
 
     place: SourcePlace
@@ -99,6 +102,8 @@ class Break:
     before: int = 0
     after: int = 0
     follows: str = ""
+    observers: tuple[str, ...] = ()
+    frames: tuple[SourcePlace, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -187,6 +192,7 @@ class Recompile:
         owner: whose code has that line. It is ``"yours"`` or the name of a library.
         follows: the break that causes it, or an empty string.
         limit: whether torch stopped compiling the function after so many versions. It then runs uncompiled.
+        observers: the names of the frames of observed calls in which it was compiled again (see ``Compilation``).
     """
 
     place: SourcePlace
@@ -204,6 +210,7 @@ class Recompile:
     reader: SourcePlace | None = None
     owner: str = "yours"
     follows: str = ""
+    observers: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:

@@ -35,6 +35,10 @@ class Case:
         callers: for each call that leads to the break, from the innermost on, its file relative to ``root`` and its
             line. Calls in files outside ``root`` are left out.
         cause: the id of its cause, or of the kind of the value that varied.
+        frames: the file and the line of the ``def`` of each function in whose compilation the break or recompile came.
+            The file is relative to ``root`` if it is in the program.
+        compiled_at: the file, line and column of each call of ``torch.compile`` that compiled its function, as far as
+            they are in the program. The file is relative to ``root``. None if it is not known which calls did.
     """
 
     root: Path
@@ -47,6 +51,8 @@ class Case:
     texts: dict[str, str] = field(default_factory=dict)
     callers: tuple[tuple[str, int], ...] = ()
     cause: str = ""
+    frames: tuple[tuple[str, int], ...] = ()
+    compiled_at: tuple[tuple[str, int, int], ...] | None = None
 
     def source(self, file: str) -> Source:
         """Return a Python file of the program as a ``Source``, with the changes that remedies of earlier graph breaks
@@ -322,70 +328,6 @@ def _add_to_setting(setting: str, source: str) -> Editor:
             yield (Edit(main.file, found.end(1), found.end(1), f",{source}"),)
 
     return edit
-
-
-def compile_dynamic(case: Case) -> Iterator[Edits]:
-    """Yield the edits that pass ``dynamic=True`` to the decorator of the compiled function, if it has one. Then yield,
-    as an alternative, the edits that pass it to all calls of ``torch.compile`` that are not decorators.
-    """
-    sites = list(find_compile_sites(case))
-    decorated = [_with_dynamic(source, node) for source, node, function in sites if function is not None]
-    called = [_with_dynamic(source, node) for source, node, function in sites if function is None]
-    for group in (decorated, called):
-        if group:
-            yield tuple(group)
-
-
-def find_compile_sites(case: Case) -> Iterator[tuple[Source, ast.expr, ast.FunctionDef | None]]:
-    """Yield (file, expression, function) of each use of ``torch.compile`` in the program that may have compiled the
-    function of the break or recompile.
-
-    A decorator is yielded with its function, and only if that is the function of the break or recompile. For a call of
-    ``torch.compile`` the function is None. Those in the file of the break or recompile come first.
-    """
-    for source in sorted(case.sources(), key=lambda s: s.file != case.file):
-        parents = source.parents()
-        for node in ast.walk(source.tree):
-            call, parent = node if isinstance(node, ast.Call) else None, parents.get(node)
-            if not isinstance(node, ast.expr) or not _is_compile(call.func if call else node, call):
-                continue
-            # A bare torch.compile that is no decorator is passed on as a value, or is the function of a call.
-            if isinstance(parent, ast.FunctionDef) and node in parent.decorator_list:
-                if parent.name == case.function:
-                    yield source, node, parent
-            elif call is not None:
-                yield source, node, None
-
-
-# The keywords of torch.compile, by which its calls differ from other methods called compile.
-_COMPILE_OPTIONS = frozenset({"fullgraph", "dynamic", "backend", "mode", "options", "disable"})
-
-
-def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
-    """Return whether an expression is ``torch.compile``, or ``call`` is a call of the method ``compile`` of a module.
-    ``call`` is None if the expression is not called.
-
-    Other classes have methods called ``compile`` with other arguments, so a call with such arguments does not count.
-    """
-    if not isinstance(node, ast.Attribute) or node.attr != "compile":
-        return False
-    if ast.unparse(node.value) == "torch":
-        return True
-    return call is not None and not call.args and {k.arg for k in call.keywords} <= _COMPILE_OPTIONS
-
-
-def _with_dynamic(source: Source, node: ast.expr) -> Edit:
-    """Return the edit that adds the argument ``dynamic=True`` to ``node``, a call or a decorator without parentheses.
-    An argument ``dynamic`` that is already there is replaced.
-    """
-    if not isinstance(node, ast.Call):
-        return source.replace(node, source.code(node) + "(dynamic=True)")
-    for keyword in node.keywords:
-        if keyword.arg == "dynamic":
-            return source.replace(keyword.value, "True")
-    end = source.span(node)[1] - 1
-    comma = ", " if node.args or node.keywords else ""
-    return Edit(source.file, end, end, f"{comma}dynamic=True")
 
 
 def together(*editors: Editor) -> Editor:

@@ -1,4 +1,4 @@
-"""Edits of calls: how arguments are passed, which calls are made later, and how many versions serve those of one."""
+"""Edits of calls: how arguments are passed, and which calls are made later."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import copy
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from shiplap.doctor.edits import Case, Editor, Edits, Source, calls_on_line, find_compile_sites, of_statement, reindent
+from shiplap.doctor.edits import Case, Editor, Edits, Source, calls_on_line, of_statement, reindent
+from shiplap.doctor.edits_of_compilation import find_compile_sites
 from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
-from shiplap.doctor.edits_of_values import enclosing_function, names_before
+from shiplap.doctor.edits_of_values import enclosing_function, variables_of_functions
 from shiplap.doctor.scratch import Edit
 
 # Helpers that the edits insert into the program. A compiled module stays a module, since the program may read its
@@ -54,58 +55,6 @@ def first_call_uncompiled(compiled):
     return call
 '''
 
-_VERSIONS = '''
-def compile_each(kind, **options):
-    """Return a decorator that compiles a function once for each value of ``kind(...)`` of its arguments."""
-    import functools
-
-    def decorate(fn):
-        versions = {}
-
-        @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
-        def call(*args, **kwargs):
-            key = kind(*args, **kwargs)
-            if key not in versions:
-                versions[key] = torch.compile(fn, isolate_recompiles=True, **options)
-            return versions[key](*args, **kwargs)
-
-        if not isinstance(fn, torch.nn.Module):
-            return call
-        compiled = torch.compile(fn, **options)
-        compiled.forward = call
-        return compiled
-
-    return decorate
-'''
-
-
-_REPEATED = '''
-def compile_repeated(kind, **options):
-    """Return a decorator that compiles a function for calls whose ``kind(...)`` has come before."""
-    import functools
-
-    def decorate(fn):
-        compiled = torch.compile(fn, **options)
-        inner = compiled.forward if isinstance(fn, torch.nn.Module) else compiled
-        seen = set()
-
-        @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
-        def call(*args, **kwargs):
-            key = kind(*args, **kwargs)
-            if key in seen:
-                return inner(*args, **kwargs)
-            seen.add(key)
-            with torch.compiler.set_stance("force_eager"):
-                return inner(*args, **kwargs)
-
-        if not isinstance(fn, torch.nn.Module):
-            return call
-        compiled.forward = call
-        return compiled
-
-    return decorate
-'''
-
 
 def _wrap_compiled(name: str, helper: str) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and applies it to what is compiled.
@@ -114,8 +63,8 @@ def _wrap_compiled(name: str, helper: str) -> Editor:
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edits that apply the helper of the enclosing function to the function at fault. Yield, as an
-        alternative, those that apply it to the results of all calls of ``torch.compile``.
+        """Yield the edits that apply the helper of the enclosing function to the function at fault, if a decorator
+        compiles it. Yield, as an alternative, those that apply it to the results of the calls of ``torch.compile``.
         """
         decorated: list[tuple[Source, Edit]] = []
         called: list[tuple[Source, Edit]] = []
@@ -124,13 +73,11 @@ def _wrap_compiled(name: str, helper: str) -> Editor:
                 at = source.offset(node.lineno, 0)
                 indent = source.text[at : source.span(node)[0] - 1]  # what precedes the sign of the decorator
                 decorated.append((source, Edit(source.file, at, at, f"{indent}@{name}\n")))
-            elif _is_call_of_torch(node):
+            elif is_call_of_torch(node):
                 called.append((source, source.replace(node, f"{name}({source.code(node)})")))
-        # Other files of the program may compile functions of their own.
-        near = [(source, edit) for source, edit in called if source.file == case.file]
-        for group in (decorated, near or called):
+        for group in (decorated, called):
             if group:
-                yield _with_helper(group, name, helper)
+                yield with_helper(group, name, helper)
 
     return edit
 
@@ -139,14 +86,14 @@ wrap_contiguous = _wrap_compiled("contiguous_arguments", _CONTIGUOUS)
 wrap_first_call = _wrap_compiled("first_call_uncompiled", _FIRST_CALL)
 
 
-def _is_call_of_torch(node: ast.expr) -> bool:
+def is_call_of_torch(node: ast.expr) -> bool:
     """Return whether an expression is a call ``torch.compile(f, ...)``. A method ``compile`` of a module returns
     nothing.
     """
     return isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.compile" and len(node.args) == 1
 
 
-def _with_helper(edits: list[tuple[Source, Edit]], name: str, helper: str) -> Edits:
+def with_helper(edits: list[tuple[Source, Edit]], name: str, helper: str) -> Edits:
     """Return ``edits``, each with its file, and in front of them the edits that insert the function ``helper``, called
     ``name``, into each of these files that does not have it yet.
     """
@@ -157,134 +104,6 @@ def _with_helper(edits: list[tuple[Source, Edit]], name: str, helper: str) -> Ed
         if f"def {name}(" not in source.text:
             inserted.append(source.after_imports(f"{missing}\n{helper}\n"))
     return *inserted, *(edit for _, edit in edits)
-
-
-# For each kind of variation the expressions that tell calls apart, in which {name} stands for the value that varied,
-# and {dim} for the number of its dim.
-_KEYS: dict[str, tuple[str, ...]] = {
-    "lazy": ("{name} is None",),
-    "optional": ("{name} is None",),
-    "value": ("{name}",),
-    "dtype": ("{name}.dtype",),
-    "rank": ("{name}.dim()",),
-    "size": ("{name}.shape",),
-    "small": ("{name}.shape[{dim}] < 2", "{name}.shape"),
-    "stride": ("{name}.stride()",),
-    "device": ("{name}.device", "type({name})"),
-    "type": ("type({name})",),
-    "length": ("len({name})", "tuple({name})", "tuple({name}.items())"),
-    "grad": ("{name}.requires_grad",),
-}
-# The expressions for what is no value of an argument; {model} is the compiled module.
-_KEYS_OF_MODULE = {
-    "grad": "tuple(p.requires_grad for p in {model}.parameters())",
-    "mode": "tuple(m.training for m in {model}.modules())",
-}
-
-# All attributes of a module and of the modules in it that are numbers or texts.
-_ATTRIBUTES = "tuple(v for m in {model}.modules() for v in vars(m).values() if isinstance(v, (bool, int, float, str)))"
-
-
-def _compile_by_kind(name: str, helper: str) -> Editor:
-    """Return an editor that inserts the function ``helper``, called ``name``, and compiles with it in place of
-    ``torch.compile``. The helper gets a function that tells kinds of calls apart.
-
-    An editor is a function that proposes edits for a break or recompile.
-    """
-
-    def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edits that compile by the helper of the enclosing function. Calls are told apart by the value that
-        varied, which is an argument, a global setting, or a state of the compiled module. If the helper is in use for
-        an earlier recompile, its kinds are told apart by both values.
-        """
-        yield from _refined_kinds(case, name)
-        for source, node, function in find_compile_sites(case):
-            if function is None and not _is_call_of_torch(node):
-                continue
-            keywords = node.keywords if isinstance(node, ast.Call) else []
-            options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
-            model = source.code(node.args[0]) if function is None and isinstance(node, ast.Call) else ""
-            given, parameters = model, _parameters(case, function)
-            # A module that has no name yet gets one, by which its state can be read.
-            if model and not re.fullmatch(r"\w+(\.\w+)*", model):
-                model = unused_name(source, "module")
-                given = f"{model} := {given}"
-            for key in _keys_of(case, parameters, model):
-                text = f"{name}({', '.join([f'lambda {parameters}: {key}', *options])})"
-                named = given if re.search(rf"(?<![\w.]){model}\b", key) else given.rpartition(" := ")[2]
-                edit = source.replace(node, text if function is not None else f"{text}({named})")
-                yield _with_helper([(source, edit)], name, helper)
-
-    return edit
-
-
-def _refined_kinds(case: Case, name: str) -> Iterator[Edits]:
-    """Yield the edits that let a call of the inserted helper ``name`` tell kinds of calls apart by the value that
-    varied, in addition to the value by which it does already.
-    """
-    for source in case.sources():
-        for node, parent in source.parents().items():
-            if not isinstance(node, ast.Call) or ast.unparse(node.func) != name or not node.args:
-                continue
-            kind, model = node.args[0], ""
-            if isinstance(parent, ast.Call) and parent.func is node:
-                given = parent.args[0]
-                model = given.target.id if isinstance(given, ast.NamedExpr) else source.code(given)
-            if isinstance(kind, ast.Lambda):
-                for key in _keys_of(case, ast.unparse(kind.args), model):
-                    yield (source.replace(kind.body, f"({source.code(kind.body)}, {key})"),)
-
-
-compile_versions = _compile_by_kind("compile_each", _VERSIONS)
-compile_repeated = _compile_by_kind("compile_repeated", _REPEATED)
-
-
-def _parameters(case: Case, function: ast.FunctionDef | None) -> str:
-    """Return the source code of the parameters of ``function``, without annotations. If it is None, the function of the
-    recompile is looked for in the program, and its ``self`` is left out. Without one, the code is ``*args, **kwargs``.
-    """
-    if function is None:
-        sources = sorted(case.sources(), key=lambda s: s.file != case.file)
-        named = [n for s in sources for n in ast.walk(s.tree) if isinstance(n, ast.FunctionDef)]
-        known = [n for n in named if n.name == case.function]
-        around = [n for n in known if n.lineno <= case.line <= (n.end_lineno or n.lineno)]
-        if not known:
-            return "*args, **kwargs"
-        function = copy.deepcopy((around or known)[0])
-        if function.args.args and function.args.args[0].arg == "self":
-            function.args.args.pop(0)
-    given = copy.deepcopy(function.args)
-    for each in ast.walk(given):
-        if isinstance(each, ast.arg):
-            each.annotation = None
-    return ast.unparse(given)
-
-
-def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
-    """Yield expressions that tell the calls of a compiled function with these ``parameters`` apart. ``model`` is the
-    source code of what was compiled, or an empty string for a decorated function.
-    """
-    subject, _, dim = case.subject.partition(", dim ")
-    root = re.match(r"\w*", subject)
-    if "global setting" in subject or "grad mode" in subject:
-        yield "(torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ('cpu', 'cuda')))"
-        return
-    known = root is not None and re.search(rf"(^|\W){root[0]}(\W|$)", parameters)
-    if known and re.fullmatch(r"[\w.\[\]']+", subject):
-        keys = _KEYS.get(case.cause, ())
-        yield from (key.replace("{name}", subject).replace("{dim}", dim or "0") for key in keys)
-    elif re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", model) and case.cause in ("attribute", "length"):
-        # Torch names the compiled object fn, self or, for a method, fn.__self__, and the members of a list by numbers.
-        owner = model.rpartition(".")[0] if "fn.__self__." in subject else model
-        named = re.fullmatch(r"(?:self|fn\.__self__|fn)((?:\.\w+)+)", subject)
-        if named and owner:
-            value = owner + re.sub(r"\.(\d+)", r"[\1]", named[1])
-            yield value if case.cause == "attribute" else f"len({value})"
-            # Torch names one attribute of several that are set together.
-            if case.cause == "attribute" and owner == model:
-                yield _ATTRIBUTES.replace("{model}", model)
-    elif model.isidentifier() and case.cause in _KEYS_OF_MODULE:
-        yield _KEYS_OF_MODULE[case.cause].replace("{model}", model)
 
 
 def in_outermost_function(editor: Editor) -> Editor:
@@ -304,20 +123,14 @@ def in_outermost_function(editor: Editor) -> Editor:
 
 
 def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
-    """Return whether ``node`` is known to be in the outermost compiled function. That is a function with the decorator
-    ``torch.compile``, or the function of the break if a line outside of functions calls it. It is not outermost if
-    another compiled function may call it.
+    """Return whether ``node`` is known to be in the outermost compiled function: that has the decorator
+    ``torch.compile``, or the break or recompile came in the compilation of no other one. It is not outermost if another
+    compiled function may call it.
     """
     function = enclosing_function(source, node)
     if function is None or _may_be_inlined(case, function):
         return False
-    if _is_decorated(function):
-        return True
-    if not case.callers or not function.lineno <= case.line <= (function.end_lineno or 0):
-        return False
-    file, line = case.callers[0]
-    caller = case.source(file).statement(line)
-    return caller is not None and enclosing_function(case.source(file), caller) is None
+    return _is_decorated(function) or set(case.frames) == {(source.file, function.lineno)}
 
 
 def _is_decorated(function: ast.FunctionDef) -> bool:
@@ -382,7 +195,7 @@ def _moved_statements(case: Case, source: Source, nodes: Sequence[ast.AST]) -> I
     Torch moves no call with a number that varies. As alternatives, one of the variables that are used is passed as a
     tensor, and becomes a number again in the call.
     """
-    used = (_local_names(source, node) for node in nodes if isinstance(node, ast.Expr))
+    used = (variables_of_functions(source, node) for node in nodes if isinstance(node, ast.Expr))
     named, naming = _name_of_self(case, source, nodes[0]) if nodes else ("", ())
     for number in ("", *dict.fromkeys(name for names in used for name in names if name != "self")):
         helpers, edits = dict[str, str](), list[Edit]()
@@ -455,12 +268,6 @@ class _Renaming(ast.NodeTransformer):
         return ast.Name(self.name, node.ctx) if node.id == "self" else node
 
 
-def _local_names(source: Source, node: ast.stmt) -> list[str]:
-    """Return the names of local variables that the statement ``node`` of a function uses, without repetitions."""
-    local = names_before(source, node)
-    return list(dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in local))
-
-
 def later_function(
     source: Source,
     node: ast.Expr,
@@ -479,7 +286,7 @@ def later_function(
     is the variable of the module level that holds ``self``, or an empty string if none does.
     """
     called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
-    used = _local_names(source, node)
+    used = variables_of_functions(source, node)
     code = source.code(node)
     if named and "self" in used:
         code = ast.unparse(_Renaming(named).visit(copy.deepcopy(node)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from shiplap.doctor.edits import Case, Edits, Source, of_statement
 from shiplap.doctor.edits_of_values import enclosing_function, names_before, where_for_branch
@@ -17,7 +19,7 @@ _DRAWS = {
     r"|(np|numpy)\.random\.(rand|random|random_sample|uniform|normal|randn|beta|exponential)",
     "int64": r"random\.(randint|randrange|getrandbits)|(np|numpy)\.random\.randint",
 }
-_COUNTER = "RANDOM_DRAWS"
+CALL_COUNTER = "CALLS_OF_OPS"
 
 
 @of_statement
@@ -28,20 +30,25 @@ def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
     The op counts its calls in a tensor. This keeps the calls apart and in their order.
     """
-    drawn = [n for n in _evaluated_once(node) if isinstance(n, ast.Call) and _dtype_of(n)]
+    drawn = [n for n in _evaluated_once(node) if isinstance(n, ast.Call) and _dtype_of(source, n)]
     drawn = [n for n in drawn if n.lineno <= case.line <= (n.end_lineno or n.lineno)] or _draws_of_names(source, node)
     if len(drawn) != 1:
         return
     (call,) = drawn
-    dtype = f"torch.{_dtype_of(call)}"
-    made, fake = f"torch.tensor({source.code(call)}, dtype={dtype})", f"torch.empty((), dtype={dtype})"
-    name, lines = _op_that_draws(source, call, "count: torch.Tensor", made, fake)
+    dtype = f"torch.{_dtype_of(source, call)}"
+    given = _computed_arguments(call)
+    text = ast.unparse(_Named({value: name for name, value in given.items()}).visit(copy.deepcopy(call)))
+    made, fake = f"torch.tensor({text}, dtype={dtype})", f"torch.empty((), dtype={dtype})"
+    kind = "int" if dtype.endswith("int64") else "float"
+    parameters = ", ".join(f"{name}: {kind}" for name in given)
+    name, lines = counting_op(source, call, parameters, [f"return {made}"], fake)
     above = source.after_imports("\n".join(lines))
-    edits = above, source.replace(call, f"{name}({_COUNTER})")
+    drawn_text = f"{name}({', '.join([CALL_COUNTER, *given.values()])})"
+    edits = above, source.replace(call, drawn_text)
     yield edits
     setting = "torch._dynamo.config.capture_scalar_outputs = True"
     captured = source.after_imports("\n".join([*lines, "", setting])) if setting not in source.text else above
-    yield captured, source.replace(call, f"{name}({_COUNTER}).item()")
+    yield captured, source.replace(call, f"{drawn_text}.item()")
     changed = apply_edits({source.file: source.text}, case.root, edits)
     if changed is not None:
         text = changed[source.file]
@@ -52,27 +59,32 @@ def draw_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
                 yield (Edit(source.file, 0, len(source.text), both[source.file]),)
 
 
-def _op_that_draws(source: Source, call: ast.Call, parameters: str, made: str, fake: str) -> tuple[str, list[str]]:
-    """Return the name and the source lines of an op with ``parameters``, which is called in place of the draw ``call``.
-    It counts its calls and returns the value of the expression ``made``. In a trace it returns that of ``fake``.
+def counting_op(
+    source: Source, call: ast.Call, parameters: str, body: Sequence[str], fake: str = ""
+) -> tuple[str, list[str]]:
+    """Return the name and the source lines of an op that stands for ``call``. It counts its calls in its first argument
+    and then runs the lines ``body``. ``parameters`` are its further ones, each with an annotation.
+
+    In a trace the op returns the value of the expression ``fake``. If that is empty, the op returns nothing.
     """
-    name = re.sub(r"\W+", "_", ast.unparse(call.func)) + "_op"
+    name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_") + "_op"
     while f"def {name}(" in source.text:
         name += "_"
+    parameters = ", ".join(p for p in ("count: torch.Tensor", parameters) if p)
     lines = [] if source.imports("torch") else ["import torch"]
-    lines += [] if f"{_COUNTER} =" in source.text else ["", f"{_COUNTER} = torch.zeros((), dtype=torch.int64)"]
-    return name, [
-        *(*lines, "", ""),
-        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
-        f"def {name}({parameters}) -> torch.Tensor:",
-        "    count += 1",
-        f"    return {made}",
+    lines += [] if f"{CALL_COUNTER} =" in source.text else ["", f"{CALL_COUNTER} = torch.zeros((), dtype=torch.int64)"]
+    lines += [
         *("", ""),
-        f"@{name}.register_fake",
-        f"def _{name}({re.sub(': torch.Tensor', '', parameters)}):",
-        f"    return {fake}",
+        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
+        f"def {name}({parameters}) -> {'torch.Tensor' if fake else 'None'}:",
+        "    count += 1",
+        *(f"    {row}" for row in body),
         "",
     ]
+    if fake:
+        names = ", ".join(p.partition(":")[0] for p in parameters.split(", "))
+        lines += ["", f"@{name}.register_fake", f"def _{name}({names}):", f"    return {fake}", ""]
+    return name, lines
 
 
 def _draws_of_names(source: Source, node: ast.stmt) -> list[ast.Call]:
@@ -85,34 +97,80 @@ def _draws_of_names(source: Source, node: ast.stmt) -> list[ast.Call]:
     for each in function.body if function is not None else ():
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.value, ast.Call):
             target = each.targets[0]
-            if isinstance(target, ast.Name) and target.id in read and _dtype_of(each.value):
+            if isinstance(target, ast.Name) and target.id in read and _dtype_of(source, each.value):
                 found.append(each.value)
     return found
 
 
-def _dtype_of(call: ast.Call) -> str:
+def _dtype_of(source: Source, call: ast.Call) -> str:
     """Return the dtype of the number that ``call`` draws. Return an empty string for other calls, for arguments that
-    are no numbers in the source code, and for integers that may lie beyond 64 bits.
+    are no numbers as far as the source code shows, and for integers that may lie beyond 64 bits.
     """
     called = ast.unparse(call.func)
     dtype = next((dtype for dtype, names in _DRAWS.items() if re.fullmatch(names, called)), "")
     if not dtype or any(k.arg in (None, "size") for k in call.keywords):
         return ""
-    try:
-        given = [ast.literal_eval(value) for value in (*call.args, *(k.value for k in call.keywords))]
-    except (ValueError, TypeError):
+    arguments = [*call.args, *(k.value for k in call.keywords)]
+    if not all(_constant(value) is not None or _is_number(source, value) for value in arguments):
         return ""
-    # NumPy draws an array for a list of bounds.
-    if any(type(value) not in (int, float) for value in given):
+    given = [_constant(value) for value in arguments]
+    # NumPy draws an array for a list of bounds. The op takes an argument that is computed as a number.
+    if any(type(value) not in (int, float, type(None)) for value in given):
+        return ""
+    if called.endswith("getrandbits") and None in given:
         return ""
     of_numpy, name = called.startswith("n"), called.rpartition(".")[2]
     # Arguments of NumPy's functions from this position on are sizes.
     sizes = 0 if re.fullmatch(r"rand|randn|random|random_sample", name) else 1 if name == "exponential" else 2
     if of_numpy and len(given) > sizes:
         return ""
-    if dtype == "int64" and any(abs(value) >= (64 if name == "getrandbits" else 2**63) for value in given):
-        return ""
-    return dtype
+    limit = 64 if name == "getrandbits" else 2**63
+    return "" if dtype == "int64" and any(v is not None and abs(v) >= limit for v in given) else dtype
+
+
+def _constant(value: ast.expr) -> Any:
+    """Return the constant that the expression ``value`` is in the source code. Return None for an expression that has
+    to be computed, and an empty string for the constant None, which is no number.
+    """
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, TypeError):
+        return None
+    return "" if found is None else found
+
+
+def _is_number(source: Source, value: ast.expr) -> bool:
+    """Return whether ``value`` is computed from sizes of tensors, lengths, attributes of ``self``, variables of the
+    module level and constants. A variable of the function may be a tensor.
+    """
+    text = ast.unparse(value)
+    if isinstance(value, ast.BinOp):
+        return _is_number(source, value.left) and _is_number(source, value.right)
+    if isinstance(value, ast.Name):
+        return value.id in source.assigned_names() - names_before(source, value)
+    sized = re.fullmatch(r"[\w.]+\.shape\[-?\d+\]|[\w.]+\.size\(-?\d+\)|len\([\w.]+\)|self(\.\w+)+", text)
+    return isinstance(value, ast.Constant) or sized is not None
+
+
+def _computed_arguments(call: ast.Call) -> dict[str, str]:
+    """Return the source code of each argument of ``call`` that is no constant, in order and without repetitions, by the
+    name of the parameter of the op that gets it.
+    """
+    computed = [ast.unparse(v) for v in (*call.args, *(k.value for k in call.keywords)) if _constant(v) is None]
+    return {f"bound_{i}": code for i, code in enumerate(dict.fromkeys(computed))}
+
+
+class _Named(ast.NodeTransformer):
+    """A converter of a call in which the arguments that are computed get names."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        """Store ``names``, the name of each argument by its source code."""
+        self.names = names
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Return the name that stands for the expression ``node``, or ``node`` with names in it."""
+        name = self.names.get(ast.unparse(node)) if isinstance(node, ast.expr) else None
+        return ast.Name(name, ast.Load()) if name else self.generic_visit(node)
 
 
 def _evaluated_once(node: ast.AST) -> Iterator[ast.AST]:
@@ -145,9 +203,9 @@ def draw_tensor_as_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Ed
     options = [f"{k.arg}={source.code(k.value)}" for k in call.keywords if k.arg != "generator"]
     generator = next(source.code(k.value) for k in call.keywords if k.arg == "generator")
     made = f"{source.code(call.func)}({', '.join([*given, f'generator={generator}', *options])})"
-    parameters = "count: torch.Tensor" + (", like: torch.Tensor" if sizes else "")
-    name, lines = _op_that_draws(source, call, parameters, made, f"torch.empty({', '.join([*given, *options])})")
-    passed = f"{_COUNTER}, {sizes[1]}" if sizes else _COUNTER
+    fake = f"torch.empty({', '.join([*given, *options])})"
+    name, lines = counting_op(source, call, "like: torch.Tensor" if sizes else "", [f"return {made}"], fake)
+    passed = f"{CALL_COUNTER}, {sizes[1]}" if sizes else CALL_COUNTER
     yield source.after_imports("\n".join(lines)), source.replace(call, f"{name}({passed})")
 
 

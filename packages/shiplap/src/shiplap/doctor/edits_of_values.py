@@ -341,6 +341,24 @@ def names_before(source: Source, node: ast.stmt | ast.expr) -> set[str]:
     return names
 
 
+def variables_of_functions(source: Source, node: ast.stmt) -> list[str]:
+    """Return the names in the statement ``node`` that are parameters or variables of the functions around it, in order
+    and without repetitions. Names that a function declares as ``global`` are left out.
+    """
+    known, around = set[str](), enclosing_function(source, node)
+    while around is not None:
+        declared = {name for n in ast.walk(around) if isinstance(n, ast.Global) for name in n.names}
+        stored = {n.id for n in ast.walk(around) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        stored |= {
+            n.name for n in ast.walk(around) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n is not around
+        }
+        known |= (stored | {a.arg for a in ast.walk(around.args) if isinstance(a, ast.arg)}) - declared
+        around = enclosing_function(source, around)
+    bound = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in known - bound]
+    return list(dict.fromkeys(names))
+
+
 @of_statement
 def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that replaces ``node``, a ``while`` whose variables are tensors, by torch's operator

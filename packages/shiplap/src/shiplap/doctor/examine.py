@@ -18,6 +18,7 @@ from shiplap.doctor.causes import BREAK_CAUSES, classify_break, name_culprit, ow
 from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile, Skip, SourcePlace
 from shiplap.doctor.fix import remedy_for_break
 from shiplap.doctor.places import (
+    definition_line,
     innermost_of_user,
     innermost_relevant,
     make_place,
@@ -222,6 +223,8 @@ def _make_break(rows: list[Sighting], compiled: list[Compilation], paths: tuple[
     fix, example = remedy_for_break(cause, message, at, call, owner, paths)
     before, after = _operations_around(rows, compiled)
     entry = registry.entry_by_id(message.registry) if message.registry else None
+    keys = {(s.process, s.compile_id) for s in rows}
+    around = [c for c in compiled if c.key in keys]
     return Break(
         place=at,
         user=innermost_of_user(longest.stack) or at,
@@ -244,6 +247,8 @@ def _make_break(rows: list[Sighting], compiled: list[Compilation], paths: tuple[
         owner=owner,
         before=before,
         after=after,
+        observers=tuple(dict.fromkeys(c.observer for c in around if c.observer)),
+        frames=tuple(dict.fromkeys(make_place(c.file, definition_line(c.file, c.line), c.function) for c in around)),
     )
 
 

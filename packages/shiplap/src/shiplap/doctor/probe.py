@@ -11,6 +11,7 @@ import hashlib
 import importlib.abc
 import importlib.machinery
 import inspect
+import itertools
 import json
 import math
 import os
@@ -30,6 +31,8 @@ MAX_CALLS = 64
 MAX_BYTES = 1 << 30
 _MAX_DEPTH = 8
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+# The frames of observed calls have names that start so. The number of the call of torch.compile follows.
+OBSERVED = "observed_call_"
 
 
 class Probe:
@@ -54,6 +57,8 @@ class Probe:
         self.counts = {"outputs": 0, "gradients": 0, "calls": 0}
         # The number of observed calls by compiled function, which ``code_name`` names.
         self.called: dict[str, int] = {}
+        # Where the program calls torch.compile, by the name of the frames in which the compiled function is called.
+        self.sites: dict[str, tuple[str, int, int]] = {}
         self.bytes = 0
         self.active = threading.local()
 
@@ -75,25 +80,33 @@ class Probe:
             """Return ``model`` compiled by torch's own function. Calls of the result are timed, recorded or compared.
             If ``model`` is None, return a decorator.
             """
-            if model is None:
-                return lambda fn: compile(fn, **options)
+            site = calling_site(str(Path(torch.__file__).parent))
+            return compile_at(site, model, options) if model is not None else lambda fn: compile_at(site, fn, options)
+
+        def compile_at(site: tuple[str, int, int], model: Any, options: dict[str, Any]) -> Any:
+            """Return ``model`` compiled by torch's own function with ``options``. ``site`` is where the program calls
+            ``torch.compile``.
+            """
             # The eager backend breaks graphs where each backend does, and generates no code.
             if self.spec.get("eager"):
                 options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "eager"}
             compiled = original(model, **options)
             # The module itself stays, since the program may read its attributes.
             if isinstance(compiled, torch.nn.Module):
-                compiled.forward = self._wrap(torch, compiled.forward, model)
+                compiled.forward = self._wrap(torch, compiled.forward, model, site)
                 return compiled
-            return self._wrap(torch, compiled, model)
+            return self._wrap(torch, compiled, model, site)
 
         vars(torch)["compile"] = compile
         if self.spec.get("uncompiled"):
             torch.compiler.set_stance("force_eager")
 
-    def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Return a function with the parameters and the results of ``compiled``, which was compiled from ``model``. Its
-        calls are timed, recorded or compared, unless they are inside another observed call or are traced.
+    def _wrap(
+        self, torch: ModuleType, compiled: Callable[..., Any], model: Any, site: tuple[str, int, int]
+    ) -> Callable[..., Any]:
+        """Return a function with the parameters and the results of ``compiled``, which was compiled from ``model`` at
+        ``site``, a file, line and column. Its calls are timed, recorded or compared, unless they are inside another
+        observed call or are traced.
         """
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
@@ -115,6 +128,10 @@ class Probe:
             finally:
                 self.active.depth = 0
 
+        # Torch's trace has the names of the frames around a compilation, which so tell who asked for it.
+        frame = f"{OBSERVED}{len(self.sites)}"
+        self.sites[frame] = site
+        call.__code__ = call.__code__.replace(co_name=frame)
         return call
 
     def _observe(
@@ -251,8 +268,22 @@ class Probe:
             "zeroed": self.zeroed,
             "counts": self.counts,
             "called": self.called,
+            "sites": self.sites,
         }
         Path(self.spec["result"]).write_text(json.dumps(report))
+
+
+def calling_site(torch_folder: str) -> tuple[str, int, int]:
+    """Return ``(file, line, column)`` of the innermost call in the stack outside of this file and ``torch_folder``,
+    the folder of torch. The column counts bytes from 0 on, and is -1 where Python does not know it.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((__file__, torch_folder + os.sep)):
+        frame = frame.f_back
+    # The position of each instruction, of two bytes each.
+    line, _, column, _ = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    at = frame.f_lineno if line is None else line
+    return frame.f_code.co_filename, at, -1 if column is None else column
 
 
 def code_name(fn: Callable[..., Any]) -> str:

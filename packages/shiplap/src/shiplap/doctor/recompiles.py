@@ -318,4 +318,5 @@ def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recomp
         times=len(rows),
         seconds=sum(c.seconds for c, _, _ in rows),
         limit=any("recompile limit" in str(c.metrics.get("fail_reason")) for c, _, _ in rows),
+        observers=tuple(dict.fromkeys(c.observer for c, _, _ in rows if c.observer)),
     )

@@ -13,10 +13,14 @@ from shiplap.doctor import (
     edits,
     edits_of_branches,
     edits_of_calls,
+    edits_of_compilation,
     edits_of_draws,
+    edits_of_effects,
     edits_of_functions,
+    edits_of_selections,
     edits_of_shortcuts,
     edits_of_values,
+    edits_of_versions,
 )
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
@@ -36,6 +40,7 @@ class Remedy:
         caveat: its effects that a comparison of results does not show.
         repeated: whether it is tried only where calls of one kind came more than once in the run.
         prints: whether the program has to print as many lines as before.
+        silent: whether the program may print less than before, or other numbers.
         measures: whether results that vary by themselves, such as times, must not become 0.
         picks: whether it picks values with ``torch.where``, whose gradient for the side that is not picked is 0.
         witness: an editor after whose edit the program has to end in another way, or None. It makes the program raise
@@ -52,6 +57,7 @@ class Remedy:
     caveat: str = ""
     repeated: bool = False
     prints: bool = False
+    silent: bool = False
     measures: bool = False
     picks: bool = False
     witness: Editor | None = None
@@ -69,14 +75,21 @@ class Remedy:
 
 
 def _setting(
-    id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", reason: str = "", call: str = ""
+    id: str,
+    setting: str,
+    causes: tuple[str, ...],
+    *,
+    caveat: str = "",
+    reason: str = "",
+    call: str = "",
+    silent: bool = False,
 ) -> Remedy:
     """Return the remedy with the id ``id`` that inserts the compiler setting ``setting``, a statement, into the
-    program. ``causes``, ``caveat``, ``reason`` and ``call`` are its fields.
+    program. ``causes``, ``caveat``, ``reason``, ``call`` and ``silent`` are its fields.
     """
     modules = re.findall(r"\((logging|warnings)\.", setting)
     editor = edits.add_setting(setting, *modules)
-    return Remedy(id, f"set {setting}", editor, causes, reason, call, own=False, caveat=caveat)
+    return Remedy(id, f"set {setting}", editor, causes, reason, call, own=False, caveat=caveat, silent=silent)
 
 
 _CONFIG = "torch._dynamo.config"
@@ -134,6 +147,14 @@ REMEDIES: tuple[Remedy, ...] = (
         prints=True,
     ),
     Remedy(
+        "effect_op",
+        "make the call in an op, which the graph runs",
+        edits_of_effects.effect_in_op,
+        ("print", "system", "foreign", "object", "disabled", "other", "item", "numpy"),
+        caveat="the op counts its calls in a tensor on the CPU, which keeps the function out of CUDA graphs",
+        prints=True,
+    ),
+    Remedy(
         "drop_marker",
         "remove the marker that breaks the graph",
         edits.drop_marker,
@@ -157,6 +178,14 @@ REMEDIES: tuple[Remedy, ...] = (
         ("branch", "item"),
         caveat="what the value changes is computed in each call, also where it changes nothing",
         witness=edits_of_shortcuts.refuse_without_value,
+    ),
+    Remedy(
+        "use_selection",
+        "use the selection in each call, also if it is empty",
+        edits_of_selections.use_selection,
+        ("branch", "item", "shape"),
+        caveat="what the condition kept away runs in each call, without any items",
+        witness=edits_of_selections.refuse_no_selection,
     ),
     Remedy(
         "where",
@@ -247,14 +276,16 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "dynamic",
         "compile with dynamic=True",
-        edits.compile_dynamic,
+        edits_of_compilation.compile_dynamic,
         ("size", "small", "value", "stride", "attribute", "counter", "parameter"),
         own=False,
     ),
     Remedy(
         "dynamic_all",
         "compile with dynamic=True, parameters included",
-        edits.together(edits.add_setting(f"{_CONFIG}.force_parameter_static_shapes = False"), edits.compile_dynamic),
+        edits.together(
+            edits.add_setting(f"{_CONFIG}.force_parameter_static_shapes = False"), edits_of_compilation.compile_dynamic
+        ),
         ("size", "small", "parameter"),
         own=False,
     ),
@@ -285,7 +316,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "versions",
         "compile a function of its own for each kind of call",
-        edits_of_calls.compile_versions,
+        edits_of_versions.compile_versions,
         (
             "optional",
             "lazy",
@@ -299,15 +330,24 @@ REMEDIES: tuple[Remedy, ...] = (
             "grad",
             "mode",
             "attribute",
+            "identity",
         ),
         own=False,
         caveat="as many versions are compiled as before; none counts against the limit of another",
         repeated=True,
     ),
     Remedy(
+        "outcome_versions",
+        "compile a function of its own for each outcome of the conditions on the number",
+        edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_versions.compile_outcomes),
+        ("counter", "attribute", "value"),
+        caveat="the conditions are computed once more in front of each call",
+        repeated=True,
+    ),
+    Remedy(
         "size_versions",
         "compile a function of its own for each size",
-        edits_of_calls.compile_versions,
+        edits_of_versions.compile_versions,
         ("size", "small"),
         own=False,
         caveat="each further size compiles a version, without a limit",
@@ -316,7 +356,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "repeated_calls",
         "compile for the kinds of calls that come again",
-        edits_of_calls.compile_repeated,
+        edits_of_versions.compile_repeated,
         ("length", "small", "size", "attribute"),
         own=False,
         caveat="the first call of each kind takes as long as without a compiler",
@@ -336,6 +376,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("context",),
         call="catch_warnings|simplefilter|profile|nvtx|[Tt]imer|record|tqdm|[Pp]rogress",
         caveat=_SILENT.replace("call", "context manager"),
+        silent=True,
     ),
     Remedy(
         "hoist_call",
@@ -367,6 +408,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("print",),
         call=r"^Logger\.",
         caveat="no logger runs this method in compiled code",
+        silent=True,
     ),
     Remedy(
         "eager_effect",
@@ -375,6 +417,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("print", "system", "foreign", "object"),
         call=edits.EFFECT_NAME,
         caveat=_SILENT,
+        silent=True,
     ),
     Remedy(
         "eager_caller",
@@ -383,6 +426,7 @@ REMEDIES: tuple[Remedy, ...] = (
         ("print", "system", "foreign", "object", "exception", "lock", "import", "other"),
         own=False,
         caveat=_SILENT,
+        silent=True,
     ),
     Remedy(
         "eager_clock",
@@ -392,6 +436,7 @@ REMEDIES: tuple[Remedy, ...] = (
         call=r"^time\.\w+$",
         caveat="compiled code reads 0.0, so that what it computes from it is no time",
         measures=True,
+        silent=True,
     ),
     _setting(
         "raise_limit",

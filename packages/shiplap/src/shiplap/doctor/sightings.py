@@ -12,6 +12,7 @@ from shiplap.doctor import registry
 from shiplap.doctor.causes import BreakMessage
 from shiplap.doctor.diagnosis import SourcePlace
 from shiplap.doctor.places import make_place, parse_frames
+from shiplap.doctor.probe import OBSERVED
 from shiplap.doctor.trace import EventTrace, TraceEvent
 
 _BREAK_LOCATION = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
@@ -38,7 +39,8 @@ SKIPPED_TEXT = "Skipping the function and falling back to eager"
 class Compilation:
     """One compilation of one function. ``process`` is the id of the process and ``compile_id`` torch's id of the
     compilation. The function begins at ``line`` of ``file``. ``seconds`` is the time that the compilation took.
-    ``metrics`` are torch's figures about it.
+    ``metrics`` are torch's figures about it. ``observer`` is the name of the frame of the observed call in which it was
+    compiled (see ``Probe``), or an empty string.
     """
 
     process: int
@@ -48,6 +50,7 @@ class Compilation:
     line: int
     seconds: float
     metrics: dict[str, Any] = field(default_factory=dict, repr=False)
+    observer: str = ""
 
     @property
     def frame(self) -> tuple[int, str]:
@@ -93,6 +96,7 @@ def list_compilations(trace: EventTrace) -> list[Compilation]:
     left out.
     """
     compiled: list[Compilation] = []
+    observers = _find_observers(trace)
     for event in trace.events_of_kind("compilation_metrics"):
         m = event.data
         frame, _, version = str(m.get("compile_id") or "").rpartition("/")
@@ -109,9 +113,21 @@ def list_compilations(trace: EventTrace) -> list[Compilation]:
                 m.get("co_firstlineno") or (known.line if known else 0),
                 float(m.get("entire_frame_compile_time_s") or 0.0),
                 m,
+                observers.get((event.process, f"{frame}/{version}"), ""),
             )
         )
     return compiled
+
+
+def _find_observers(trace: EventTrace) -> dict[tuple[int, str], str]:
+    """Return, by process id and compile id, the name of the innermost frame of an observed call in which each
+    compilation started. Compilations outside of such a call are left out.
+    """
+    found = {}
+    for event in trace.events_of_kind("dynamo_start"):
+        names = [str(frame.get("name")) for frame in event.data.get("stack") or ()]
+        found[_compilation_key(event)] = next((n for n in reversed(names) if n.startswith(OBSERVED)), "")
+    return found
 
 
 def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[Sighting]:

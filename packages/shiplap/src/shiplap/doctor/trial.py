@@ -22,6 +22,7 @@ from shiplap.doctor import probe
 from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile, SourcePlace
 from shiplap.doctor.edits import Case
 from shiplap.doctor.examine import diagnose_trace, shell_status
+from shiplap.doctor.printed import different_lines, numbers_by_line, zeros_in_output
 from shiplap.doctor.remedies import Remedy, list_remedies
 from shiplap.doctor.scratch import Program, apply_edits, diff_texts, make_copy, parse_program
 from shiplap.doctor.trace import read_trace_files
@@ -40,7 +41,10 @@ class Run:
     numbers of compared outputs, gradients and calls, and ``called`` the number of calls by function. ``times`` has the
     seconds of each call by function. ``status`` is the exit status, and ``seconds`` the duration of the run.
     ``printed`` is the number of lines on standard output, if the output is hidden. ``zeroed`` names values that vary by
-    themselves and were no longer measured: they are 0. ``output`` is the hidden text of the program.
+    themselves and were no longer measured: they are 0. ``output`` is the hidden text of the program, and ``shown`` that
+    part of it which went to standard output. ``sites`` has the file, line and column of each call of ``torch.compile``
+    in the program's own files, by the name of the frames in which the result is called. The file is relative to the
+    program's folder.
     """
 
     diagnosis: Diagnosis
@@ -54,6 +58,8 @@ class Run:
     called: dict[str, int] = field(default_factory=dict)
     zeroed: tuple[str, ...] = ()
     output: str = ""
+    shown: str = ""
+    sites: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
     @property
     def entries(self) -> list[Break | Recompile]:
@@ -64,7 +70,8 @@ class Run:
 
 class Laboratory:
     """A runner of copies of one program, with the folder that holds the copies, recordings and traces. ``limit`` is the
-    greatest number of seconds of a run, or None for no limit. ``ignored`` names the values that are not compared.
+    greatest number of seconds of a run, or None for no limit. ``ignored`` names the values that are not compared, and
+    ``varying`` has the lines of the output that differ in two runs of the unchanged program.
     """
 
     def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
@@ -75,6 +82,7 @@ class Laboratory:
         self.number = 0
         self.limit: float | None = None
         self.ignored: tuple[str, ...] = ()
+        self.varying: set[tuple[str, ...]] = set()
 
     def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
         """Run a copy of the program in which the files ``texts`` (path to content) are changed. Return the run, or None
@@ -121,6 +129,7 @@ class Laboratory:
         report: dict[str, Any] = {"differences": ["it left no results"]}
         if result.is_file():
             report = json.loads(result.read_text())
+        sites: dict[str, list[Any]] = report.get("sites", {})
         diagnosis = diagnose_trace(read_trace_files(trace), " ".join(self.program.arguments))
         diagnosis = relocate_diagnosis(diagnosis, f"{copy}/", f"{self.program.root}/")
         shutil.rmtree(place, ignore_errors=True)
@@ -136,6 +145,8 @@ class Laboratory:
             report.get("called", {}),
             tuple(report.get("zeroed", ())),
             text,
+            output.decode(errors="replace"),
+            {n: (at[0].removeprefix(f"{copy}/"), *at[1:]) for n, at in sites.items() if at[0].startswith(f"{copy}/")},
         )
 
 
@@ -153,7 +164,13 @@ def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
     return replace(
         diagnosis,
         breaks=tuple(
-            replace(b, place=moved(b.place), user=moved(b.user), chain=tuple(map(moved, b.chain)))
+            replace(
+                b,
+                place=moved(b.place),
+                user=moved(b.user),
+                chain=tuple(map(moved, b.chain)),
+                frames=tuple(map(moved, b.frames)),
+            )
             for b in diagnosis.breaks
         ),
         recompiles=tuple(
@@ -257,6 +274,7 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
             again = laboratory.run({}, "compare")
         if again is None or again.differences:
             raise error("SL704", where=" ".join(command), got=again.differences[0] if again else "no end")
+        laboratory.varying = different_lines(recorded.shown, again.shown)
         tried, texts, after = _try_entries(laboratory, again)
         times = _measure_times(laboratory, shown, texts) if shown else ()
         return Treatment(
@@ -336,7 +354,7 @@ def _try_entry(
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
     second: tuple[TriedEntry, dict[str, str], Run] | None = None
-    for remedy, changed in _candidates(laboratory.program, entry, texts):
+    for remedy, changed in _candidates(laboratory.program, entry, texts, now.sites):
         # Where no kind of call came twice, a version for each would compile in each call.
         if remedy.repeated and isinstance(entry, Recompile) and count_times(entry, now) + 1 >= count_calls(entry, now):
             refused[remedy.id] = NEVER_AGAIN
@@ -346,7 +364,7 @@ def _try_entry(
         reason = reason_of_refusal(entry, now, after)
         if not reason:
             rows = _rows_computed_always(laboratory.program.root, texts, changed) if remedy.picks else ()
-            reason = _reason_by_remedy(remedy, now, after, rows)
+            reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
         if not reason and not _is_witnessed(laboratory, remedy, entry, texts, now):
             reason = NO_WITNESS
         if not reason and after is not None and isinstance(entry, Break) and entry.skipped:
@@ -393,7 +411,7 @@ def _is_witnessed(
     """
     if remedy.witness is None:
         return True
-    for edits in remedy.witness(make_case(laboratory.program, entry, texts)):
+    for edits in remedy.witness(make_case(laboratory.program, entry, texts, now.sites)):
         changed = apply_edits(texts, laboratory.program.root, edits)
         after = None if changed is None else laboratory.run(changed, "compare")
         if after is not None and after.status != now.status:
@@ -409,12 +427,14 @@ _STEEP = re.compile(
 )
 
 
-def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, rows: Sequence[str]) -> str:
+def _reason_by_remedy(
+    remedy: Remedy, now: Run, after: Run | None, rows: Sequence[str], varying: set[tuple[str, ...]]
+) -> str:
     """Return the reason why the run ``after`` does not satisfy the conditions of ``remedy`` itself, or an empty string
     if it does.
 
     ``now`` is the run without the remedy, and ``rows`` has the lines of code that run with it in each call. If
-    ``after`` is None, that run took too long.
+    ``after`` is None, that run took too long. ``varying`` has the lines of the output that vary by themselves.
     """
     if after is None:
         return ""
@@ -422,7 +442,12 @@ def _reason_by_remedy(remedy: Remedy, now: Run, after: Run | None, rows: Sequenc
         return f"{after.diagnosis.graphs} graphs are compiled instead of {now.diagnosis.graphs}"
     if remedy.prints and after.printed != now.printed:
         return f"the program prints {after.printed} lines instead of {now.printed}"
-    zeroed = (*after.zeroed, *_zeros_in_output(now.output, after.output)) if remedy.measures else ()
+    # What an edit changes besides the results of the compiled functions, such as a list of the program, shows here.
+    other = different_lines(now.shown, after.shown) - varying if not remedy.silent else set()
+    if other:
+        line = next((line for line in numbers_by_line(after.shown) if line in other), min(other))
+        return f"the program prints another line: {'0'.join(line)[:80]}"
+    zeroed = (*after.zeroed, *zeros_in_output(now.output, after.output)) if remedy.measures else ()
     if zeroed:
         return f"{zeroed[0]} is 0, which the program measured"
     # The values that a condition keeps away may come in a later call alone, so that no gradient of this run shows them.
@@ -447,27 +472,27 @@ def _rows_computed_always(root: Path, texts: dict[str, str], changed: dict[str, 
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 inside = [n for n in inserted if node.lineno <= n + 1 <= (node.end_lineno or node.lineno)]
                 found += rows[inside[0] : inside[-1] + 1] if inside else []
-    return found
+    return [_without_comparisons(row) for row in found]
 
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-
-
-def _zeros_in_output(before: str, after: str) -> list[str]:
-    """Return the lines of the output ``before`` that have a number which is 0 in the same line of ``after``. Lines are
-    the same if only their numbers differ.
+def _without_comparisons(row: str) -> str:
+    """Return the line of code ``row`` with True in place of each comparison, through which no gradient flows. A line
+    that is no whole statement is returned as it is.
     """
-    # What is around the numbers, since a sign in their place could be in the line itself.
-    known: dict[tuple[str, ...], list[str]] = {}
-    for row in before.splitlines():
-        known.setdefault(tuple(_NUMBER.split(row)), []).append(row)
-    found = []
-    for row in after.splitlines():
-        same = known.get(tuple(_NUMBER.split(row)), [])
-        columns = list(zip(*(map(float, _NUMBER.findall(each)) for each in same), strict=True))
-        if any(not float(n) and all(column) for n, column in zip(_NUMBER.findall(row), columns, strict=bool(same))):
-            found.append(same[0])
-    return found
+    try:
+        tree = ast.parse(row.strip())
+    except SyntaxError:
+        return row
+    compared = any(isinstance(n, ast.Compare) for n in ast.walk(tree))
+    return ast.unparse(_Compared().visit(tree)) if compared else row
+
+
+class _Compared(ast.NodeTransformer):
+    """A converter of code that puts True in place of each comparison."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Return the constant True."""
+        return ast.Constant(True)
 
 
 def _break_in_edit(root: Path, texts: dict[str, str], changed: dict[str, str], now: Run, after: Run) -> str:
@@ -488,17 +513,17 @@ def _break_in_edit(root: Path, texts: dict[str, str], changed: dict[str, str], n
 
 
 def _candidates(
-    program: Program, entry: Break | Recompile, texts: dict[str, str]
+    program: Program, entry: Break | Recompile, texts: dict[str, str], sites: dict[str, tuple[str, int, int]]
 ) -> Iterator[tuple[Remedy, dict[str, str]]]:
     """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each edit that the
     remedy proposes.
 
     ``texts`` maps paths to the contents of files, and contains the edits of remedies that were accepted before. Each
     proposal is applied to ``texts`` alone, which gives a new mapping. Neither ``texts`` nor a file is changed. Two
-    proposals with equal results are yielded once.
+    proposals with equal results are yielded once. ``sites`` are those of the run with ``texts``.
     """
     seen: list[dict[str, str]] = [texts]
-    case = make_case(program, entry, texts)
+    case = make_case(program, entry, texts, sites)
     for remedy in list_remedies(entry):
         if remedy.own and case.file is None:
             continue
@@ -510,9 +535,12 @@ def _candidates(
                 yield remedy, changed
 
 
-def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
+def make_case(
+    program: Program, entry: Break | Recompile, texts: dict[str, str], sites: dict[str, tuple[str, int, int]]
+) -> Case:
     """Return the ``Case`` of ``entry``, a break or recompile, which is passed to editors. Editors are functions that
-    propose edits. ``texts`` has the contents of files that earlier remedies have changed, by path.
+    propose edits. ``texts`` has the contents of files that earlier remedies have changed, by path, and ``sites`` the
+    calls of ``torch.compile`` in the run with them.
 
     The case has the file, the line, the call at fault or varied value, and torch's message.
     """
@@ -522,6 +550,7 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
     path = Path(place.file)
     chain = entry.chain[:-1] if isinstance(entry, Break) else ()
     callers = [(Path(p.file), p.line) for p in reversed(chain) if Path(p.file).is_relative_to(program.root)]
+    frames = entry.frames if isinstance(entry, Break) else (entry.place,)
     return Case(
         root=program.root,
         main=program.main_file(),
@@ -533,6 +562,8 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
         texts=texts,
         callers=tuple((str(file.relative_to(program.root)), line) for file, line in callers),
         cause=entry.cause,
+        frames=tuple((p.file.removeprefix(f"{program.root}/"), p.line) for p in frames),
+        compiled_at=tuple(sites[n] for n in entry.observers if n in sites) if entry.observers else None,
     )
 
 

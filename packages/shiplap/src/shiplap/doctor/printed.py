@@ -1,0 +1,49 @@
+"""What a program prints in two runs: the same lines, with the same numbers but for rounding."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")  # of an object, which is another one in each run
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def different_lines(before: str, after: str) -> set[tuple[str, ...]]:
+    """Return the lines that are in one of the outputs ``before`` and ``after`` more often than in the other, or with
+    other numbers. Each is what stands around its numbers. The order of lines does not count.
+    """
+    old, new = map(numbers_by_line, (before, after))
+    return {line for line in old.keys() | new.keys() if not _is_alike(old.get(line, ()), new.get(line, ()))}
+
+
+def numbers_by_line(text: str) -> dict[tuple[str, ...], list[tuple[float, ...]]]:
+    """Return the numbers of all lines of ``text`` in order of size, by what stands around them in their lines."""
+    found: dict[tuple[str, ...], list[tuple[float, ...]]] = {}
+    for row in _ADDRESS.sub("address", text).splitlines():
+        found.setdefault(tuple(_NUMBER.split(row)), []).append(tuple(map(float, _NUMBER.findall(row))))
+    return {line: sorted(rows) for line, rows in found.items()}
+
+
+def _is_alike(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> bool:
+    """Return whether two lists of as many lines have numbers that agree but for rounding."""
+    pairs = [pair for rows in zip(first, second, strict=False) for pair in zip(*rows, strict=True)]
+    return len(first) == len(second) and all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-5) for a, b in pairs)
+
+
+def zeros_in_output(before: str, after: str) -> list[str]:
+    """Return the lines of the output ``before`` that have a number which is 0 in the same line of ``after``. Lines are
+    the same if only their numbers differ.
+    """
+    # What is around the numbers, since a sign in their place could be in the line itself.
+    known: dict[tuple[str, ...], list[str]] = {}
+    for row in before.splitlines():
+        known.setdefault(tuple(_NUMBER.split(row)), []).append(row)
+    found = []
+    for row in after.splitlines():
+        same = known.get(tuple(_NUMBER.split(row)), [])
+        columns = list(zip(*(map(float, _NUMBER.findall(each)) for each in same), strict=True))
+        if any(not float(n) and all(column) for n, column in zip(_NUMBER.findall(row), columns, strict=bool(same))):
+            found.append(same[0])
+    return found
