@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +35,11 @@ def test_fewer_calls_begin_with_blocks_of_their_own(monkeypatch: pytest.MonkeyPa
     assert clock.measure_form(problem, form, judged, 5, 0.0, StepDeadline(1e12)) == 50
     assert planned == [(200, 0), (100, 0), (50, 0)]
     assert problem.queueable == 50, "other forms have as many kernels a call"
+
+
+def test_calls_of_trusted_code_repeat_a_few_draws() -> None:
+    drawn: list[Any] = []
+    problem: Any = SimpleNamespace(draw=lambda form: drawn.append(form) or (len(drawn),))
+    assert clock._repeat_draws(problem, InputForm("any"), 19) == [*[(n,) for n in range(1, 9)] * 2, (1,), (2,), (3,)]
+    assert len(drawn) == 8
+    assert clock._repeat_draws(problem, InputForm("any"), 1) == [(9,)]

@@ -192,7 +192,7 @@ def _measure_planned(
     repeated: list[CallOutcome] = []
     fewest = _fewest_rounds(plan)
     # Of another process, results must be of no use to the candidate. Trusted code may get the same values again.
-    others = [problem.draw(form) for _ in range(count)] if plan.apart else None
+    others = _repeat_draws(problem, form, count) if plan.apart else None
     for number in range(rounds if count < MANY_CALLS else fewest):
         with pace.step():
             sets = [problem.draw(form) for _ in range(count)]
@@ -216,6 +216,14 @@ def _measure_planned(
     # Only after all rounds: the least times are the most reliable then.
     _check_memoization(calls, repeated)
     return replace(_summarize_timing(problem, form, sets[0], calls, count), queued=plan.queued)
+
+
+def _repeat_draws(problem: JudgeProblem, form: InputForm, count: int) -> list[Args]:
+    """Return the arguments of ``count`` calls of trusted code. They repeat a few draws, each at addresses of its own
+    later, since drawing takes longer than most kernels.
+    """
+    drawn = [problem.draw(form) for _ in range(min(count, PROBED_CALLS))]
+    return [drawn[number % len(drawn)] for number in range(count)]
 
 
 def _fewest_rounds(plan: _BatchPlan) -> int:
@@ -370,7 +378,7 @@ def remeasure_without_candidate(
     them. After ``ends``, at most the least number of rounds is run.
     """
     calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
-    sets = [problem.draw(form) for _ in range(timed.batch)]
+    sets = _repeat_draws(problem, form, timed.batch)
     device = next((t.device.type for t in tensors_among(sets[0])), "cpu")
     for number in range(LEAST_AGAIN if timed.queued else MIN_ROUNDS):
         # A process that has ended leaves nothing to a CPU.

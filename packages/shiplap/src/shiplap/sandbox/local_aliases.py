@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Mapping
 from copy import deepcopy
 
 CONTAINERS = (ast.List, ast.Dict, ast.Set)
@@ -128,7 +129,7 @@ def _resolved(value: ast.expr, values: dict[str, ast.expr]) -> ast.expr:
     return value
 
 
-def _replace_names(tree: ast.AST, values: dict[str, ast.expr]) -> None:
+def _replace_names(tree: ast.AST, values: Mapping[str, ast.expr]) -> None:
     """Replace in ``tree`` each use of a name in ``values`` by a copy of its value, which gets the line of the use.
 
     Without recursion, since a sum of a thousand terms is nested as deeply.
