@@ -6,6 +6,7 @@ An edit is a proposal: only a run of the edited program says whether it removes 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -331,19 +332,16 @@ def _add_to_setting(setting: str, source: str) -> Editor:
 
 
 def together(*editors: Editor) -> Editor:
-    """Return an editor that combines the first proposal of each of ``editors`` into one. It proposes nothing if one of
-    ``editors`` proposes nothing.
+    """Return an editor that combines one proposal of each of ``editors``, in all ways, the first ones first. It
+    proposes nothing if one of ``editors`` proposes nothing.
 
     An editor is a function that proposes edits for a break or recompile.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield one proposal with the first edits of each of ``editors``, which the enclosing function was given. Yield
-        nothing if one of them proposes nothing.
-        """
-        first = [next(each(case), None) for each in editors]
-        if all(first):
-            yield tuple(e for edits in first for e in edits or ())
+        """Yield the proposals that have the edits of one proposal of each of ``editors``."""
+        for chosen in itertools.product(*(list(each(case)) for each in editors)):
+            yield tuple(e for edits in chosen for e in edits)
 
     return edit
 

@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from shiplap.doctor.edits import Case, Edits, Source, of_statement
 from shiplap.doctor.edits_of_values import enclosing_function, names_before, where_for_branch
@@ -91,15 +91,27 @@ def _draws_of_names(source: Source, node: ast.stmt) -> list[ast.Call]:
     """Return the draws whose results are assigned, in the same function, to variables that the statement ``node``
     reads. Torch may break the graph only where such a number is used.
     """
-    function = enclosing_function(source, node)
+    function, parents = enclosing_function(source, node), source.parents()
     read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     found = []
-    for each in function.body if function is not None else ():
+    # The statements that run before this one does, whichever way conditions and loops go.
+    before, around = list[ast.stmt](), cast(ast.AST, node)
+    while function is not None and around is not function:
+        above = parents[around]
+        for body in _bodies(above):
+            before += body[: body.index(around)] if around in body else []
+        around = above
+    for each in before:
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.value, ast.Call):
             target = each.targets[0]
             if isinstance(target, ast.Name) and target.id in read and _dtype_of(source, each.value):
                 found.append(each.value)
     return found
+
+
+def _bodies(node: ast.AST) -> list[list[ast.stmt]]:
+    """Return the lists of statements that the syntax node ``node`` has, such as the two of an ``if``."""
+    return [getattr(node, name) for name in ("body", "orelse", "finalbody") if isinstance(getattr(node, name, 0), list)]
 
 
 def _dtype_of(source: Source, call: ast.Call) -> str:

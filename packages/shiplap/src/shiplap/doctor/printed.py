@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 
-_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")  # of an object, which is another one in each run
+# The address of an object, which is another one in each run, and the operation that an edit may replace.
+_VARIES = re.compile(r"\b0x[0-9a-f]+\b|(?<=grad_fn=)<\w+>")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -21,7 +22,7 @@ def different_lines(before: str, after: str) -> set[tuple[str, ...]]:
 def numbers_by_line(text: str) -> dict[tuple[str, ...], list[tuple[float, ...]]]:
     """Return the numbers of all lines of ``text`` in order of size, by what stands around them in their lines."""
     found: dict[tuple[str, ...], list[tuple[float, ...]]] = {}
-    for row in _ADDRESS.sub("address", text).splitlines():
+    for row in _VARIES.sub("...", text).splitlines():
         found.setdefault(tuple(_NUMBER.split(row)), []).append(tuple(map(float, _NUMBER.findall(row))))
     return {line: sorted(rows) for line, rows in found.items()}
 

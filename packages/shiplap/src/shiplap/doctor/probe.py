@@ -80,7 +80,7 @@ class Probe:
             """Return ``model`` compiled by torch's own function. Calls of the result are timed, recorded or compared.
             If ``model`` is None, return a decorator.
             """
-            site = calling_site(str(Path(torch.__file__).parent))
+            site = calling_site(str(Path(str(torch.__file__)).parent))
             return compile_at(site, model, options) if model is not None else lambda fn: compile_at(site, fn, options)
 
         def compile_at(site: tuple[str, int, int], model: Any, options: dict[str, Any]) -> Any:
@@ -113,7 +113,6 @@ class Probe:
         name = type(owner).__qualname__ if module else getattr(model, "__qualname__", None) or type(model).__qualname__
         code = code_name(model.forward if isinstance(model, torch.nn.Module) else model)
 
-        @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
             """Return the result of ``compiled`` of the enclosing function. The call is timed, recorded or compared,
             unless it is inside another observed call or is traced.
@@ -132,7 +131,7 @@ class Probe:
         frame = f"{OBSERVED}{len(self.sites)}"
         self.sites[frame] = site
         call.__code__ = call.__code__.replace(co_name=frame)
-        return call
+        return functools.wraps(compiled)(call)
 
     def _observe(
         self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any

@@ -342,7 +342,6 @@ REMEDIES: tuple[Remedy, ...] = (
         edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_versions.compile_outcomes),
         ("counter", "attribute", "value"),
         caveat="the conditions are computed once more in front of each call",
-        repeated=True,
     ),
     Remedy(
         "size_versions",

@@ -27,7 +27,7 @@ class TriedEntry:
         diff: the changes of files by the remedy, as a unified diff.
         before, after: the numbers of breaks and recompiles without and with the remedy.
         outputs, gradients: the numbers of tensors that were compared and agreed.
-        refused: the ids of the remedies that were tried before it, with the reasons why they did not help.
+        refused: the ids of the remedies that were tried and did not help, with the reasons.
         with_others: whether a remedy of another break or recompile has removed this one.
         key: the identity of the break or recompile.
         times: how often a recompile occurred without and with the remedy. The second number is 0 if it was removed.

@@ -398,7 +398,9 @@ def _try_entry(
             fewer = found, changed, after
         refused[remedy.id] = reason
     best = second or fewer
-    return best if best is not None else (TriedEntry.of(entry, refused=refused), texts, now)
+    if best is None:
+        return TriedEntry.of(entry, refused=refused), texts, now
+    return replace(best[0], refused=refused), *best[1:]
 
 
 def _is_witnessed(
