@@ -21,11 +21,13 @@ __all__ = [
     "NO_KEY",
     "GridLookup",
     "RowLookup",
+    "assert_some_rows",
     "check_coords",
     "check_rows",
     "check_scenes",
     "inside_grid",
     "is_known_size",
+    "is_known_to_hold",
     "keys_of",
     "other_channels",
     "output_shape",
@@ -114,6 +116,27 @@ def is_known_size(size: int, wanted: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     return guard_or_false(size == wanted)
+
+
+def is_known_to_hold(condition: bool) -> bool:
+    """Return whether ``condition``, a comparison of sizes, holds. In a graph, return False unless it holds for all
+    sizes that the graph is made for. No guard is added.
+    """
+    if not torch.compiler.is_compiling():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # here: it is slow to import
+
+    return statically_known_true(condition)
+
+
+def assert_some_rows(made: Tensor, source: Tensor) -> None:
+    """In a graph, assert that ``made`` has a row if ``source`` is known to have one. The number of rows of ``made``
+    depends on data, and the caller knows that each row of ``source`` leads to one of them.
+
+    Attention of torch compares the number of rows with 0, which the graph cannot do without this fact.
+    """
+    if torch.compiler.is_compiling() and is_of_data(made.shape[0]) and is_known_to_hold(source.shape[0] >= 1):
+        torch._check(made.shape[0] >= 1)
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:

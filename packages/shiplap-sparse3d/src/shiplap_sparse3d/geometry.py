@@ -21,7 +21,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Axes, Triple, expand_axes, per_axis, same_numbers
-from shiplap_sparse3d.coords import check_scenes, require_scenes
+from shiplap_sparse3d.coords import assert_some_rows, check_scenes, require_scenes
 from shiplap_sparse3d.offsets import (
     box_offsets,
     connect_by_offsets,
@@ -307,13 +307,13 @@ class Geometry:
         if any(isinstance(cells, int) and cells < 1 for cells in shape):
             raise vanished_grid_error(window, self.spatial_shape[-self.ndim :], shape[-self.ndim :])
         if self._by_offsets:
-            transposed, columns = window.output_padding is not None, [1, *window.stride]
-            coords = self._reach_by_offsets(
-                self._box(*window[:4]), columns, shape if self.bounded else None, transposed
-            )
+            limits, transposed = shape if self.bounded else None, window.output_padding is not None
+            coords = self._reach_by_offsets(self._box(*window[:4]), [1, *window.stride], limits, transposed)
         else:
             coords = output_cells(window, self.coords, self.spatial_shape)
             self._check_scene_of_last(coords, window)
+        if not self.padded and window.keeps_voxels(self.spatial_shape if self.bounded else None):
+            assert_some_rows(coords, self.coords)
         there = self._similar_geometry(coords, shape, padded=window.capacity is not None)
         there._is_reached = True
         return there

@@ -15,6 +15,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap_sparse3d.coords import (
     GridLookup,
+    assert_some_rows,
     check_coords,
     inside_grid,
     output_shape,
@@ -74,7 +75,9 @@ def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     The op ``unique_coords`` computes them. In a program that is being exported for a GPU, an operator of torch does.
     """
     if not runs_without_python(coords, ("cuda",)):
-        return unique_coords(coords)
+        found = unique_coords(coords)
+        assert_some_rows(found[0], coords)
+        return found
     # In int64, since graphs of torch 2.11 take inverse and counts to have the dtype of the argument.
     unique, inverse, counts = torch.unique(coords.long(), dim=0, return_inverse=True, return_counts=True)
     torch._check(unique.shape[0] <= coords.shape[0])

@@ -19,7 +19,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.coords import most_outputs, output_shape, runs_without_python
+from shiplap_sparse3d.coords import is_known_to_hold, most_outputs, output_shape, runs_without_python
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
 from shiplap_sparse3d.rows import rows_where
 
@@ -51,6 +51,26 @@ class StepWindow(NamedTuple):
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
         sizes = (max(0, (w - 1) * s - 2 * p + d * (k - 1) + 1 + extra) for w, k, s, p, d, extra in axes)
         return cast("Triple", tuple(sizes))
+
+    def keeps_voxels(self, grid: Triple | None) -> bool:
+        """Return whether every voxel reaches an output voxel, wherever it lies in ``grid`` (None: without bounds).
+        Return False if that is not known, as for a kernel with gaps.
+        """
+        kernel, stride, padding, dilation, extra, _ = self
+        if any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True)):
+            return False
+        outputs = grid and self.shape(grid)
+        if outputs is not None and not all(is_known_to_hold(cells > 0) for cells in outputs):
+            return False
+        if extra is not None:  # the cells that a voxel reaches follow each other, and not all are cut off
+            return min(extra) >= 0 and all(p < k for k, p in zip(kernel, padding, strict=True))
+        if any(k < s for k, s in zip(kernel, stride, strict=True)):
+            return False
+        if grid is None or outputs is None:
+            return True
+        # The windows lie side by side, so the last one decides.
+        axes = zip(grid, outputs, kernel, stride, padding, strict=True)
+        return all(is_known_to_hold((m - 1) * s - p + k >= w) for w, m, k, s, p in axes)
 
     def grid_before(self, grid: Triple, reached: Triple) -> Triple:
         """Return the smallest input grid that contains ``grid`` and from which a convolution with this window leads to

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -220,3 +222,60 @@ def test_a_step_of_sorted_tables_is_one_graph(extra):
         for actual, want in zip(compiled(coords), tables(coords), strict=True):
             assert torch.equal(actual, want)
     assert torch_private.compile_counts().recompiles == 0
+
+
+class AttentionBelow(nn.Module):
+    """A strided layer, and attention of torch between all of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = sparse3d.SparseConv3d(5, 8, 3, 2, 1)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: sparse3d.SparseTensor) -> torch.Tensor:
+        """Return the sum of the features after the attention, weighted by channel."""
+        # The grid of ``x`` is a symbol of this graph, of which nothing is known.
+        fixed = sparse3d.SparseTensor(x.feats, x.coords, GRID, 2)
+        rows = self.down(fixed).feats[None]
+        return (self.attend(rows, rows, rows, need_weights=False)[0] * torch.arange(8.0)).sum()
+
+
+def test_attention_of_torch_over_voxels_that_the_data_count_is_one_graph() -> None:
+    torch.manual_seed(0)
+    torch_private.reset_compiler()
+    net = AttentionBelow()
+    run = torch.compile(net, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in COUNTS[:3]:
+        x = scene(n, GRID, 5, dtype=torch.float32)
+        for got, want in zip(step(net, x, run), step(net, fresh(x), net), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert torch_private.compile_counts().recompiles == 0
+
+
+def test_a_graph_of_a_layer_that_may_lose_all_voxels_takes_a_scene_of_which_none_is_left() -> None:
+    net = sparse3d.SparseConv3d(5, 8, 2, 2)  # cells 4 along x are in no window
+    run = torch.compile(lambda x: net(x).feats, fullgraph=True, backend="eager", dynamic=True)
+    for cells in ([0, 1, 2, 3, 4], [4, 4, 4, 4, 4, 4]):
+        coords = torch.tensor([[0, x, y, 0] for y, x in enumerate(cells)]).int()
+        x = sparse3d.SparseTensor(torch.randn(len(cells), 5), coords, (5, 6, 2), 1)
+        torch.testing.assert_close(run(x), net(fresh(x)).feats)
+    assert len(net(x)) == 0
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["strided", "transposed"])
+def test_windows_that_keep_each_voxel_do(back: bool) -> None:
+    counts = {False: 0, True: 0}
+    for w, k, s, p, d in itertools.product(range(1, 9), range(1, 5), range(1, 4), range(3), (1, 2)):
+        window = StepWindow((k, 1, 1), (s, 1, 1), (p, 0, 0), (d, 1, 1), (0, 0, 0) if back else None)
+        outputs = window.shape((w, 1, 1))[0]
+        taps = [tap * d - p for tap in range(k)]
+        kept = all(
+            any((c * s + tap if back else o * s + tap) == (o if back else c) for tap in taps for o in range(outputs))
+            for c in range(w)
+        )
+        claimed = window.keeps_voxels((w, 1, 1))
+        assert kept or not claimed, window
+        counts[claimed] += 1
+        # Without gaps little is left unknown.
+        assert claimed or not kept or d > 1 or p >= k or s > k, window
+    assert min(counts.values()) > 100
