@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,10 +118,12 @@ def is_known_size(size: int, wanted: int) -> bool:
     return guard_or_false(size == wanted)
 
 
-def is_known_to_hold(condition: Any) -> bool:
-    """Return whether ``condition``, a comparison of symbolic sizes in a traced graph, holds for all possible sizes. No
-    guard is added to the graph.
+def is_known_to_hold(condition: bool) -> bool:
+    """Return whether ``condition``, a comparison of sizes, holds. In a graph, return False unless it holds for all
+    sizes that the graph is made for. No guard is added.
     """
+    if not torch.compiler.is_compiling():
+        return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # here: it is slow to import
 
     return statically_known_true(condition)

@@ -19,7 +19,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.coords import most_outputs, output_shape, runs_without_python
+from shiplap_sparse3d.coords import is_known_to_hold, most_outputs, output_shape, runs_without_python
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
 from shiplap_sparse3d.rows import rows_where
 
@@ -60,8 +60,7 @@ class StepWindow(NamedTuple):
         if any(k > 1 and d > 1 for k, d in zip(kernel, dilation, strict=True)):
             return False
         outputs = grid and self.shape(grid)
-        # A symbolic number of cells is not known.
-        if outputs is not None and not all(isinstance(m, int) and m > 0 for m in outputs):
+        if outputs is not None and not all(is_known_to_hold(cells > 0) for cells in outputs):
             return False
         if extra is not None:  # the cells that a voxel reaches follow each other, and not all are cut off
             return min(extra) >= 0 and all(p < k for k, p in zip(kernel, padding, strict=True))
@@ -71,7 +70,7 @@ class StepWindow(NamedTuple):
             return True
         # The windows lie side by side, so the last one decides.
         axes = zip(grid, outputs, kernel, stride, padding, strict=True)
-        return all((m - 1) * s - p + k >= w for w, m, k, s, p in axes)
+        return all(is_known_to_hold((m - 1) * s - p + k >= w) for w, m, k, s, p in axes)
 
     def grid_before(self, grid: Triple, reached: Triple) -> Triple:
         """Return the smallest input grid that contains ``grid`` and from which a convolution with this window leads to

@@ -234,7 +234,9 @@ class AttentionBelow(nn.Module):
 
     def forward(self, x: sparse3d.SparseTensor) -> torch.Tensor:
         """Return the sum of the features after the attention, weighted by channel."""
-        rows = self.down(x).feats[None]
+        # The grid of ``x`` is a symbol of this graph, of which nothing is known.
+        fixed = sparse3d.SparseTensor(x.feats, x.coords, GRID, 2)
+        rows = self.down(fixed).feats[None]
         return (self.attend(rows, rows, rows, need_weights=False)[0] * torch.arange(8.0)).sum()
 
 
