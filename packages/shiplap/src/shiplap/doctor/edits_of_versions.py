@@ -249,9 +249,9 @@ def _added_before(source: Source, function: ast.FunctionDef, read: str, test: as
         targets = n.targets if isinstance(n, ast.Assign) else [getattr(n, "target", None)]
         if all(t is None or ast.unparse(t) != read for t in targets) or getattr(n, "lineno", 0) > test.lineno:
             continue
-        if not isinstance(n, ast.AugAssign) or not isinstance(n.op, ast.Add) or source.parents().get(n) is not function:
+        if not isinstance(n, ast.AugAssign) or source.parents().get(n) is not function:
             return None
-        if not isinstance(n.value, ast.Constant):
+        if not isinstance(n.op, ast.Add) or not isinstance(n.value, ast.Constant):
             return None
         added += f" + {source.code(n.value)}"
     return added
