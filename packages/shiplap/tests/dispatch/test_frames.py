@@ -14,7 +14,7 @@ import shiplap as sl
 from shiplap.kernels.native import binding
 from shiplap_testing.build import compile_c
 
-LIMIT = 30  # frames
+LIMIT = 36  # frames
 
 BODY = """int conv(const sl_context* ctx, const DLTensor* feats, const DLTensor* weight, const DLTensor* table,
          DLTensor* out, const int64_t* kernel, int64_t count, int64_t groups) {
