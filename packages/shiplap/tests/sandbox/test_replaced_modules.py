@@ -83,6 +83,12 @@ CLOCKS = {
     "a class of no module": Unknown,
     "a method of a list of mine": [0.0].pop,
     "a method of an object of Python": contextlib.nullcontext(0.0).__enter__,
+    "a method of Python that is bound to a class of mine": types.MethodType(
+        contextlib.nullcontext.__enter__, type("C", (), {"enter_result": 0.0})
+    ),
+    "a method of Python that is bound to a module of mine": types.MethodType(
+        contextlib.nullcontext.__enter__, types.ModuleType("m")
+    ),
     "a slot of an iterator of mine": iter([0.0]).__next__,
     "a cache of such a slot": functools.lru_cache(iter([0.0]).__next__),
     "a weak reference": weakref.ref(Posing),

@@ -140,6 +140,13 @@ ATTACKS = {
     "mock of Python": lambda: MagicMock(return_value=True),
     "bound method of a list": lambda: [mine].append,
     "method of an object of Python": lambda: contextlib.nullcontext(True).__enter__,
+    "method of Python bound to a class of mine": lambda: types.MethodType(
+        contextlib.nullcontext.__enter__, type("C", (), {"enter_result": 0.0})
+    ),
+    "method of Python bound to another class": lambda: types.MethodType(contextlib.nullcontext.__enter__, pathlib.Path),
+    "method of Python bound to a module of mine": lambda: types.MethodType(
+        contextlib.nullcontext.__enter__, types.ModuleType("m")
+    ),
     "Python's function bound to mine": lambda: types.MethodType(posixpath.join, mine),
     "C function bound to mine": lambda: types.MethodType(len, mine),
     "slot of a function": lambda: mine.__call__,

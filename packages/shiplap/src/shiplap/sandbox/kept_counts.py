@@ -35,6 +35,8 @@ DESCRIBING = frozenset(_DESCRIBING.split())
 _DECIDING_CALLS = "min max bool range divmod int any all next getattr slice compare gt lt ge le eq ne where"
 DECIDING_CALLS = frozenset(_DECIDING_CALLS.split())
 """Functions by whose arguments code decides."""
+LIBRARIES = frozenset(("torch", "numpy", "math", "triton"))
+"""Packages whose functions have names that attributes of candidates have as well, such as ``ones``."""
 
 
 def place_name(node: ast.AST) -> str:
@@ -62,8 +64,8 @@ def counted_places(tree: ast.Module) -> set[str]:
     """Return the names of the places that outlive a call, and that functions of a module change by their own value.
     Attributes have a dot before their names.
     """
-    modules = _modules_of_torch(tree)
-    return {name for node in ast.walk(tree) for name in _counts_of(node, modules)} - {""}
+    modules, libraries = _modules_of_torch(tree), imported_libraries(tree)
+    return {name for node in ast.walk(tree) for name in _counts_of(node, modules, libraries)} - {""}
 
 
 def _modules_of_torch(tree: ast.Module) -> set[str]:
@@ -79,6 +81,25 @@ def _modules_of_torch(tree: ast.Module) -> set[str]:
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     stored -= {n.id for n in aliases}
     return (found | {n.id for n in aliases}) - stored
+
+
+def imported_libraries(tree: ast.Module) -> set[str]:
+    """Return the names to which a module binds one of ``LIBRARIES`` or a part of one, of which it sets no attribute."""
+    found = _modules_of_torch(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            of = [(each.asname or each.name.split(".")[0], each.name) for each in node.names]
+            found |= {bound for bound, name in of if name.split(".")[0] in LIBRARIES}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LIBRARIES:
+            found |= {each.asname or each.name for each in node.names}
+    stored = [n for n in ast.walk(tree) if isinstance(getattr(n, "ctx", None), ast.Store)]
+    changed = {n.value.id for n in stored if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    return found - changed - ({n.id for n in stored if isinstance(n, ast.Name)} - _modules_of_torch(tree))
+
+
+def is_of_library(called: ast.expr, libraries: set[str]) -> bool:
+    """Return whether an expression is an attribute of one of ``libraries``, the names of imported packages."""
+    return isinstance(called, ast.Attribute) and _root(called) in libraries
 
 
 def _is_module(node: ast.AST, names: set[str]) -> bool:
@@ -124,10 +145,10 @@ def targets_of(node: ast.AST) -> list[ast.expr]:
     return flat
 
 
-def _counts_of(node: ast.AST, modules: set[str]) -> Iterator[str]:
+def _counts_of(node: ast.AST, modules: set[str], libraries: set[str]) -> Iterator[str]:
     """Yield the names that a function changes by their own value and that outlive a call: attributes, elements of
     lists and dicts, and those that it declares as global or nonlocal. Functions inside of it are looked at by
-    themselves. ``modules`` are the names of modules of torch.
+    themselves. ``modules`` are the names of modules of torch, and ``libraries`` those of ``imported_libraries``.
     """
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return
@@ -136,14 +157,14 @@ def _counts_of(node: ast.AST, modules: set[str]) -> Iterator[str]:
     stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     renewed = set(_renewed_in(node))
     for each, own in _own_scope(node, (stored | _given(node.args)) - outer):
-        for target in _increased_places(each) if id(each) not in renewed else ():
+        for target in _increased_places(each, libraries) if id(each) not in renewed else ():
             name = place_name(target)
             # A list outlives the call if the function neither makes it nor gets it.
             lasts = not isinstance(target, (ast.Name, ast.Attribute)) and name not in own
             if (lasts or name in outer or name.startswith(".")) and not _is_taken_over(node, each, target):
                 yield name
         if id(each) not in renewed:
-            yield from (name for name in _changed_in_place(each, modules) if name not in own)
+            yield from (name for name in _changed_in_place(each, modules, libraries) if name not in own)
 
 
 def _own_scope(function: ast.AST, own: set[str]) -> Iterator[tuple[ast.AST, set[str]]]:
@@ -255,7 +276,7 @@ def _others_given(method: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     return _given(method.args) - {each.arg for each in placed[:1]}
 
 
-def _increased_places(node: ast.AST) -> list[ast.expr]:
+def _increased_places(node: ast.AST, libraries: set[str]) -> list[ast.expr]:
     """Return the variables, attributes and elements that a statement changes by their own value, as ``n += 1``,
     ``n = max(n, 2) + 1`` and ``setattr(x, "n", x.n + 1)`` do. A mere conversion, as in ``b = b.to(d)``, does not count,
     and neither does a mere copy from another object, as in ``a.n = b.n``.
@@ -270,7 +291,7 @@ def _increased_places(node: ast.AST) -> list[ast.expr]:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CONVERSIONS:
         return []
     targets = targets_of(node)
-    read = read_places(_changing_part(value, {ast.unparse(t) for t in targets}))
+    read = read_places(_changing_part(value, {ast.unparse(t) for t in targets}), libraries)
     return [t for t in targets if place_name(t) in read and not _is_copy(value, place_name(t))]
 
 
@@ -303,7 +324,7 @@ def _converted(value: ast.expr) -> ast.expr:
     return _without_data(value)
 
 
-def _changed_in_place(node: ast.AST, modules: set[str]) -> Iterator[str]:
+def _changed_in_place(node: ast.AST, modules: set[str], libraries: set[str]) -> Iterator[str]:
     """Yield the names of the tensors that a syntax node changes in place by their own value, as ``n.add_(1)`` and
     ``torch.exp_(n)`` do, where ``modules`` has the name ``torch``.
     """
@@ -317,7 +338,7 @@ def _changed_in_place(node: ast.AST, modules: set[str]) -> Iterator[str]:
         first, *given = given
         changed = first.elts if isinstance(first, (ast.List, ast.Tuple)) else [first]
     for name in (place_name(_without_data(each)) for each in changed):
-        by_itself = any(name in read_places(each) and not _is_copy(each, name) for each in given)
+        by_itself = any(name in read_places(each, libraries) and not _is_copy(each, name) for each in given)
         if by_itself or called.attr not in OVERWRITING:
             yield name
 
@@ -327,9 +348,10 @@ def _places_in(node: ast.AST) -> set[str]:
     return {place_name(each) for each in ast.walk(node)} - {""}
 
 
-def read_places(node: ast.AST) -> set[str]:
+def read_places(node: ast.AST, libraries: set[str]) -> set[str]:
     """Return the names of the places whose values an expression reads. A place does not count if the expression reads
-    only its shape or another such property, or compares it with None.
+    only its shape or another such property, or compares it with None. The name of a function of one of ``libraries``,
+    such as that of ``torch.ones``, is no place of an object.
     """
     found: set[str] = set()
     left = [node]
@@ -341,9 +363,8 @@ def read_places(node: ast.AST) -> set[str]:
             left += [each for each in (at.left, *at.comparators) if not _is_looked_up(at, each)]
             continue
         found.add(place_name(at))
-        if isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr not in DESCRIBING:
-            # The name of a function, such as that of ``torch.ones``, is no place of an object.
-            left += [at.func.value, *at.args, *(each.value for each in at.keywords)]
+        if isinstance(at, ast.Call) and is_of_library(at.func, libraries):
+            left += [*at.args, *(each.value for each in at.keywords)]
             continue
         left += ast.iter_child_nodes(at)
     return found - {""}

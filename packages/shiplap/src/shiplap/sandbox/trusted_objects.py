@@ -234,14 +234,37 @@ def _is_known(value: Any) -> bool:
 
 
 def is_bound_to_code(method: types.MethodType) -> bool:
-    """Return whether ``method`` is bound to a class, to a module or to an object that was remembered.
+    """Return whether ``method`` is a method of a class or module of trusted code, and bound to it, or is bound to an
+    object that was remembered.
 
     Code under test can make an object of any class of a library, and a method of such an object may return what it
-    holds, as ``nullcontext(0.0).__enter__`` does. The method by which a decorator of torch makes its context for each
-    call does not.
+    holds, as ``nullcontext(0.0).__enter__`` does. So may the same function that is bound to a class or module of code
+    under test. The method by which a decorator of torch makes its context for each call does not.
     """
     own, kind = method.__self__, type(method.__self__)
-    return issubclass(kind, (type, ModuleType)) or _is_known(own) or (_is_known(kind) and makes_context(method))
+    if issubclass(kind, (type, ModuleType)):
+        return (_is_known(own) or _is_class_of_installed_module(own)) and _is_own_method(method)
+    return _is_known(own) or (_is_known(kind) and makes_context(method))
+
+
+def _is_class_of_installed_module(value: Any) -> bool:
+    """Return whether ``value`` is a class in the module of a file of Python, torch or an installed package."""
+    if not issubclass(type(value), type):
+        return False
+    module = sys.modules.get(str(_namespace_of(value).get("__module__")))
+    installed = is_installed_module(module) and "__file__" in vars(module)
+    return installed and any(each is value for each in vars(module).values())
+
+
+def _is_own_method(method: types.MethodType) -> bool:
+    """Return whether ``method``, which is bound to a class or module, is a class method of it or a method of its class,
+    and not a function that was bound to it from elsewhere.
+    """
+    own, kind, function = method.__self__, type(method.__self__), method.__func__
+    classes = _order_of(own) if issubclass(kind, type) else ()
+    methods = [v.__func__ for c in classes for v in _namespace_of(c).values() if type(v) is classmethod]
+    methods += [v for c in _order_of(kind) for v in _namespace_of(c).values()]
+    return any(each is function for each in methods)
 
 
 def _holds_only_trusted(value: Any) -> bool:

@@ -14,10 +14,13 @@ from typing import Any, TypeGuard
 
 from shiplap.sandbox.kept_counts import (
     DECIDING_CALLS,
+    DESCRIBING,
     GROWING,
     SHRINKING,
     changed_container,
     counted_places,
+    imported_libraries,
+    is_of_library,
     place_name,
     read_places,
     targets_of,
@@ -136,11 +139,16 @@ def _elements_that_decide(nodes: list[ast.AST], lasting: set[str], growing: set[
         if isinstance(node, ast.Assign) and (name := _next_of(node.value)) in lasting
         for target in node.targets
     }
+    lists = {changed_container(node, GROWING) for node in nodes}
     for node in nodes:
         used = node.func if isinstance(node, ast.Call) else node.slice if isinstance(node, ast.Subscript) else None
         if used is not None and (name := _next_of(used) or taken.get(place_name(used), "")) in lasting and name:
             yield getattr(node, "lineno", 0), f"the next element of {name}"
         if _is_element(node) and place_name(node) in growing and isinstance(node.ctx, ast.Load):
+            # What is held under a key may be a tensor, of which a part is no far element.
+            is_part = isinstance(node.slice, ast.Slice) and isinstance(node.value, ast.Subscript)
+            if is_part and place_name(node) not in lists:
+                continue
             amounts = [_amount(n, {}) for n in ast.walk(node.slice) if isinstance(n, ast.Constant)]
             if any(amount is not None and abs(amount) >= JUDGED_CALLS for amount in amounts):
                 yield node.lineno, f"a far element of {place_name(node)}, which grows"
@@ -417,8 +425,9 @@ def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
     counted = counted_places(tree)
     if not counted:
         return []
-    counting = _counting_functions(tree, counted)
-    resolve_calls(tree, counting)
+    libraries = imported_libraries(tree)
+    counting = _counting_functions(tree, counted, libraries)
+    resolve_calls(tree, lambda call: bool(_counting_calls(call, counting, libraries)))
     shrunk = {changed_container(n, SHRINKING) for n in ast.walk(tree)}
     updates: dict[int, str] = {}
     for statement in ast.walk(tree):  # a named expression comes after what it is in
@@ -426,22 +435,32 @@ def _call_counters(tree: ast.Module) -> list[tuple[int, str]]:
     used: set[tuple[int, str]] = set()
     for node in ast.walk(tree):
         for part in _deciding_parts(node):
-            names = (read_places(part) & counted) - {updates.get(id(node), "")}
-            names |= {called_name(n) for n in ast.walk(part) if isinstance(n, ast.Call)} & counting
+            names = (read_places(part, libraries) & counted) - {updates.get(id(node), "")}
+            names |= _counting_calls(part, counting, libraries)
             # A container that is emptied holds what the last calls have left, and counts none.
             names -= shrunk & {_measured_length(n) for n in ast.walk(part)}
             used |= {(node.lineno, name) for name in names if hasattr(node, "lineno")}
-    used |= {(t.lineno, name) for t in _truth_tests(tree) for name in read_places(t) & counted - shrunk}
+    for test in _truth_tests(tree):
+        names = (read_places(test, libraries) & counted - shrunk) | _counting_calls(test, counting, libraries)
+        used |= {(test.lineno, name) for name in names}
     return sorted(used)
 
 
-def _counting_functions(tree: ast.Module, counted: set[str]) -> set[str]:
+def _counting_calls(node: ast.AST, counting: set[str], libraries: set[str]) -> set[str]:
+    """Return the names of the functions ``counting`` that an expression calls. Functions of ``libraries`` and methods
+    that tell a shape, such as ``torch.add`` and ``x.size(0)``, may only have such a name.
+    """
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and not is_of_library(n.func, libraries)]
+    return {called_name(n) for n in calls if getattr(n.func, "attr", "") not in DESCRIBING} & counting
+
+
+def _counting_functions(tree: ast.Module, counted: set[str], libraries: set[str]) -> set[str]:
     """Return the names of the functions of a module that return one of the places ``counted``, and the names to which
     such a function or a method is bound.
     """
     definitions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
     returned = ((d, n.value) for d in definitions for n in _scope_of(d) if isinstance(n, ast.Return) and n.value)
-    found = {d.name for d, value in returned if read_places(value) & counted}
+    found = {d.name for d, value in returned if read_places(value, libraries) & counted}
     bound = (n for n in ast.walk(tree) if isinstance(n, ast.Assign) and place_name(n.value).lstrip(".") in found)
     return found | {place_name(target).lstrip(".") for n in bound for target in n.targets} - {""}
 
@@ -490,10 +509,17 @@ def unsteady_decisions_of_function(fn: Any) -> list[str]:
     try:
         tree = ast.parse(read_source(used[0].__code__.co_filename))
         resolve_aliases(tree)
+        return _decisions_in_part(tree, first)
     except (SyntaxError, ValueError):
         return []
     except (RecursionError, MemoryError):
         return [TOO_DEEP]
+
+
+def _decisions_in_part(tree: ast.Module, first: set[int]) -> list[str]:
+    """Return a string ``line N: reason`` for each decision in the functions of a module that begin in the lines
+    ``first``.
+    """
     definitions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     own = [d for d in definitions if first.intersection([d.lineno, *(each.lineno for each in d.decorator_list)])]
     # What names of the module hold decides as well, and other code of the module does not.
