@@ -77,8 +77,8 @@ def _single_dims(own: Shapes) -> Iterator[tuple[Shapes, int]]:
 
 
 def shapes_with_many_rows(own: Shapes) -> Iterator[Shapes]:
-    """Yield the shapes ``own`` with some thousand rows in the first tensor that has rows, and small sizes elsewhere. Yield
-    them also with as many rows wherever that size occurs, once with small sizes elsewhere and once with their own.
+    """Yield the shapes ``own`` with some thousand rows in the first tensor that has rows, and small sizes elsewhere.
+    Those with as many rows wherever that size occurs follow, with small sizes elsewhere, and with their own ones.
     """
     for at, shape in enumerate(own):
         if len(shape) > 1 and shape[0] in varied_sizes(own):
