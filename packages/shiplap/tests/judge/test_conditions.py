@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.judge.conditions import COMPILES_S, call_elsewhere
+from shiplap.judge.conditions import COMPILES_S, _effects_of_equal_arguments, call_elsewhere
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import Reason
 from shiplap.judge.variants import InputForm
@@ -138,6 +138,51 @@ def test_two_arguments_of_a_kind_are_one_tensor_once(factor: float, right: bool)
     assert len(seen) == 1
     assert torch.equal(*seen[0])
     assert (not case.reasons) == right
+
+
+class OneTensor(Witness):
+    """A process that makes the call on one tensor for two arguments alone, and computes in float32."""
+
+    def call(self, args: Any, expected: ExpectedEffects, *, conditions: str) -> None:
+        if conditions == "one tensor":
+            self.conditions.append(conditions)
+            x, *rest = args
+            for w in rest:
+                x = x.float() @ w.float()
+            assert not expected.against([x]).problem
+
+
+def test_numbers_that_cancel_out_may_be_off_by_their_rounding() -> None:
+    shapes = ((256, 256),) * 3
+    made = [torch.randn(s).bfloat16() for s in shapes]
+    problem = FunctionProblem("products", lambda x, v, w: x @ v @ w, lambda: made, 0.0)
+    witness = OneTensor()
+    judged(witness, problem=problem, form=InputForm("products", shapes=shapes))
+    assert witness.conditions == ["one tensor"]
+
+
+def test_indices_are_not_given_twice() -> None:
+    called: list[bool] = []
+
+    def reference(x: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        called.append(torch.equal(rows, cols))
+        return x[rows, cols]
+
+    problem = FunctionProblem(
+        "picked", reference, lambda: [torch.randn(4, 40), torch.arange(3), torch.arange(30, 33)], 0.0
+    )
+    judged(Witness(), problem=problem, form=InputForm("picked", shapes=((4, 40), (3,), (3,))))
+    assert not any(called)
+
+
+def test_narrow_numbers_are_compared_too() -> None:
+    made = [torch.randn(4, 4).to(torch.float8_e4m3fn), torch.randn(4, 4).to(torch.float8_e4m3fn)]
+    args = made[0], made[0]
+    case: Any = SimpleNamespace(problem=FunctionProblem("sum", lambda x, y: x.float() + y.float(), lambda: made, 0.0))
+    expected = _effects_of_equal_arguments(case, InputForm("sum", shapes=((4, 4),) * 2), args)
+    assert expected is not None
+    assert not expected.against(expected.own).problem
+    assert expected.against([-o for o in expected.own]).problem
 
 
 def test_who_reads_memory_by_addresses_may_be_wrong_under_autocast(tmp_path: Path) -> None:

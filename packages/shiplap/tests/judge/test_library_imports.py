@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import sys
 import types
 from pathlib import Path
@@ -93,6 +94,8 @@ def test_a_helper_in_the_package_of_the_reference_is_imported_and_the_reference_
     (tmp_path / "kernels" / "problem.py").write_text(REFERENCE)
     (tmp_path / "kernels" / "helper.py").write_text("ONE = 1.0\n")
     (tmp_path / "candidate" / "it.py").write_text(HEAD + text)
+    for source in (tmp_path / "kernels").iterdir():
+        py_compile.compile(str(source))
     monkeypatch.syspath_prepend(str(tmp_path))
     result = sl.judge(
         tmp_path / "kernels" / "problem.py", tmp_path / "candidate" / "it.py", seconds=120, rounds=5, timed=False
@@ -229,3 +232,11 @@ def test_triton_is_prepared_where_a_gpu_is_counted(tmp_path: Path, monkeypatch: 
         prepare_triton(str(tmp_path))
         assert seen == (["key", f"driver {tmp_path}"] if has_gpu else [])
     assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_the_variable_of_the_cache_may_be_gone_at_the_end(tmp_path: Path) -> None:
+    from shiplap.torch_private.triton_internals import files_in
+
+    with files_in(str(tmp_path), "SHIPLAP_TEST_FOLDER"):
+        del os.environ["SHIPLAP_TEST_FOLDER"]
+    assert "SHIPLAP_TEST_FOLDER" not in os.environ

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from shiplap.judge import variants
 from shiplap.judge.checks import _choose_wanted
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.shapes import MANY_ROWS, shapes_with_many_rows, varied_shapes
+from shiplap.judge.shapes import MANY_ROWS, _single_dims, shapes_with_many_rows, varied_shapes
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.perturb import MANY, perturb_arguments
 
@@ -202,7 +203,27 @@ def test_dims_that_have_one_size_by_chance_are_soon_changed_alone() -> None:
 
 
 def test_one_shape_has_many_rows_and_is_small_elsewhere() -> None:
-    ((rows, width), weights), *more = shapes_with_many_rows(((16, 24), (24, 16)))
-    assert (more, MANY_ROWS <= rows < 2 * MANY_ROWS) == ([], True)
+    ((rows, width), weights), *_ = shapes_with_many_rows(((16, 24), (24, 16)))
+    assert MANY_ROWS <= rows < 2 * MANY_ROWS
     assert weights[0] == width <= 4 >= weights[1]
     assert list(shapes_with_many_rows(((16,), ()))) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "first"),
+    [
+        (torch.add, (torch.randn(16, 24), torch.randn(16, 24))),
+        (F.scaled_dot_product_attention, [torch.randn(2, 12, 16)] * 3),
+        (F.cross_entropy, (torch.randn(16, 24), torch.arange(16))),
+    ],
+)
+def test_arguments_that_share_their_rows_have_many_of_them_together(call, first) -> None:
+    problem = FunctionProblem("it", call, lambda: list(first), 0.0, vary_shapes=True)
+    many = [f for f in problem.forms() if f.shapes[0][0] >= MANY_ROWS]
+    assert many
+    assert all(shape[0] == many[0].shapes[0][0] for shape in many[0].shapes)
+
+
+def test_a_single_dim_that_is_changed_has_another_size_then() -> None:
+    for _ in range(100):
+        assert all(shapes != ((1, 8), (8, 1)) for shapes, _ in _single_dims(((1, 8), (8, 1))))

@@ -122,3 +122,13 @@ print(child._baseline.changed())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_each_argument_comes_from_an_operator_in_two_of_four_gradients() -> None:
+    host = child.Child(watched=False)
+    given = [torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True), torch.ones(2), 3]
+    made = [host._taken_from_operators(given) for _ in range(8)]
+    for which in (slice(0, 4), slice(1, 5), slice(0, 8, 2), slice(1, 8, 2)):
+        taken = [[a.grad_fn is not None for a in listed[:2]] for listed in made[which]]
+        assert [sum(column) for column in zip(*taken, strict=True)] == [2, 2]
+    assert all(listed[2:] == given[2:] for listed in made)

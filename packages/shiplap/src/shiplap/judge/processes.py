@@ -182,11 +182,12 @@ def _hidden_places(case: JudgeSession, target: JudgeTarget) -> list[str]:
     """Return the folders and files that the process of ``target`` must not read. For the candidate it is the folder of
     the reference, also inside the folder of the candidate, unless somebody else than Shiplap has put it on
     ``sys.path``. If the candidate imports a module of that folder as part of a package, it is the file of the reference
-    alone. Otherwise the list is empty.
+    and the folder of compiled modules beside it. Otherwise the list is empty.
     """
     file, shown = case.reference.file, {place for place in sys.path if place} - added_folders
     folder = str(Path(file).parent) if file else ""
     if target is not case.candidate or not folder or folder in shown:
         return []
-    place = file if imports_from_package(target.file, folder, shown) else folder
-    return [*dict.fromkeys([place, os.path.realpath(place)])]
+    # From there the reference could be imported, since a sandboxed process may ask for the date of any file.
+    places = [file, f"{folder}/__pycache__"] if imports_from_package(target.file, folder, shown) else [folder]
+    return [*dict.fromkeys(name for place in places for name in (place, os.path.realpath(place)))]

@@ -61,8 +61,8 @@ def varied_shapes(own: Shapes) -> Iterator[Shapes]:
 
 
 def _single_dims(own: Shapes) -> Iterator[tuple[Shapes, int]]:
-    """Yield the shapes ``own`` with the size of a single dim changed at random, and that size, for each dim that may be
-    varied.
+    """Yield the shapes ``own`` with the size of a single dim changed to another one at random, and its old size, for
+    each dim that may be varied.
     """
     sizes = varied_sizes(own)
     for at, shape in enumerate(own):
@@ -71,18 +71,24 @@ def _single_dims(own: Shapes) -> Iterator[tuple[Shapes, int]]:
                 continue
             # One of several dims of this size is not 1: the reference would broadcast it, which callers never ask for.
             least = 2 if sum(n == size for other in own for n in other) > 1 else 1
-            changed = (*shape[:dim], least + SECRET_RANDOM.randrange(2 * size + 2), *shape[dim + 1 :])
-            yield (*own[:at], changed, *own[at + 1 :]), size
+            new = least + SECRET_RANDOM.randrange(2 * size + 2)
+            new += new == size
+            yield (*own[:at], (*shape[:dim], new, *shape[dim + 1 :]), *own[at + 1 :]), size
 
 
 def shapes_with_many_rows(own: Shapes) -> Iterator[Shapes]:
-    """Yield the shapes ``own`` with some thousand rows in the first tensor that has rows, and small sizes elsewhere."""
+    """Yield the shapes ``own`` with some thousand rows in the first tensor that has rows, and small sizes elsewhere.
+    Those with as many rows wherever that size occurs follow, with small sizes elsewhere, and with their own ones.
+    """
     for at, shape in enumerate(own):
         if len(shape) > 1 and shape[0] in varied_sizes(own):
             small = {n: 2 + SECRET_RANDOM.randrange(3) for n in varied_sizes(own)}
-            less = [tuple(small.get(n, n) for n in s) for s in own]
-            less[at] = (MANY_ROWS + SECRET_RANDOM.randrange(MANY_ROWS), *less[at][1:])
-            yield tuple(less)
+            rows = MANY_ROWS + SECRET_RANDOM.randrange(MANY_ROWS)
+            less, *more = (
+                tuple(tuple(new.get(n, n) for n in s) for s in own)
+                for new in (small, small | {shape[0]: rows}, {shape[0]: rows})
+            )
+            yield from dict.fromkeys([(*less[:at], (rows, *less[at][1:]), *less[at + 1 :]), *more])
             return
 
 

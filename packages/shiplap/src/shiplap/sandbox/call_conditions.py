@@ -53,8 +53,8 @@ def call_under_autocast(target: Callable[..., Any], *args: Any) -> Any:
 
 
 def call_on_parameters(target: Callable[..., Any], *args: Any) -> Any:
-    """Return what ``target`` returns for ``args`` if each tensor that can have a gradient is a parameter of a module.
-    It computes no gradient, as in evaluation.
+    """Return what ``target`` returns for ``args`` if each of them that is a tensor and can have a gradient is a
+    parameter of a module. Tensors inside lists and dicts stay as they are. It computes no gradient, as in evaluation.
     """
     return target(*(torch.nn.Parameter(a) if _can_be_parameter(a) else a for a in args))
 

@@ -58,7 +58,7 @@ def files_in(folder: str, variable: str) -> Iterator[None]:
         yield
     finally:
         tempfile.tempdir = before[0]
-        os.environ.pop(variable)
+        os.environ.pop(variable, None)
         os.environ |= {variable: before[1]} if before[1] is not None else {}
 
 
