@@ -277,3 +277,36 @@ def test_strides_of_several_leading_dims_are_tried(ns):
         return largest.reference(x)
 
     assert look(largest, "edges").verdict == "fail"
+
+
+# special
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_special_says_what_a_builder_draws(ns: str, reads: bool) -> None:
+    """A builder that does not read the kind of values draws no NaN, and the evidence says so."""
+
+    @sl.op(f"{ns}::doubled")
+    def doubled(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return x * 2
+
+    @doubled.kernel("cpu")
+    def _(x):
+        return x * 2
+
+    if reads:
+
+        @doubled.samples
+        def _(rng, sizes, dtype, device):
+            x = torch.randn(sizes["n"], generator=rng)
+            return ((x * torch.nan if sizes.get("values") == "nan" else x).to(device),)
+
+    else:
+
+        @doubled.samples
+        def _(rng, sizes, dtype, device):
+            return (torch.randn(sizes["n"], generator=rng).to(device),)
+
+    finding = look(doubled, "special")
+    assert finding.verdict == "ok", finding.evidence
+    assert ("only what the builder of samples draws" in finding.evidence) != reads

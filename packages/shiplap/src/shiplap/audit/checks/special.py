@@ -11,15 +11,28 @@ from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.dispatch.outputs import flatten_op_results, fresh_results
 from shiplap.errors import ArgumentError, error_line
+from shiplap.sampling.builder import builder_takes_values
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import powers_of_two, scalars_of_thresholds, scalars_of_values
-from shiplap.sampling.run import all_finite, needs_builder, op_effects, reference_effects, run_op, why_reference_missing
+from shiplap.sampling.run import (
+    all_finite,
+    floating_args,
+    needs_builder,
+    op_effects,
+    reference_effects,
+    run_op,
+    why_reference_missing,
+)
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.values import SOME_ZEROS
 from shiplap.sampling.work_estimate import why_too_large
 
 REFUSAL_FIX = "handle it in the kernel, or refuse it in the reference with the same error"
+BUILDER_NOTE = (
+    "of floats only what the builder of samples draws, some of them zero: it draws NaN, infinity and others only if it "
+    'reads sizes.get("values")'
+)
 
 
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
@@ -61,7 +74,8 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
             )
         return Observation(skip=f"the declaration refuses it: {error_line(e)}")  # a scalar beyond a C type
     difference = against_reference(op, case, got, own)
-    return Observation(difference.problem or _why_defaults_differ(op, case), error=difference.error)
+    note = BUILDER_NOTE if op.sampler is not None and not builder_takes_values(op) and floating_args(op, case) else ""
+    return Observation(difference.problem or _why_defaults_differ(op, case), error=difference.error, note=note)
 
 
 def _why_defaults_differ(op: Op, case: SampleCase) -> str:
