@@ -101,6 +101,7 @@ def test_a_helper_in_the_package_of_the_reference_is_imported_and_the_reference_
         tmp_path / "kernels" / "problem.py", tmp_path / "candidate" / "it.py", seconds=120, rounds=5, timed=False
     )
     assert result.verdict == verdict, str(result)
+    assert all("No module" in r.evidence or "Permission" in r.evidence for r in result.reasons), str(result)
 
 
 def test_imports_of_the_launcher_that_take_too_long_are_no_time_of_the_judgement(

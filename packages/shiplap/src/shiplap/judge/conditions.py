@@ -23,6 +23,7 @@ from shiplap.sandbox.source_scan import gather_sources, read_source
 COMPILES_S = 2.0  # seconds of the first call from which on autocast, which may compile once more, is left out
 COMPILED_AGAIN = 2.0  # of the time of the first call, which a call under other conditions may take
 GROSS, SPREAD = 0.5, 4.0  # of the size of a result, and of the reference's own change: what no rounding explains
+CANCELLED = 0.1  # of the mean size of a result: what rounding leaves of its elements near zero, and five times more
 ROUNDED = 1e-2  # of the largest argument: what is left of a difference of equal numbers
 NAMES = {
     "thread": "in another thread, inference mode, deterministic algorithms and another number of threads",
@@ -127,7 +128,7 @@ def _effects_of_equal_arguments(
                 continue
             wide = exact.double()
             # Elements near zero are off by the rounding of larger numbers that cancel out.
-            allowed = GROSS * (wide.abs() + wide.square().mean().sqrt()) + ROUNDED * scale
+            allowed = GROSS * wide.abs() + CANCELLED * wide.square().mean().sqrt() + ROUNDED * scale
             if not bool(((g.double() - wide).abs() <= allowed).all()):
                 return Difference(f"result {number} is off by more than half of its size")
         return Difference()
