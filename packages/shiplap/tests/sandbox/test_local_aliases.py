@@ -71,6 +71,14 @@ def candidate(x):
     S.f = lambda v=S.f(): v + 1
     return x * (S.f() < 20000)
 """,
+    "a function of a library that counts by another name": """
+import types
+T = types
+T.f = lambda: 0
+def candidate(x):
+    T.f = lambda v=types.f(): v + 1
+    return x * (types.f() < 20000)
+""",
     "a part of a list that gets longer": """
 SEEN = {0: []}
 def candidate(x):
@@ -141,6 +149,14 @@ class Layout:
 def candidate(x):
     n = x.size(0)
     return torch.add(x, n) * 2 + x.size(0) * 2
+""",
+    "an attribute with the name of a function of Python": """
+import inspect
+class Kernel:
+    def __init__(self, kernel):
+        self.signature = inspect.signature(kernel)
+    def default(self, name):
+        return self.signature[name].default
 """,
     "a list of its own with the name of another": """
 SEEN = [0]

@@ -7,6 +7,7 @@ a variable of the environment. A cache is not: what it holds does not depend on 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 SHRINKING = {"clear", "pop", "popitem", "popleft", "remove", "discard"}
@@ -35,7 +36,7 @@ DESCRIBING = frozenset(_DESCRIBING.split())
 _DECIDING_CALLS = "min max bool range divmod int any all next getattr slice compare gt lt ge le eq ne where"
 DECIDING_CALLS = frozenset(_DECIDING_CALLS.split())
 """Functions by whose arguments code decides."""
-LIBRARIES = frozenset(("torch", "numpy", "math", "triton"))
+LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "triton"}
 """Packages whose functions have names that attributes of candidates have as well, such as ``ones``."""
 
 
@@ -84,7 +85,9 @@ def _modules_of_torch(tree: ast.Module) -> set[str]:
 
 
 def imported_libraries(tree: ast.Module) -> set[str]:
-    """Return the names to which a module binds one of ``LIBRARIES`` or a part of one, of which it sets no attribute."""
+    """Return the names to which a module binds one of ``LIBRARIES`` or a part of one, and which it uses only to read
+    attributes of it. Other code could set attributes of it by another name, as after ``t = torch``.
+    """
     found = _modules_of_torch(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -92,9 +95,12 @@ def imported_libraries(tree: ast.Module) -> set[str]:
             found |= {bound for bound, name in of if name.split(".")[0] in LIBRARIES}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in LIBRARIES:
             found |= {each.asname or each.name for each in node.names}
-    stored = [n for n in ast.walk(tree) if isinstance(getattr(n, "ctx", None), ast.Store)]
-    changed = {n.value.id for n in stored if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
-    return found - changed - ({n.id for n in stored if isinstance(n, ast.Name)} - _modules_of_torch(tree))
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    changed = {n.value.id for n in attributes if isinstance(n.ctx, ast.Store) and isinstance(n.value, ast.Name)}
+    bound = _modules_of_torch(tree)
+    bases = {id(n.value) for n in attributes}
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in bases]
+    return found - changed - {n.id for n in uses if isinstance(n.ctx, ast.Load) or n.id not in bound}
 
 
 def is_of_library(called: ast.expr, libraries: set[str]) -> bool:
