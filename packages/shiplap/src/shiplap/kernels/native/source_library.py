@@ -322,7 +322,7 @@ class SourceLibrary(CompileRequest):
             return _AS_CUDA
         if "c++" not in languages and "cuda" not in languages and "." not in header:
             return 'compile the source as C++: name the file .cpp, or pass language="c++" beside code='
-        return f"pass the folder of {header} in include_dirs="
+        return f'pass the folder of {header}, as in include_dirs=["/that/folder"]'
 
     def _fix_of_error(self, problem: str) -> str:
         """Return the advice of the error for a compiler's output ``problem``. There is some for a name that nothing
@@ -337,9 +337,10 @@ class SourceLibrary(CompileRequest):
                 f"correct {absent[1]!r} in libraries=, or pass the folder of lib{absent[1]}.so or lib{absent[1]}.a as "
                 'flags=["-L/that/folder"]'
             )
-        # As GCC, and as Clang and nvcc say it.
-        option = re.search(r"unrecognized command[- ]line option ['‘\"](\S+?)['’\"]", problem)
-        if option := option or re.search(r"[Uu]nknown (?:option|argument):? ['‘]?([^\s'’]+)", problem):
+        # As GCC, and as Clang and nvcc say it. In a note or a warning an option is not the cause.
+        option = re.search(r"error: unrecognized command[- ]line option ['‘\"](\S+?)['’\"]", problem)
+        option = option or re.search(r"(?:error|fatal) *: [Uu]nknown (?:option|argument):? ['‘]?([^\s'’]+)", problem)
+        if option is not None:
             return f"correct or remove {option[1]} in flags="
         if "cuda" not in {t.language for t in self.texts} and re.search(
             r"['‘]__(?:global|device|host|shared)__['’]", problem
