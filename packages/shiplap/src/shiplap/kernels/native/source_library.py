@@ -324,6 +324,17 @@ class SourceLibrary(CompileRequest):
             return 'compile the source as C++: name the file .cpp, or pass language="c++" beside code='
         return f'pass the folder of {header}, as in include_dirs=["/that/folder"]'
 
+    def _has_words_of_cuda(self, problem: str) -> bool:
+        """Return whether a compiler of C or C++ was given CUDA, from its output ``problem``, in which it may name a
+        word of CUDA, and from the sources, since GCC may take ``__global__`` for a type of C.
+        """
+        if any(t.language == "cuda" for t in self.texts):
+            return False
+        if re.search(r"['‘]__(?:global|device|host|shared)__['’]", problem):
+            return True
+        kernels = (t.content for t in self.texts if t.language and "__CUDACC__" not in t.content)
+        return any(re.search(r"^__global__ ", content, re.MULTILINE) for content in kernels)
+
     def _fix_of_error(self, problem: str) -> str:
         """Return the advice of the error for a compiler's output ``problem``. There is some for a name that nothing
         declares, a library that is not found, and a kernel that is not as its declaration. For other errors, return an
@@ -342,9 +353,7 @@ class SourceLibrary(CompileRequest):
         option = option or re.search(r"(?:error|fatal) *: [Uu]nknown (?:option|argument):? ['‘]?([^\s'’]+)", problem)
         if option is not None:
             return f"correct or remove {option[1]} in flags="
-        if "cuda" not in {t.language for t in self.texts} and re.search(
-            r"['‘]__(?:global|device|host|shared)__['’]", problem
-        ):
+        if self._has_words_of_cuda(problem):
             return _AS_CUDA
         # A warning that stands beside the error has no part in it.
         problem = "\n".join(line for line in problem.splitlines() if "warning:" not in line)
