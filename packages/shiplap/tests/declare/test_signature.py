@@ -163,7 +163,10 @@ def test_a_dim_of_an_argument_that_nothing_gives(ns):
         return values[:1].expand(len(offsets) - 1).clone()
 
     with fails(
-        "SL105", "as in e in place of rows+1, and compute the others from it, as in e-1", got="rows+1 uses 'rows'"
+        "SL105",
+        "as in e in place of rows+1, and compute the others from it, as in e-1",
+        "or correct it to one of ",
+        got="rows+1 uses 'rows'",
     ):
         sl.op(f"{ns}::f")(f)
     f.__annotations__ |= {"offsets": Int64[Tensor, "e"], "return": Float[Tensor, "e-1"]}
