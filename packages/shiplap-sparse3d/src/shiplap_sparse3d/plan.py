@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from shiplap.plugin_api import error
@@ -27,9 +26,8 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     """
     least = -(-taps // ops.MAX_PART)
     # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.
-    known = is_known_to_hold if torch.compiler.is_compiling() else bool
     for limit, parts in _STRIDED if strided else _PARTS:
-        if known(rows <= limit):
+        if is_known_to_hold(rows <= limit):
             return _filled_parts(taps, max(least, min(taps, parts, _most_parts)))
     return max(1, least)
 

@@ -120,7 +120,7 @@ def test_what_is_no_function(ns, target):
     ("declare", "id", "where", "fix"),
     [
         (sl.op, "SL101", "@sl.op", 'write the decorator with a name, as in @sl.op("mylib::op")'),
-        (sl.adopt, "SL142", "@sl.adopt", 'the name of the op that op describes, as in @sl.adopt("namespace::name")'),
+        (sl.adopt, "SL142", "@sl.adopt", 'the name of the op that op describes, as in @sl.adopt("aten::relu")'),
     ],
 )
 def test_the_parentheses_are_missing(declare, id, where, fix):
@@ -163,7 +163,10 @@ def test_a_dim_of_an_argument_that_nothing_gives(ns):
         return values[:1].expand(len(offsets) - 1).clone()
 
     with fails(
-        "SL105", "as in e in place of rows+1, and compute the others from it, as in e-1", got="rows+1 uses 'rows'"
+        "SL105",
+        "as in e in place of rows+1, and compute the others from it, as in e-1",
+        "or correct it to one of ",
+        got="rows+1 uses 'rows'",
     ):
         sl.op(f"{ns}::f")(f)
     f.__annotations__ |= {"offsets": Int64[Tensor, "e"], "return": Float[Tensor, "e-1"]}
@@ -184,6 +187,11 @@ def test_an_annotation_that_cannot_be_evaluated(ns):
 
         @sl.op(f"{ns}::f")
         def op(x: "Nowhere") -> F: ...
+
+    with fails("SL102", fix="write Float in place of Flota, or import the name at run time, at module level"):
+
+        @sl.op(f"{ns}::f")
+        def misspelt(x: "Flota[Tensor, 'n']") -> F: ...
 
 
 @dataclasses.dataclass

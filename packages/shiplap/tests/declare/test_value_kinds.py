@@ -26,7 +26,11 @@ NO_NUMBERS = ["3", b"3", None, [], torch.tensor(3j), np.zeros(2)]
         (int, [*INTS, torch.tensor(3.0)], [0.5, np.float32(3), *BEYOND, *NO_NUMBERS, torch.tensor([3]), 1j]),
         (float, [*INTS, *FLOATS, *BEYOND], [10**400, *NO_NUMBERS, torch.ones(2), 1j]),
         (complex, [*INTS, *FLOATS, *BEYOND, 1j], [10**400, *NO_NUMBERS]),
-        (int | float, [*INTS, *FLOATS, *BEYOND, 1j], [10**400, *NO_NUMBERS]),
+        (
+            int | float,
+            [3, True, MOST, LEAST, 0.5, np.float64(0.5), *BEYOND, 1j],
+            [10**400, *NO_NUMBERS, np.int64(3), np.float32(0.5), np.complex128(1j), torch.tensor(3), torch.tensor(0.5)],
+        ),
         (bool, [True, False], [1, 0.0, np.bool_(True), *NO_NUMBERS]),
         (str, ["", "é"], ["\ud800", 1, b"a", None]),
         (Float[Tensor, "n"], [torch.ones(1)], [1.0, None, [torch.ones(1)], np.ones(1)]),

@@ -143,7 +143,7 @@ def test_a_backward_that_reads_other_names_or_takes_a_tuple_for_a_tensor(ns):
 
     with fails("SL135", "read a name under 'expected'", got="needs.weight", expected="x"):
         run(lambda grad, saved, needs: {"x": grad[0] if needs.weight else None})
-    with fails("SL303", "such as grad[0] of the first, since grad is a tuple"):
+    with fails("SL303", "such as grad[0] and grad[1], since grad is a tuple"):
         run(lambda grad, saved, needs: {"x": 2 * grad})
     assert run(lambda grad, saved, needs: {"x": 2 * grad[0]}).tolist() == [2.0] * 3
 
@@ -412,7 +412,7 @@ def test_memory_that_a_compiled_graph_shares(ns):
         to.copy_(x.flip(0))
 
     x = torch.arange(4.0)
-    fix = "pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy"
+    fix = "pass x.clone() as x, since a write to a clone of to would not reach to"
     with fails("SL210", fix=fix):
         turn(x, x)
 

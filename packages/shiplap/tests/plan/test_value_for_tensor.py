@@ -40,6 +40,25 @@ def declare(name, annotation, *, other=None):
     return sl.op(name)(made)
 
 
+def test_an_example_is_on_the_device_of_the_other_tensors(ns):
+    op = declare(f"{ns}::f", Float[Tensor, "n"], other=Float[Tensor, "c"])
+    for value in (2.0, [1.0, 2.0], np.ones(2, "float32"), np.ones(2)):
+        with fails("SL209", "such as torch.") as caught:
+            op(value, torch.ones(3, device="meta"))
+        made = example_of(caught.value, values=value, a=value)
+        assert (made.device.type, made.dtype) == ("meta", torch.float32)
+
+
+@pytest.mark.filterwarnings("error")
+def test_advice_is_found_without_warnings_and_other_errors(ns):
+    op = declare(f"{ns}::f", Complex[Tensor, "n"])
+    kept = np.ones(3, "complex64")
+    kept.flags.writeable = False
+    for value in ([kept, kept], kept, 1.5e308 + 1.5e308j):
+        with fails("SL209", "pass "):
+            op(value)
+
+
 NUMBERS = (3.0, 2.5, 4, True, np.float32(3), np.float64(2), np.int32(5), np.array(1.5), enum.IntEnum("E", "A").A)
 FLOATS = {
     "no dims": Float[Tensor, ""],
@@ -166,10 +185,10 @@ def test_values_of_another_rank_or_kind_have_no_example(ns):
 
 KINDS = {
     "k": (4 / 2, np.float64(2.5), np.float32(2.5), np.array(2.5), torch.ones(2)[:1].double() * 2),
-    "s": (np.ones(1), np.array([2.0]), torch.ones(1, 1)),
-    "b": (np.ones(1, bool), torch.ones(1, dtype=torch.bool)),
-    "ks": (np.ones(2, "int64"), np.ones((2, 1), "int64"), torch.ones(2, 2, dtype=torch.int64)),
+    "s": (np.ones(1), np.array([2.0])),
+    "ks": (np.ones(2, "int64"), np.ones((2, 1), "int64"), np.ones(2), torch.ones(2, 2), torch.ones(2, 2).long()),
     "z": (np.array([1j]),),
+    "v": (np.float32(2.5), np.int64(2), np.array(2.5), np.array([2.5]), torch.ones(())),
 }
 
 
@@ -183,17 +202,18 @@ def test_each_value_for_a_number_has_an_example_that_the_op_takes(ns, name):
         b: bool = True,
         ks: list[int] = [1],  # noqa: B006
         z: complex = 1j,
+        v: int | float = 1,
     ) -> Float32[Tensor, "n"]:
         return x * 2
 
     for value in KINDS[name]:
-        try:
+        with fails("SL209") as caught:
             f(torch.ones(3), **{name: value})
-        except sl.ShiplapError as e:
-            text = e.fix if "such as" in e.fix else e.fix.replace("or int(v)", "such as int(v)")
-            found = EXAMPLE.search(text)
-            given = eval(found[1], dict.fromkeys("vta", value))
-            assert f(torch.ones(3), **{name: given}).tolist() == [2.0] * 3
+        fix = caught.value.fix
+        found = EXAMPLE.search(fix if "such as" in fix else fix.replace("or int(v)", "such as int(v)"))
+        given = eval(found[1], dict.fromkeys("vta", value))
+        assert f(torch.ones(3), **{name: given}).tolist() == [2.0] * 3
+        assert not isinstance(given, complex) or name == "z"
     for value in (float("nan"), float("inf"), np.complex64(1j)):
         with fails("SL209", "pass a value of the type under 'expected'"):
             f(torch.ones(3), k=value)

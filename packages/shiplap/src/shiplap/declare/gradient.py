@@ -260,7 +260,7 @@ class Backward(HasCode):
                     where=f"{spec.name}, argument {name!r}",
                     got=f"gradient {_value_shape_text(got) if got is not None else type(value).__name__}",
                     expected=_value_shape_text(expected),
-                    fix="take the gradient of one result, such as grad[0] of the first, since grad is a tuple"
+                    fix="combine the gradients of the results, such as grad[0] and grad[1], since grad is a tuple"
                     * several,
                 )
             if isinstance(value, Tensor) and value.is_complex() and is_real(spec.arg(name)):

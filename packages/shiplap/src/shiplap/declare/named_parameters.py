@@ -72,9 +72,12 @@ def read_parameters(function: Callable[..., object], refuse: Callable[[str, str]
     shown = f"{name}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
     if rest := next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None):
         fix = f"name each parameter in place of *{rest.name}"
-        homes = type(function).__module__, function.__module__ if inspect.isfunction(function) else ""
+        homes = type(function).__module__, (function.__module__ or "") if inspect.isfunction(function) else ""
         if any(home.startswith("triton.") for home in homes):  # a kernel of Triton, or kernel[grid]
-            fix = 'bind a kernel of Triton by sl.triton(kernel, grid="cdiv(n, BLOCK)", constants={"BLOCK": 128})'
+            fix = (
+                'bind a kernel of Triton by sl.triton(kernel, grid="cdiv(n, BLOCK)", arguments={"rows": "n"}, '
+                'constants={"BLOCK": 128}), where rows is a parameter of the kernel that is no argument of the op'
+            )
         raise refuse(f"{shown}: *{rest.name} has no names", fix)
     named = {p.name: p for p in parameters if p.kind not in _VARIADIC}
     return NamedParameters(shown, named, len(named) < len(signature.parameters))

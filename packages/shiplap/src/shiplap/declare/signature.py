@@ -291,8 +291,17 @@ def _evaluate_annotations(fn: Callable[..., object]) -> dict[str, object]:
             where=fn.__qualname__,
             got=str(e),
             expected="annotations that can be evaluated",
-            fix="import the name at run time, at module level",
+            fix=_fix_of_unknown_name(e, {**scope, **fn.__globals__, **around}),
         ) from None
+
+
+def _fix_of_unknown_name(problem: NameError, known: Iterable[str]) -> str:
+    """Return the advice of the error for an annotation that has a name which does not exist. ``known`` are the names
+    that do.
+    """
+    near = difflib.get_close_matches(problem.name or "", known, 1)
+    corrected = f"write {near[0]} in place of {problem.name}, or " if near else ""
+    return f"{corrected}import the name at run time, at module level"
 
 
 def _read_signature_arguments(
@@ -534,7 +543,7 @@ def _check_expression_names(spec: OpSpec, where: str, expr: Expr, known: set[str
         if ", argument '" in where and not named:
             fix = (
                 f"give this dim a name of its own, as in e in place of {expr}, and compute the others from it, as in "
-                f"e-1. If {unknown} is a dim of another argument, name it there; or {add}"
+                f"e-1. If {unknown} is a dim of another argument, name it there; or {fix}"
             )
         if "dims[" in where:
             fix += '. A condition, such as that g divides c, is no size: write requires="c % g == 0"'

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,17 @@ def is_float_value(value: object) -> bool:
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return False
     return not (isinstance(value, Tensor) and value.is_complex()) and _converts_to_number(value, float)
+
+
+def is_scalar_value(value: object) -> bool:
+    """Return whether ``value`` can be passed as an argument that holds a number of any kind. It may be a number of
+    Python or a symbolic number. Of the numbers of NumPy only those that Python has as well are accepted.
+    """
+    if isinstance(value, (float, complex)) and type(value) is not np.complex128:
+        return True
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        return False
+    return is_bool_value(value) or is_float_value(value)
 
 
 def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
@@ -89,7 +101,7 @@ _ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
     "bool": (bool, is_bool_value),
     "str": (None, is_text_value),
     "complex": (complex, lambda value: isinstance(value, complex) or is_float_value(value)),
-    "Scalar": (float, lambda value: isinstance(value, complex) or is_bool_value(value) or is_float_value(value)),
+    "Scalar": (float, is_scalar_value),
     "dtype": (torch.dtype, lambda value: isinstance(value, torch.dtype)),
     "device": (torch.device, lambda value: isinstance(value, (torch.device, str))),
     "layout": (torch.layout, lambda value: isinstance(value, torch.layout)),

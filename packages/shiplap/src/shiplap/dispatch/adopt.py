@@ -133,7 +133,7 @@ def adopt(
             got = f"no name, but the function {got}"
             fix = (
                 f"write the decorator with the name of the op that {source.__name__} describes, as in "
-                '@sl.adopt("namespace::name"). To take the function over as a kernel, ' + fix
+                '@sl.adopt("aten::relu"). To take the function over as a kernel, ' + fix
             )
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
     if devices or differentiable is not None:

@@ -367,8 +367,8 @@ register(
                 'randomness="different".'
             ),
             (
-                "if 'got' names an argument that the op writes to, map over that argument too. If it names random "
-                'results, pass randomness="different" to torch.vmap. Otherwise call the op in a loop over the samples'
+                "call the op in a loop over the samples. Under torch.vmap, map over the argument that the op writes to "
+                "as well if 'got' names one, and pass randomness=\"different\" if it names random results"
             ),
         ),
         (

@@ -25,7 +25,7 @@ _NUMBERS: dict[str | None, Callable[[Any], Any]] = {
     "float": float,
     "bool": bool,
     "complex": complex,
-    "Scalar": complex,
+    "Scalar": complex,  # holds each of them
 }
 
 
@@ -34,8 +34,8 @@ def number_check(
 ) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
     """Return ``check(args, kwargs)``, which refuses values that torch would turn into numbers with a loss and without a
     warning. It raises ``SL220`` if an argument declared as a number is a tensor with a gradient, and ``SL209`` if an
-    argument declared as an int is a tensor or a NumPy value of floating-point numbers. Return None if no argument is a
-    number.
+    argument declared as an int is a tensor or a NumPy value of floating-point numbers. In a graph, ``SL209`` also
+    refuses NumPy values for arguments that are other numbers. Return None if no argument is a number.
 
     If ``recorded`` is true, the check runs inside the forward of an ``autograd.Function``, where gradients are off. It
     then reads only the tensor's ``requires_grad``. Otherwise it finds a gradient only while gradients are on.
@@ -48,8 +48,8 @@ def number_check(
 
     def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
         """Raise ``SL220`` if a number argument of the op, or a number in a list, is a tensor that carries a gradient.
-        Raise ``SL209`` if it is an int, and the tensor or the NumPy value is not of integers. The argument may be
-        positional or a keyword.
+        Raise ``SL209`` if it is an int, and the tensor or the NumPy value is not of integers, and in a graph if it is
+        another number, and the value is one of NumPy. The argument may be positional or a keyword.
         """
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
@@ -68,6 +68,8 @@ def number_check(
                     raise _number_error(spec, arg, "SL220", "a tensor that requires a gradient", "")
                 if whole and (each.is_floating_point() or each.is_complex()):
                     fix = "pass an int, such as int(t) of the tensor t to cut off its fraction, or round(t.item())"
+                    if each is value and arg.scalar != "int":
+                        fix = fix_of_value_for_number(arg, each)
                     raise _number_error(spec, arg, "SL209", f"a tensor of {each.dtype}", fix)
 
     return check
@@ -82,9 +84,14 @@ def _traced_numpy_error(spec: OpSpec, arg: Arg) -> ShiplapError:
     """Return the error ``SL209`` of a traced call that passes a value of NumPy for ``arg``, a number. In eager calls
     torch takes such a value, but in a graph it is a tensor.
     """
-    kind = kind_of_number(arg)
-    fix = f"pass a number of Python: call {_NUMBERS[kind].__name__}(v) of the value v outside of the compiled function"
+    made = _conversion(kind_of_number(arg))
+    fix = f"pass a number of Python: call {made} of the value v outside of the compiled function"
     return _number_error(spec, arg, "SL209", "a value of NumPy, which is a tensor in a graph", fix)
+
+
+def _conversion(kind: str) -> str:
+    """Return the source of a number of Python of the declared ``kind`` that is made from ``v``, a value of NumPy."""
+    return "v.item()" if kind == "Scalar" else f"{_NUMBERS[kind].__name__}(v)"
 
 
 def is_array(value: object) -> bool:
@@ -108,8 +115,12 @@ def fix_of_value_for_number(arg: Arg, value: Any) -> str:
         return ""
     several = f"If {arg.name} is to be several numbers, annotate it as a tensor"
     if kind != arg.scalar and (isinstance(value, Tensor) or is_array(value)):
-        flat = "" if value.ndim == 1 else ".reshape(-1)"
-        return f"pass a list of numbers, such as v{flat}.tolist() of the {type(value).__name__} v"
+        made = "v" if value.ndim == 1 else "v.reshape(-1)"
+        if kind == "int" and isinstance(value, Tensor):
+            made += ".long()" * (value.is_floating_point() or value.is_complex())
+        elif kind == "int":
+            made += ".astype(int)" * (value.dtype.kind not in "iu")
+        return f"pass a list of numbers, such as {made}.tolist() of the {type(value).__name__} v"
     if isinstance(value, Tensor):
         return f"pass a number, such as t.item() of a tensor t with one element. {several}"
     if is_array(value):
@@ -119,7 +130,7 @@ def fix_of_value_for_number(arg: Arg, value: Any) -> str:
     if kind == "int" and isinstance(value, (float, *NUMPY)):
         return "pass an int: write // in place of / where a division makes the number, or int(v) of the number v"
     if isinstance(value, NUMPY):
-        return f"pass a number of Python, such as {_NUMBERS[kind].__name__}(v) of the value v"
+        return f"pass a number of Python, such as {_conversion(kind)} of the value v"
     return ""
 
 

@@ -211,7 +211,7 @@ def shares_no_memory(at: TensorPlace, other: TensorPlace, *, output: bool = Fals
     title, fix = "an output overlaps another tensor", "pass a tensor of its own"
     if not output:
         title = "a mutated tensor is another argument too"
-        fix = "pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy"
+        fix = f"pass {other.arg}.clone() as {other.arg}, since a write to a clone of {at.arg} would not reach {at.arg}"
     holds = Expression(f"not {function}({t.python}, {o.python})", f"!{function}({t.cpp}, {o.cpp})")
     got = ("memory of " if output else "memory of argument ", *quoted_text((other.arg,)))
     return ArgumentRule("SL210", holds, at.where, got, ("memory of its own",), at.arg, title=title, fix=fix)

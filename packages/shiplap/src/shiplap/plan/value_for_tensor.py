@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import cmath
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -34,10 +35,12 @@ def fix_of_value_for_tensor(spec: OpSpec, arg: Arg, values: Mapping[str, Value])
         such = _example(_filled_source(arg, number, others))
         return f"pass a tensor{such}. If {name} is to be a number, annotate it as {name}: {type(number).__name__}"
     if isinstance(value, (list, tuple)):
-        such = _example(_list_source(arg.tensor, value, _dtypes_of_class(arg.tensor, others)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as torch warns of a list of arrays, which is slow
+            such = _example(_list_source(arg.tensor, value, others))
         return f"pass one tensor{such}. If {name} is to be a list of tensors, annotate it as {name}: list[{arg.tensor}]"
     if is_array(value):
-        made = _array_source(arg.tensor, value, _dtypes_of_class(arg.tensor, others))
+        made = _array_source(arg.tensor, value, others)
         return f"pass a tensor{_example(made)}" + f" for the array a that is passed as {name}" * bool(made)
     return f"pass a tensor as {name}"
 
@@ -71,15 +74,22 @@ def _filled_source(arg: Arg, number: complex, others: Others) -> str:
     known = _dtypes_of_class(kind, others) if kind is not None else ()
     if kind is None or "" in sizes or (named := _dtype_keyword(kind, number, known)) is None:
         return ""
-    shown = repr(number) if math.isfinite(abs(number)) else f"{type(number).__name__}('{number}')"
+    shown = repr(number) if cmath.isfinite(number) else f"{type(number).__name__}('{number}')"
     # full_like keeps the strides of its argument, and these may not be contiguous.
     like = next((a.name for a, _ in others if a.tensor == kind and not arg.contiguous), "")
     if like:
         return f"torch.full_like({like}, {shown})"
-    device = next((f", device={str(v.device)!r}" for _, v in others if v.device.type != "cpu"), "")
+    device = _device_keyword(others)
     if not sizes:
         return f"torch.tensor({shown}{named}{device})"
     return f"torch.full(({', '.join(sizes)}{',' * (len(sizes) == 1)}), {shown}{named}{device})"
+
+
+def _device_keyword(others: Others) -> str:
+    """Return the keyword ``", device=..."`` that makes a tensor on the device of the tensors ``others`` of the call.
+    Return an empty text if they are on the CPU.
+    """
+    return next((f", device={str(v.device)!r}" for _, v in others if v.device.type != "cpu"), "")
 
 
 def _size_source(dim: Dim) -> str:
@@ -95,27 +105,32 @@ def _size_source(dim: Dim) -> str:
     return "" if "(" in dim.text else dim.text
 
 
-def _list_source(kind: TensorType, value: Sequence[Any], known: Sequence[torch.dtype]) -> str:
+def _list_source(kind: TensorType, value: Sequence[Any], others: Others) -> str:
     """Return the source of a tensor of the type ``kind`` that has the elements of the list ``value``, which the source
     calls ``values``. Return an empty text if the elements have another rank, or no declared dtype holds them.
+    ``others`` holds the other tensors of the call.
     """
     if value and all(isinstance(each, Tensor) for each in value):
         joined = {1: "torch.stack(values)", 0: "torch.cat(values)"}.get(len(kind.axes) - value[0].dim(), "")
         return joined if len({(each.shape, each.dtype) for each in value}) == 1 and not kind.variadic else ""
-    named = _dtype_keyword(kind, value, known)
-    return "" if named is None or not _has_rank(kind, torch.tensor(value).dim()) else f"torch.tensor(values{named})"
+    named = _dtype_keyword(kind, value, _dtypes_of_class(kind, others))
+    if named is None or not _has_rank(kind, torch.tensor(value).dim()):
+        return ""
+    return f"torch.tensor(values{named}{_device_keyword(others)})"
 
 
-def _array_source(kind: TensorType, value: Any, known: Sequence[torch.dtype]) -> str:
+def _array_source(kind: TensorType, value: Any, others: Others) -> str:
     """Return the source of a tensor of the type ``kind`` that has the elements of the array ``value`` of NumPy, which
     the source calls ``a``. Return an empty text if the array has another rank, or no declared dtype holds its elements.
+    ``others`` holds the other tensors of the call.
     """
-    # Torch shares no memory that is read backwards.
-    copied = min(value.strides) < 0
-    named = _dtype_keyword(kind, value.copy() if copied else value, known)
+    # Torch shares no memory that is read backwards, and warns of memory that is read-only.
+    copied = min(value.strides) < 0 or not value.flags.writeable
+    named = _dtype_keyword(kind, value.copy() if copied else value, _dtypes_of_class(kind, others))
     if named is None or not _has_rank(kind, value.ndim):
         return ""
-    return f"torch.from_numpy(a{'.copy()' * copied})" + f".to({named.partition('=')[2]})" * bool(named)
+    to = ", ".join(word.partition("=")[2] for word in (_device_keyword(others), named) if word)
+    return f"torch.from_numpy(a{'.copy()' * copied})" + f".to({to})" * bool(to)
 
 
 def _has_rank(kind: TensorType, rank: int) -> bool:

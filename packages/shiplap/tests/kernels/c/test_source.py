@@ -144,6 +144,13 @@ def test_a_name_that_nothing_declares_needs_an_include(ns: str) -> None:
     assert refused("SL421", build_op, op).fix == "correct or remove -fnowhere in flags="
 
 
+def test_an_option_in_a_note_is_not_the_cause(ns: str) -> None:
+    """GCC has a note on an unknown option of a warning beside each error, and takes the option otherwise."""
+    code = C.replace("SL_OK", "NOWHERE")
+    op = declare(ns, sl.source(symbol="scale", code=code, language="c", flags=["-Wno-foo"]))
+    assert "declares NOWHERE" in refused("SL421", build_op, op).fix
+
+
 PARAMETERS = "const sl_context* ctx, const DLTensor* x, DLTensor* out, double a"
 PLAIN = f"int scale({PARAMETERS}) {{ return SL_OK; }}"
 WRONG_KERNELS = {
@@ -298,7 +305,7 @@ def test_an_overload_of_the_declared_function_is_told_the_prototype(ns: str) -> 
 def test_a_missing_header_names_the_option(ns: str, tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_text('#include "absent.h"\n')
     op = declare(ns, sl.source(tmp_path / "a.cpp", "scale"))
-    assert "absent.h in include_dirs=" in refused("SL421", build_op, op).fix
+    assert 'absent.h, as in include_dirs=["/that/folder"]' in refused("SL421", build_op, op).fix
 
 
 @pytest.mark.parametrize("said", ["absent.h: No such file or directory", "'absent.h' file not found"])
@@ -310,7 +317,7 @@ def test_gcc_and_clang_name_a_missing_header(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     op = declare(ns, sl.source(symbol="scale", code=C, language="c"))
-    assert "folder of absent.h in include_dirs=" in refused("SL421", build_op, op).fix
+    assert "folder of absent.h, as in include_dirs=" in refused("SL421", build_op, op).fix
 
 
 def test_without_a_compiler(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,9 @@ def test_every_parameter_has_a_value(copy):
     with fails("SL618", where, 'as in arguments={"skip": "out"} for a tensor, or "n" for a size'):
         copy.kernel("cuda", sl.triton(copied, grid="n", constants={"BLOCK": 32}))
     for unbound in (copied, copied[(4,)]):  # as Triton itself launches it
-        with fails("SL122", 'bind a kernel of Triton by sl.triton(kernel, grid="cdiv(n, BLOCK)"'):
+        with fails(
+            "SL122", 'bind a kernel of Triton by sl.triton(kernel, grid="cdiv(n, BLOCK)", arguments={"rows": "n"}'
+        ):
             copy.kernel("cuda", unbound)
     with fails("SL618", where, "'rows' in grid='cdiv(rows, BLOCK)'\n", "BLOCK, n", "in place of rows, or the number"):
         copy.kernel("cuda", sl.triton(copied, grid="cdiv(rows, BLOCK)", arguments={"skip": 1}, constants={"BLOCK": 32}))

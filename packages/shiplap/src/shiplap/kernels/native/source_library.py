@@ -322,7 +322,18 @@ class SourceLibrary(CompileRequest):
             return _AS_CUDA
         if "c++" not in languages and "cuda" not in languages and "." not in header:
             return 'compile the source as C++: name the file .cpp, or pass language="c++" beside code='
-        return f"pass the folder of {header} in include_dirs="
+        return f'pass the folder of {header}, as in include_dirs=["/that/folder"]'
+
+    def _has_words_of_cuda(self, problem: str) -> bool:
+        """Return whether a compiler of C or C++ was given CUDA, from its output ``problem``, in which it may name a
+        word of CUDA, and from the sources, since GCC may take ``__global__`` for a type of C.
+        """
+        if any(t.language == "cuda" for t in self.texts):
+            return False
+        if re.search(r"['‘]__(?:global|device|host|shared)__['’]", problem):
+            return True
+        kernels = (t.content for t in self.texts if t.language and "__CUDACC__" not in t.content)
+        return any(re.search(r"^__global__ ", content, re.MULTILINE) for content in kernels)
 
     def _fix_of_error(self, problem: str) -> str:
         """Return the advice of the error for a compiler's output ``problem``. There is some for a name that nothing
@@ -337,13 +348,12 @@ class SourceLibrary(CompileRequest):
                 f"correct {absent[1]!r} in libraries=, or pass the folder of lib{absent[1]}.so or lib{absent[1]}.a as "
                 'flags=["-L/that/folder"]'
             )
-        # As GCC, and as Clang and nvcc say it.
-        option = re.search(r"unrecognized command[- ]line option ['‘\"](\S+?)['’\"]", problem)
-        if option := option or re.search(r"[Uu]nknown (?:option|argument):? ['‘]?([^\s'’]+)", problem):
+        # As GCC, and as Clang and nvcc say it. In a note or a warning an option is not the cause.
+        option = re.search(r"error: unrecognized command[- ]line option ['‘\"](\S+?)['’\"]", problem)
+        option = option or re.search(r"(?:error|fatal) *: [Uu]nknown (?:option|argument):? ['‘]?([^\s'’]+)", problem)
+        if option is not None:
             return f"correct or remove {option[1]} in flags="
-        if "cuda" not in {t.language for t in self.texts} and re.search(
-            r"['‘]__(?:global|device|host|shared)__['’]", problem
-        ):
+        if self._has_words_of_cuda(problem):
             return _AS_CUDA
         # A warning that stands beside the error has no part in it.
         problem = "\n".join(line for line in problem.splitlines() if "warning:" not in line)
