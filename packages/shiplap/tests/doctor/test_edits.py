@@ -153,6 +153,14 @@ def test_where(tmp_path: Path, body: str, expected: str) -> None:
     assert "if " not in changed.partition("def f")[2]
 
 
+@pytest.mark.parametrize("editor", [edits_of_values.where_for_branch, edits_of_values.cond_for_branch])
+def test_an_elif_is_no_statement_of_its_own(tmp_path: Path, editor: Editor) -> None:
+    """What stands in its place would run behind the choice, whatever side was taken."""
+    source = "def f(x, n):\n    if n:\n        x = x + 1\n    elif x.any():  # HERE\n        x = x * 2\n    return x\n"
+    assert proposals(tmp_path, source, editor) == []
+    assert proposals(tmp_path, source.replace("elif", "if"), editor) != []
+
+
 def test_where_leaves_a_branch_that_does_more_than_pick(tmp_path: Path) -> None:
     source = """
         import torch
