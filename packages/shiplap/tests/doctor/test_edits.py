@@ -1005,6 +1005,9 @@ def test_an_opaque_expression_becomes_an_op(tmp_path: Path) -> None:
     assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:' in same
     assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, ""]:' in scalar
     assert "y = medfilt_op(x)  # HERE" in same
+    second = proposals(tmp_path, same, edits_of_values.declare_expression, "medfilt")[0]
+    assert "y = medfilt__op(" in second
+    assert "program::medfilt__of_program" in second
 
 
 def test_an_op_stands_below_the_imports_that_it_needs(tmp_path: Path) -> None:
