@@ -153,6 +153,14 @@ def test_where(tmp_path: Path, body: str, expected: str) -> None:
     assert "if " not in changed.partition("def f")[2]
 
 
+@pytest.mark.parametrize("editor", [edits_of_values.where_for_branch, edits_of_values.cond_for_branch])
+def test_an_elif_is_no_statement_of_its_own(tmp_path: Path, editor: Editor) -> None:
+    """What stands in its place would run behind the choice, whatever side was taken."""
+    source = "def f(x, n):\n    if n:\n        x = x + 1\n    elif x.any():  # HERE\n        x = x * 2\n    return x\n"
+    assert proposals(tmp_path, source, editor) == []
+    assert proposals(tmp_path, source.replace("elif", "if"), editor) != []
+
+
 def test_where_leaves_a_branch_that_does_more_than_pick(tmp_path: Path) -> None:
     source = """
         import torch
@@ -999,6 +1007,9 @@ def test_an_opaque_expression_becomes_an_op(tmp_path: Path) -> None:
     assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:' in same
     assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, ""]:' in scalar
     assert "y = medfilt_op(x)  # HERE" in same
+    second = proposals(tmp_path, same, edits_of_values.declare_expression, "medfilt")[0]
+    assert "y = medfilt__op(" in second
+    assert "program::medfilt__of_program" in second
 
 
 def test_an_op_stands_below_the_imports_that_it_needs(tmp_path: Path) -> None:

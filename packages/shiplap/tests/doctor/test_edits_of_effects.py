@@ -83,6 +83,8 @@ def test_what_only_takes_numbers_of_tensors(tmp_path: Path, call: str, parameter
         "KEPT.append(*x.tolist())",
         "KEPT.append(y := x.item())",
         'print("a", logging.root, x.item())',  # an attribute of a module may have changed
+        "print(y.add_(1).item())",  # the op would have to declare it
+        "global STEP\n        STEP = x.item()  # HERE\n        print(STEP)",
     ],
 )
 def test_what_would_be_noticed_stays(tmp_path: Path, call: str) -> None:
@@ -92,6 +94,9 @@ def test_what_would_be_noticed_stays(tmp_path: Path, call: str) -> None:
 @pytest.mark.parametrize("call", ["KEPT.append(x.item())", "log.info('%s', STEP + x.item())"])
 def test_an_object_that_functions_use_besides_is_left_alone(tmp_path: Path, call: str) -> None:
     """What a function adds itself comes after its graph, and so behind what the graph adds."""
+    imported = CALLS.format(call).replace("KEPT, STEP = [], 0", "from store import KEPT, STEP")
+    other = "    def g(x):\n        return len(KEPT) + STEP\n"
+    assert proposals(tmp_path, imported + other, effect_in_op, "", "", "f", "item") == []
     source = CALLS.format(call) + "    def g(x):\n        global STEP\n        STEP += len(KEPT)\n"
     assert proposals(tmp_path, source, effect_in_op, "", "", "f", "item") == []
     logged = CALLS.format("log.info('%s', x.item())") + "    def g(x):\n        log.info('g')\n"
@@ -140,3 +145,13 @@ def test_a_kept_tensor_is_a_copy(tmp_path: Path) -> None:
     """The graph may use the memory of its own one again."""
     (found,) = proposals(tmp_path, CALLS.format("KEPT.append(x.detach())"), effect_in_op, "", "", "f", "item")
     assert "    x = x.detach().clone()\n    KEPT.append(x.detach())\n" in found
+
+
+def test_a_program_has_a_variable_count_and_an_op_in_each_file(tmp_path: Path) -> None:
+    source = CALLS.format("print(count.item())").replace("x, y", "x, count")
+    (found,) = proposals(tmp_path, source, effect_in_op, "", "", "f", "item")
+    assert "program::print_op_of_program" in found
+    exec(found, ran := {})
+    run = torch.compile(ran["f"], backend=CountingBackend(), fullgraph=True)
+    run(torch.ones(2), torch.tensor(5))
+    assert int(ran["CALLS_OF_OPS"]) == 1

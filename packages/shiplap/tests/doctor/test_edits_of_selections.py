@@ -55,8 +55,19 @@ def test_an_empty_selection_changes_nothing(tmp_path: Path, body: str) -> None:
         "if len(x) == 0:  # HERE\n    return x.new_zeros(3)\nreturn x[x]",
         "if len(x) == 0:  # HERE\n    return x.new_zeros(0)\nreturn x.sum(-1)",
         "if x.sum() == 1:  # HERE\n    x[x] = 0.0\nreturn x",
+        "if ~mask.any():  # HERE\n    x[~mask] = 0.0\nreturn x",  # no part of the question is about ~mask
+        "if x is None:\n    return x\nelif mask.any():  # HERE\n    x[mask] = 0.0\nreturn x",
     ],
 )
 def test_what_an_empty_selection_may_change_stays(tmp_path: Path, body: str) -> None:
     assert proposals(tmp_path, program(body), use_selection) == []
     assert proposals(tmp_path, program(body), refuse_no_selection) == []
+
+
+def test_indices_are_no_mask(tmp_path: Path) -> None:
+    """The index 0 selects an item, though its sum is 0."""
+    body = "if mask.sum() > 0:  # HERE\n    x[mask] = 0.0\nreturn x"
+    changed, _ = proposals(tmp_path, program(body), use_selection)
+    exec(changed, after := {})
+    with pytest.raises(AssertionError):
+        after["f"](torch.ones(3), torch.tensor([0]))

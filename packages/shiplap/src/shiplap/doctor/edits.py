@@ -99,8 +99,12 @@ def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> E
         """Yield the edits that ``edit`` of the enclosing function proposes for the statement of the break or recompile.
         Yield nothing if there is no such statement.
         """
-        if case.own is not None and (node := case.own.statement(case.line)) is not None:
-            yield from edit(case, case.own, node)
+        own = case.own
+        if own is not None and (node := own.statement(case.line)) is not None:
+            # A statement in place of an elif would stand behind the whole choice, and run for its other sides as well.
+            starts = {own.span(n)[0] for n in ast.walk(own.tree) if isinstance(n, ast.If)}
+            elifs = {(own.file, start) for start in starts if own.text.startswith("elif", start)}
+            yield from (edits for edits in edit(case, own, node) if elifs.isdisjoint((e.file, e.start) for e in edits))
 
     return edit_statement
 

@@ -70,14 +70,19 @@ def counting_op(
     name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_") + "_op"
     while f"def {name}(" in source.text:
         name += "_"
-    parameters = ", ".join(p for p in ("count: torch.Tensor", parameters) if p)
+    counter = "count"
+    while re.search(rf"\b{counter}\b", "\n".join([parameters, *body, fake])):
+        counter += "_"
+    parameters = ", ".join(p for p in (f"{counter}: torch.Tensor", parameters) if p)
+    # Each file of the program has ops of its own.
+    unique = re.sub(r"\W+", "_", f"{name}_of_{source.file.removesuffix('.py')}")
     lines = [] if source.imports("torch") else ["import torch"]
     lines += [] if f"{CALL_COUNTER} =" in source.text else ["", f"{CALL_COUNTER} = torch.zeros((), dtype=torch.int64)"]
     lines += [
         *("", ""),
-        f'@torch.library.custom_op("program::{name}", mutates_args=("count",))',
+        f'@torch.library.custom_op("program::{unique}", mutates_args=("{counter}",))',
         f"def {name}({parameters}) -> {'torch.Tensor' if fake else 'None'}:",
-        "    count += 1",
+        f"    {counter} += 1",
         *(f"    {row}" for row in body),
         "",
     ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 
 from shiplap.doctor.edits import EFFECT_NAME, Case, Edits, Source, of_statement, reindent, whole_lines
 from shiplap.doctor.edits_of_draws import CALL_COUNTER, counting_op
+from shiplap.doctor.edits_of_functions import writes_to_objects
 from shiplap.doctor.edits_of_values import (
     assigned_names,
     enclosing_function,
     names_read_after,
+    outer_names,
     variables_of_functions,
 )
 from shiplap.doctor.scratch import Edit
@@ -85,13 +88,16 @@ def _block_from(source: Source, node: ast.stmt) -> list[ast.stmt] | None:
             return None
         end += 1
     block, known = body[body.index(node) : end], set[str]()
+    # The op would assign variables of its own.
+    if outer_names(source, node) & set(assigned_names(block)):
+        return None
     for each in block:
         call = isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)
         assigned = isinstance(each, ast.Assign) and all(isinstance(target, ast.Name) for target in each.targets)
         read = {n.id for n in ast.walk(each) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         # A variable that is read first has a value from before the block.
         early = read & set(assigned_names(block)) - known
-        if not (call or assigned) or early or _runs_code_of_its_own(source, each):
+        if not (call or assigned) or early or _runs_code_of_its_own(source, each) or writes_to_objects(each):
             return None
         known |= set(assigned_names([each]))
     # Lines of a text are part of it and keep their indentation.
@@ -113,12 +119,19 @@ def _runs_code_of_its_own(source: Source, node: ast.stmt) -> bool:
 
 
 def _is_used_by_functions(source: Source, block: list[ast.stmt], but: set[str]) -> bool:
-    """Return whether a function of the file uses a variable of the module level that the statements ``block`` use,
-    other than in these statements. The variables ``but``, imported modules, functions and classes do not count.
+    """Return whether a function of the file uses an object of the module level that the statements ``block`` use, other
+    than in these statements. An object may be imported or defined at the module level. The variables ``but``, imported
+    modules, and functions and classes that are only called do not count.
     """
     inside = {n for each in block for n in ast.walk(each)}
-    names = {n.id for n in inside if isinstance(n, ast.Name)} & source.assigned_names() - but
-    functions = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+    nodes = list(ast.walk(source.tree))
+    own = {n for each in block for n in variables_of_functions(source, each)} | set(assigned_names(block))
+    modules = {a.asname or a.name.partition(".")[0] for n in nodes if isinstance(n, ast.Import) for a in n.names}
+    defined = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)} | set(dir(builtins))
+    called = {n.func for n in inside if isinstance(n, ast.Call)}
+    read = {n.id for n in inside if isinstance(n, ast.Name) and not (n in called and n.id in defined)}
+    names = read - own - modules - but
+    functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
     uses = (n for each in functions for n in ast.walk(each) if isinstance(n, ast.Name) and n not in inside)
     return any(n.id in names for n in uses)
 

@@ -53,11 +53,16 @@ def _question(test: ast.expr) -> tuple[str, bool] | None:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = _question(test.operand)
         return None if inner is None else (inner[0], not inner[1])
-    found = next((m for form in _QUESTIONS if (m := form.fullmatch(ast.unparse(test)))), None)
+    text = ast.unparse(test)
+    found = next((m for form in _QUESTIONS if (m := form.fullmatch(text))), None)
     if found is None or (found["sign"] or "> 0") not in _SIGNS:
         return None
+    start, end = found.span(1)
     try:
         selected = ast.parse(found[1], mode="eval").body
+        # The question is about another expression if parentheses around the group change it, as in ~mask.any().
+        if ast.unparse(ast.parse(f"{text[:start]}({found[1]}){text[end:]}")) != text:
+            return None
     except SyntaxError:
         return None
     calls = [ast.unparse(n.func) for n in ast.walk(selected) if isinstance(n, ast.Call)]
@@ -145,6 +150,15 @@ def _fills(node: ast.Assign | ast.AugAssign, target: ast.Name, selected: str) ->
     return isinstance(node, ast.Assign) and re.fullmatch(filled, ast.unparse(node.value)) is not None
 
 
+def _has_to_be_mask(found: Selection) -> bool:
+    """Return whether the question is about the values of what ``found`` selects by, which the source code does not show
+    to be bools. The indices ``[0]`` select an item, though their sum is 0.
+    """
+    asked = re.search(r"\b(any|sum)\(", ast.unparse(found.node.test))
+    value = ast.parse(found.selected, mode="eval").body
+    return asked is not None and not isinstance(value, ast.Compare)
+
+
 @of_statement
 def use_selection(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits that use the selection in each call, also where nothing is selected. As an alternative, they also
@@ -154,9 +168,10 @@ def use_selection(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
     if found is None:
         return
     indent = indent_of(source, node)
-    text = "pass" if found.leaves else reindent(whole_lines(source, found.body), indent).lstrip()
-    edit = source.replace(node, text)
-    yield (edit,)
+    lines = [f"{indent}assert ({found.selected}).dtype == torch.bool"] if _has_to_be_mask(found) else []
+    lines += [] if found.leaves else [reindent(whole_lines(source, found.body), indent)]
+    edit = source.replace(node, "\n".join(lines).lstrip() or "pass")
+    yield source.with_import(edit, "torch") if _has_to_be_mask(found) else (edit,)
     if _CAPTURED not in source.text:
         missing = "" if source.imports("torch") else "import torch\n"
         yield source.after_imports(missing + _CAPTURED), edit

@@ -430,12 +430,16 @@ def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[E
     if not used or "self" in used or hasattr(builtins, next(iter(used))):
         return
     name = re.sub(r"\W+", "_", case.subject.rpartition(".")[2]).strip("_") or "opaque"
+    while f"def {name}_op(" in source.text:
+        name += "_"
+    # Each file of the program has ops of its own.
+    unique = re.sub(r"\W+", "_", f"{name}_of_{source.file.removesuffix('.py')}")
     # An expression of elements keeps the sizes of its input, a reduction has none.
     for size in ("*s", ""):
         arguments = ", ".join(f'{n}: Float[Tensor, "*{"s" if i == 0 else f"s{i}"}"]' for i, n in enumerate(used))
         op = "\n".join(
             (
-                f'@sl.op("program::{name}")',
+                f'@sl.op("program::{unique}")',
                 f'def {name}_op({arguments}) -> Float[Tensor, "{size}"]:',
                 f"    return {source.code(value)}",
             )

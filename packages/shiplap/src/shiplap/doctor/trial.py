@@ -182,6 +182,7 @@ def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
 STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for another reason: "
 NEVER_AGAIN = "no version was used a second time"
 NO_WITNESS = "no call of this run leaves the value out"
+OTHER_LINE = "the program prints another line: "
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
@@ -360,20 +361,22 @@ def _try_entry(
             refused[remedy.id] = NEVER_AGAIN
             continue
         after = laboratory.run(changed, "compare")
-        diff = diff_texts(laboratory.program.root, changed, texts)
         reason = reason_of_refusal(entry, now, after)
         if not reason:
             rows = _rows_computed_always(laboratory.program.root, texts, changed) if remedy.picks else ()
             reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
+            # The line may vary by itself, as a time does.
+            if reason.startswith(OTHER_LINE) and (again := laboratory.run(texts, "compare")) is not None:
+                laboratory.varying |= different_lines(now.shown, again.shown)
+                reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
         if not reason and not _is_witnessed(laboratory, remedy, entry, texts, now):
             reason = NO_WITNESS
         if not reason and after is not None and isinstance(entry, Break) and entry.skipped:
             reason = _break_in_edit(laboratory.program.root, texts, changed, now, after)
         # A remedy may make recompiles rarer without removing them.
         partly = (
-            (reason == STILL_THERE or reason.startswith(ANOTHER))
-            and after is not None
-            and isinstance(entry, Recompile)
+            reason.startswith((STILL_THERE, ANOTHER))
+            and (after is not None and isinstance(entry, Recompile))
             and count_times(entry, after) < count_times(entry, fewer[2] if fewer else now)
             and not reason_of_refusal(entry, now, after, fewer=True)
         )
@@ -381,7 +384,7 @@ def _try_entry(
             found = TriedEntry.of(
                 entry,
                 remedy,
-                diff=diff,
+                diff=diff_texts(laboratory.program.root, changed, texts),
                 before=len(now.entries),
                 after=len(after.entries),
                 outputs=after.counts.get("outputs", 0),
@@ -448,7 +451,7 @@ def _reason_by_remedy(
     other = different_lines(now.shown, after.shown) - varying if not remedy.silent else set()
     if other:
         line = next((line for line in numbers_by_line(after.shown) if line in other), min(other))
-        return f"the program prints another line: {'0'.join(line)[:80]}"
+        return f"{OTHER_LINE}{'…'.join(line)[:80]}"
     zeroed = (*after.zeroed, *zeros_in_output(now.output, after.output)) if remedy.measures else ()
     if zeroed:
         return f"{zeroed[0]} is 0, which the program measured"
