@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from shiplap.errors import ShiplapError
 from shiplap.judge import engine
 from shiplap.judge.checks import _compare_unchanged
 from shiplap.judge.problem import FunctionProblem
 from shiplap.sandbox import machine_lack
 from shiplap.sandbox.candidate import CandidateError, check_process_state
 from shiplap.sandbox.protocol import CallTraces
+from shiplap.sandbox.request_errors import ProcessEnded
+from shiplap.sandbox.supervisor import SandboxLauncher
 
 
 class HeldState:
@@ -160,3 +163,16 @@ def test_memory_is_bounded_by_that_of_the_machine_and_free_afterwards(monkeypatc
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     torch.empty(1 << 28)
     assert machine_lack.is_lack(torch.OutOfMemoryError("CUDA out of memory"))
+
+
+@pytest.mark.parametrize("failure", [ProcessEnded("the launcher ended"), OSError(24, "Too many open files")])
+def test_a_launcher_that_does_not_start(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    """It may be killed, or find no further open file, before anything is judged."""
+
+    def preload(launcher: SandboxLauncher) -> None:
+        raise failure
+
+    monkeypatch.setattr(SandboxLauncher, "preload", preload)
+    with pytest.raises(ShiplapError, match=failure.args[-1]) as seen:
+        engine.judge(torch.sin, torch.sin, lambda: (torch.ones(3),))
+    assert seen.value.id == "SL617"

@@ -28,7 +28,7 @@ from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, rem
 from shiplap.judge.conditions import call_elsewhere
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import SEEDING, SLOW_CALL_S
-from shiplap.judge.processes import JudgedProcesses
+from shiplap.judge.processes import JudgedProcesses, not_started
 from shiplap.judge.result import JudgeResult, Reason, StageClock
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
@@ -39,7 +39,7 @@ from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, Machine
 from shiplap.sandbox.device_memory import DeviceError, device_driver
 from shiplap.sandbox.machine_lack import bounded_memory, is_lack
 from shiplap.sandbox.protocol import OperatorUse
-from shiplap.sandbox.request_errors import Timeout
+from shiplap.sandbox.request_errors import ProcessEnded, Timeout
 from shiplap.sandbox.source_scan import (
     constants_in_sources,
     find_suspicious_names,
@@ -118,7 +118,7 @@ def judge(
     clock = StageClock()
     with _closed_in_stage(clock, "end") as stack:
         home = launcher or stack.enter_context(SandboxLauncher())
-        home.preload()  # it imports torch while the reference is loaded
+        _begin(home)  # it imports torch while the reference is loaded
         with clock.stage("reference"), SEEDING:
             made = load_subject(
                 asked,
@@ -147,6 +147,14 @@ def judge(
         cells,
         clock.times(),
     )
+
+
+def _begin(launcher: SandboxLauncher) -> None:
+    """Start the process of ``launcher``. Raise ``SL617`` if it does not start, or ends at once."""
+    try:
+        launcher.preload()
+    except (ProcessEnded, OSError) as e:  # such as no further open file
+        raise not_started(e) from None
 
 
 @contextmanager

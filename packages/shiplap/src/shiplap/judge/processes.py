@@ -128,7 +128,7 @@ class JudgedProcesses:
         except ProcessEnded as e:
             if time.monotonic() >= case.budget.last:
                 raise Timeout(str(e)) from None
-            raise _not_started(e) from None
+            raise not_started(e) from None
         witness = TargetProcess(prisoner)
         self._stack.callback(witness.end)
         case.clock.prisoners.append(prisoner)
@@ -144,7 +144,7 @@ class JudgedProcesses:
             named = ", ".join(self._modules)
             raise MachineLack(f"the import of {named} takes longer than {PREPARING_S:g} s") from None
         except ProcessEnded as e:
-            raise _not_started(e) from None
+            raise not_started(e) from None
 
     def _load(self, witness: TargetProcess, target: JudgeTarget, kind: str, *, compiled: bool = False) -> TargetProcess:
         """Load ``target`` into the sandboxed process ``witness``, and return that process.
@@ -173,8 +173,10 @@ class JudgedProcesses:
         return witness
 
 
-def _not_started(e: ProcessEnded) -> ShiplapError:
-    """Return the error ``SL617`` for a sandboxed process or a launcher that ends before it serves a request."""
+def not_started(e: Exception) -> ShiplapError:
+    """Return the error ``SL617`` for a sandboxed process or a launcher that does not start, or ends before it serves a
+    request, because of ``e``.
+    """
     return error("SL617", where="judge", got=str(e), expected="a process that starts")
 
 

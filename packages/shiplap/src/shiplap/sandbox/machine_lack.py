@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shiplap.sandbox import memory_bound
 from shiplap.sandbox.landlock import MAX_FILES
 
 if TYPE_CHECKING:
@@ -77,62 +78,17 @@ def _idle_cache(statistics: Path) -> int:
     return 0
 
 
-class _MemoryBound:
-    """The bound of the memory of this process that ``bounded_memory`` sets. Threads of the process share one bound."""
-
-    def __init__(self) -> None:
-        """Make the bound, which is not set."""
-        self._lock, self._users, self._before = threading.Lock(), 0, (0, 0)
-
-    def enter(self) -> None:
-        """Set the bound, unless it is set. Do nothing where Linux does not say how much memory the process has."""
-        with self._lock:
-            self._users += 1
-            with suppress(OSError, ValueError, LookupError):
-                if self._users == 1:
-                    soft, hard = self._before = resource.getrlimit(resource.RLIMIT_DATA)
-                    status = Path("/proc/self/status").read_text()
-                    own = int(status.partition("VmData:")[2].split()[0]) << 10
-                    most = own + int(BOUND_SHARE * available_memory())
-                    kept = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-                    resource.setrlimit(resource.RLIMIT_DATA, (min([most, *kept]), hard))
-
-    def leave(self) -> None:
-        """Remove the bound if nobody else uses it."""
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                with suppress(OSError, ValueError):
-                    resource.setrlimit(resource.RLIMIT_DATA, self._before)
-
-    def lift(self, pid: int) -> None:
-        """Set the limit of the process ``pid`` to that which this process has without the bound."""
-        with self._lock, suppress(OSError, ValueError):
-            own = self._before if self._users else resource.getrlimit(resource.RLIMIT_DATA)
-            resource.prlimit(pid, resource.RLIMIT_DATA, own)
-
-
-_memory_bound = _MemoryBound()
-
-
 @contextmanager
 def bounded_memory() -> Iterator[None]:
     """Return a context in which this process gets no more memory than the machine has available. A request for more
     raises an error for which ``is_lack`` is true. Without the bound, Linux grants the request, and ends a process once
     the memory is used.
     """
-    _memory_bound.enter()
+    memory_bound.enter(lambda: int(BOUND_SHARE * available_memory()))
     try:
         yield
     finally:
-        _memory_bound.leave()
-
-
-def lift_memory_bound(pid: int) -> None:
-    """Free the child process ``pid`` from the bound that ``bounded_memory`` sets. A child inherits the bound if it is
-    started while another thread of this process is in that context.
-    """
-    _memory_bound.lift(pid)
+        memory_bound.leave()
 
 
 def is_lack(e: Exception) -> bool:

@@ -22,9 +22,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from shiplap.safe_io import work_folders
-from shiplap.sandbox import protocol
+from shiplap.sandbox import memory_bound, protocol
 from shiplap.sandbox.launcher_environment import launcher_environment
-from shiplap.sandbox.machine_lack import lift_memory_bound
 from shiplap.sandbox.proc_filesystem import (
     RequestTime,
     SchedulerUsage,
@@ -235,7 +234,7 @@ class SandboxLauncher:
         ours, theirs = socket.socketpair()
         self._start_process(theirs)
         theirs.close()
-        lift_memory_bound(self.pid)
+        memory_bound.lift(self.pid)
         self._connection = ours
         return ours
 
