@@ -174,5 +174,5 @@ def test_a_launcher_that_does_not_start(monkeypatch: pytest.MonkeyPatch, failure
 
     monkeypatch.setattr(SandboxLauncher, "preload", preload)
     with pytest.raises(ShiplapError, match=failure.args[-1]) as seen:
-        engine.judge(torch.sin, torch.sin, inputs=lambda: (torch.ones(3),))
+        engine.judge(pairs, pairs, inputs=lambda: [torch.ones(3, 2)])
     assert seen.value.id == "SL617"
