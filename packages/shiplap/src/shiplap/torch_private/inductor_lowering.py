@@ -81,9 +81,24 @@ def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
     @wraps(plain)
     def lowered(*args: Any, **kwargs: Any) -> Any:
         """Return the IR node, or nested nodes, of a call of the op as a whole with these arguments."""
+        args, kwargs = placed_arguments(overload, args, kwargs)
         return tree_map(_lowered, _NamedFallback.create(overload, *args, **kwargs))
 
     return lowered
+
+
+def placed_arguments(
+    overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of ``overload`` with as many of them by position as its schema lets be. Torch's
+    functions have parameters of their own, such as ``kernel``, which an argument by keyword may be called.
+    """
+    placed, named = list(args), dict(kwargs)
+    for argument in overload._schema.arguments[len(args) :]:
+        if argument.kwarg_only or not named or not (argument.name in named or argument.has_default_value()):
+            break
+        placed.append(named.pop(argument.name) if argument.name in named else argument.default_value)
+    return tuple(placed), named
 
 
 def _lowered(value: Any) -> Any:

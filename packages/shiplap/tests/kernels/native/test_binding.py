@@ -543,8 +543,8 @@ def compiler_that(folder: Path, before: str) -> list[str]:
         pytest.skip("needs a C++ compiler")
     script = folder / "cxx"
     script.write_text(f'#!/bin/sh\necho run >> "{folder}/log"\n{before}\nexec c++ "$@"\n')
-    script.chmod(0o755)
-    return [str(script), "-shared", "-fPIC"]
+    # Not executed itself: a process that is forked meanwhile may still hold the file open for writing.
+    return ["sh", str(script), "-shared", "-fPIC"]
 
 
 BUILD = """
