@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shiplap.torch_private.inductor_lowering import placed_arguments
+from shiplap.torch_private.dispatcher_calls import placed_arguments
 
 SCHEMA = "placed(Tensor x, int size=1, int kernel=2, *, int last=3) -> Tensor"
 

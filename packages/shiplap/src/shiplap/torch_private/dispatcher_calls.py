@@ -399,3 +399,17 @@ def without_memory(t: Tensor) -> bool:
     Computing with such a tensor below autograd ends the process (torch 2.11 to 2.13).
     """
     return bool(t._is_zerotensor())
+
+
+def placed_arguments(
+    overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of ``overload`` with as many of them by position as its schema lets be. Torch's
+    functions have parameters of their own, such as ``kernel``, which an argument by keyword may be called.
+    """
+    placed, named = list(args), dict(kwargs)
+    for argument in overload._schema.arguments[len(args) :]:
+        if argument.kwarg_only or not named or not (argument.name in named or argument.has_default_value()):
+            break
+        placed.append(named.pop(argument.name) if argument.name in named else argument.default_value)
+    return tuple(placed), named

@@ -27,6 +27,8 @@ from torch.utils._pytree import tree_map
 from torch.utils._sympy.functions import Mod, PythonMod
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from shiplap.torch_private.dispatcher_calls import placed_arguments
+
 # --- calls of ops in the Python that Inductor writes ------------------------------------------------------------------
 
 
@@ -85,20 +87,6 @@ def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
         return tree_map(_lowered, _NamedFallback.create(overload, *args, **kwargs))
 
     return lowered
-
-
-def placed_arguments(
-    overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of ``overload`` with as many of them by position as its schema lets be. Torch's
-    functions have parameters of their own, such as ``kernel``, which an argument by keyword may be called.
-    """
-    placed, named = list(args), dict(kwargs)
-    for argument in overload._schema.arguments[len(args) :]:
-        if argument.kwarg_only or not named or not (argument.name in named or argument.has_default_value()):
-            break
-        placed.append(named.pop(argument.name) if argument.name in named else argument.default_value)
-    return tuple(placed), named
 
 
 def _lowered(value: Any) -> Any:
