@@ -31,17 +31,15 @@ from shiplap.torch_private.dispatcher_calls import placed_arguments
 
 # --- calls of ops in the Python that Inductor writes ------------------------------------------------------------------
 
-
 _names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by torch's text
 
 
 class _NamedFallback(ir.FallbackKernel):
     """A call of an op as a whole in the code that Inductor writes, through a variable of the written module.
 
-    ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call and enters ``OpOverload.__call__``. Three of them
-    are in objects that make missing attributes. This takes a third of the time of a call of a short C++ kernel (two
-    busy cores of an AMD EPYC, torch 2.13, 2026-11-28). Only torch's Python wrapper gets the variable. Others get
-    torch's own text.
+    ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call and enters ``OpOverload.__call__``. That takes a
+    third of the time of a call of a short C++ kernel (two busy cores of an AMD EPYC, torch 2.13, 2026-11-28). Only
+    torch's Python wrapper gets the variable. Others get torch's own text.
     """
 
     def get_kernel_name(self) -> str:
@@ -56,10 +54,9 @@ class _NamedFallback(ir.FallbackKernel):
 
 
 def _name_in_wrapper(wrapper: Any, written: str) -> str:
-    """Return the name of a variable in Inductor's generated wrapper that holds the function to call for an op.
-
-    The first use adds a line that assigns the variable to the wrapper's imports. ``written`` is torch's source code for
-    the op, such as ``torch.ops.ns.name.default``. It is returned if the wrapper has no imports.
+    """Return the name of a variable in Inductor's generated wrapper that holds the function to call for an op. The
+    first use adds a line that assigns the variable to the wrapper's imports. ``written`` is torch's source code for the
+    op, such as ``torch.ops.ns.name.default``. It is returned if the wrapper has no imports.
     """
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
         wrapper = wrapper.parent_wrapper
@@ -83,8 +80,8 @@ def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
     @wraps(plain)
     def lowered(*args: Any, **kwargs: Any) -> Any:
         """Return the IR node, or nested nodes, of a call of the op as a whole with these arguments."""
-        args, kwargs = placed_arguments(overload, args, kwargs)
-        return tree_map(_lowered, _NamedFallback.create(overload, *args, **kwargs))
+        placed, named = placed_arguments(overload, args, kwargs)
+        return tree_map(_lowered, _NamedFallback.create(overload, *placed, **named))
 
     return lowered
 
