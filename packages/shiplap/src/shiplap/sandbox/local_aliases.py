@@ -189,11 +189,11 @@ def _replace_names(tree: ast.AST, values: Mapping[str, ast.expr], copied: list[i
     """Replace in ``tree`` each use of a name in ``values`` by a copy of its value, which gets the line of the use.
     ``copied`` counts the nodes.
 
-    Without recursion, since a sum of a thousand terms is nested as deeply.
+    The function is not recursive, since a sum of a thousand terms is nested as deeply.
     """
 
     def replaced(node: object) -> object:
-        """Return a copy of the value of a name that is used, and any other ``node`` itself."""
+        """Return a copy of the value if ``node`` reads a name in ``values``, and otherwise ``node`` itself."""
         if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in values):
             return node
         _count_copied(values[node.id], copied)
