@@ -61,6 +61,7 @@ NEAR = (
 )
 MARKS = "not gpu and not long and not docs and not device"
 ONE_S = 20.0
+LONGEST_S, CPU_S = 300.0, 90  # seconds of the clock and of a processor for the tests of a mutant together
 PACKAGES = ("shiplap",)
 
 
@@ -236,7 +237,8 @@ class Workshop:
                 pass_on(["exchanged"])
                 self.run_items(picked, pass_on)
 
-            rows, how = fork_child(work, min(120, self.ends - time.monotonic()), 90) if picked else ([], "right")
+            seconds = min(LONGEST_S, self.ends - time.monotonic())
+            rows, how = fork_child(work, seconds, CPU_S) if picked else ([], "right")
             if how == "time" and time.monotonic() > self.ends:
                 return {"killed": None}
             ran = rows[1:]
@@ -244,10 +246,13 @@ class Workshop:
                 return {"killed": None, "ran": 0, "of": len(chosen), "note": how}
             lost = picked[len(ran)].nodeid if how != "right" and len(ran) < len(picked) else None
             killer = next((name for name, outcome, *_ in ran if outcome == "failed"), lost)
-            if killer is None or self.is_passing(killer, items):
+            if killer == lost and how == "time" and ran:  # all of them took that long: this one has the time alone now
+                chosen = chosen[chosen.index(killer) :]
+            elif killer is None or self.is_passing(killer, items):
                 note = how if killer and killer == lost else ""
                 return {"killed": killer, "ran": len(ran), "of": len(chosen), "note": note}
-            chosen = chosen[chosen.index(killer) + 1 :]
+            else:
+                chosen = chosen[chosen.index(killer) + 1 :]
 
     def is_passing(self, name: str, items: dict[str, pytest.Item]) -> bool:
         """Return whether a test passes in a fork without a change."""
@@ -339,6 +344,9 @@ def try_text(given: argparse.Namespace, mutant: SourceMutant, chosen: list[str],
         if killer is None:
             break
         last = killer if "::" in killer else left[min(ran, len(left) - 1)]  # which was running when the time was over
+        if killer == "time" and 0 < ran < len(left):  # all of them took that long: this one has the time alone now
+            killer, left = None, left[ran:]
+            continue
         if run_texts(place, [last], 120)[0] is None:
             break
         killer, left = None, left[left.index(last) + 1 :] if last in left else []

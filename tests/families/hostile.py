@@ -16,11 +16,13 @@ import faulthandler
 import importlib
 import os
 import random
+import resource
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +41,9 @@ DTYPES = (
 NUMBERS = (-1, 0, 1, 7, 2**31, -(2**31), 2**62, -(2**63), 2**63 - 1)
 OTHERS: tuple[Any, ...] = (None, "", "x", 1.5, float("nan"), float("inf"), True, [], [-1, 0], [2**62], object())
 HANG = 60.0  # seconds of processor time of one round
+MEMORY = (
+    4 << 30
+)  # bytes of a process: where 2**31 rows can be allocated, their zeros take minutes and the memory of others
 SAMPLE = 20  # rounds
 COMPILED = 50  # rounds, of which one is compiled as well
 REFUSED = "torch refuses"
@@ -195,6 +200,15 @@ def watch(seconds: float) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
+def bound_memory() -> None:
+    """Let this process and its compilers allocate at most ``MEMORY`` bytes each. A call for more is refused at once.
+    A sanitizer has reserved more already, and gets no bound.
+    """
+    reserved = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    if reserved < MEMORY:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+
 def shown(answer: Any) -> str:
     return answer if isinstance(answer, str) else str([(tuple(t.shape), str(t.dtype)) for t in answer])
 
@@ -203,6 +217,7 @@ def main(module: str, rounds: int, seed: int, only: str = "") -> int:
     warnings.simplefilter("ignore")
     faulthandler.enable()
     faulthandler.register(signal.SIGPROF, chain=True)
+    bound_memory()
     torch.set_num_threads(1)
     importlib.import_module(module)
     importlib.import_module("torch._dynamo")  # takes seconds: no part of a call

@@ -27,7 +27,7 @@ from shiplap.errors import ShiplapError
 from shiplap_sparse3d import spconv
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hostile import HANG, NUMBERS, OTHERS, changed, watch
+from hostile import HANG, NUMBERS, OTHERS, bound_memory, changed, watch
 
 MEANT = (ShiplapError, TypeError, NotImplementedError, MemoryError, AttributeError)
 SIZES = (*NUMBERS[:4], 2, 3, 100, 2**40, 2**63 - 1)
@@ -134,6 +134,7 @@ def main(rounds: int, seed: int, name: str = "", number: str = "0") -> int:
     warnings.simplefilter("ignore")
     faulthandler.enable()
     faulthandler.register(signal.SIGPROF, chain=True)
+    bound_memory()
     torch.set_num_threads(1)
     numbers = range(int(number), int(number) + 1) if name else range(rounds)
     calls, wrong = 0, list[str]()

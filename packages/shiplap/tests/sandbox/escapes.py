@@ -509,10 +509,10 @@ def _become(name: str, world: World, writing: int, device: bool = False, user: i
 @cache
 def every_attempt() -> dict[str, Attempt]:
     """Return the attempts of this module and those of later attacks."""
-    from tests.sandbox import eleventh_escapes, later_escapes, more_escapes, reading_escapes
+    from tests.sandbox import eleventh_escapes, later_escapes, more_escapes, reading_escapes, thirteenth_escapes
 
     every: dict[str, Attempt] = {}
-    later = later_escapes.ATTEMPTS, eleventh_escapes.ATTEMPTS
+    later = later_escapes.ATTEMPTS, eleventh_escapes.ATTEMPTS, thirteenth_escapes.ATTEMPTS
     for attempts in (ATTEMPTS, more_escapes.ATTEMPTS, reading_escapes.ATTEMPTS, *later):
         assert not every.keys() & attempts.keys()
         every |= attempts
@@ -531,7 +531,7 @@ def run_all(names: Iterable[str] = (), *, user: int | None = None, **how: bool) 
         for name in names or every:
             rows.append(run_attempt(name, outside, user=user, **how))
             for left in Path(outside.world.scratch).iterdir():
-                left.unlink()
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         outside.close()
     return rows
 

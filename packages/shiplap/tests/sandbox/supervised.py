@@ -151,6 +151,30 @@ COUNTED = {
     "a file that is too long": "with open('long', 'wb') as f:\n    f.truncate(1 << 30)",
     "output without end": "while True:\n    os.write(1, b'x' * (1 << 20))",
     "processor time that is waited for": "while True:\n    pass",
+    "shared pages with a name of their own": "for _ in range(16):\n    at = touched(1 << 25, 0x21)\n"
+    "    libc.prctl(0x53564D41, 0, ctypes.c_ulong(at), ctypes.c_ulong(1 << 25), b'mine')\n"
+    f"    called(libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(1 << 25), 4))\n{WAIT}",
+    "shared pages behind the end of a map": "for _ in range(16):\n    at = touched(1 << 25, 0x21)\n"
+    f"    called(libc.munmap(ctypes.c_void_p(at + 4096), ctypes.c_size_t((1 << 25) - 4096)))\n{WAIT}",
+    "shared pages behind the end of a map that has a name": "for _ in range(16):\n    at = touched(1 << 25, 0x21)\n"
+    "    libc.prctl(0x53564D41, 0, ctypes.c_ulong(at), ctypes.c_ulong(1 << 25), b'mine')\n"
+    f"    called(libc.munmap(ctypes.c_void_p(at + 4096), ctypes.c_size_t((1 << 25) - 4096)))\n{WAIT}",
+    "shared pages of /dev/zero": "file = os.open('/dev/zero', os.O_RDWR)\nfor _ in range(16):\n"
+    "    at = libc.mmap(None, 1 << 25, 3, 1, file, 0)\n    ctypes.memset(at, 1, 1 << 25)\n"
+    f"    called(libc.munmap(ctypes.c_void_p(at + 4096), ctypes.c_size_t((1 << 25) - 4096)))\n{WAIT}",
+    "shared pages that a map which is moved leaves": "for _ in range(16):\n    at = touched(1 << 25, 0x21)\n"
+    "    libc.mremap.restype = ctypes.c_void_p\n"
+    f"    libc.mremap(ctypes.c_void_p(at), ctypes.c_size_t(1 << 25), ctypes.c_size_t(4096), 1)\n{WAIT}",
+    "names without end": "os.mkdir('n')\nfor i in range(130_000):\n"
+    f"    os.close(os.open(f'n/{{i}}', os.O_CREAT))\n{WAIT}",
+    "names of one file without end": "open('f', 'w').close()\nfor i in range(130_000):\n    if not i % 10_000:\n"
+    f"        name = f'f{{i}}'\n        open(name, 'w').close()\n    os.link(name, f'l{{i}}')\n{WAIT}"
+    "\nif os.statvfs('.').f_favail:\n    raise OSError('names of one file take no room of their own')",
+    "folders without end": f"for i in range(110_000):\n    os.mkdir(str(i))\n{WAIT}",
+    "files in a folder that cannot be listed": "os.umask(0)\nos.mkdir('h', 0o300)\nfor i in range(40):\n"
+    f"    open(f'h/{{i}}', 'wb').write(bytes(1 << 23))\n{WAIT}",
+    "files in a folder that cannot be listed, by a mask": "libc.umask(0o400)\nos.mkdir('h')\nos.listdir('h')\n"
+    "raise OSError('it can be listed')",
 }
 # What runs or is written while the process should stand.
 STANDING = {
@@ -184,7 +208,31 @@ STANDING = {
         "",
     ),
     "a stop that is ignored": ("signal.signal(signal.SIGSTOP, signal.SIG_IGN)", ""),
+    "a child that ends while the others stand": ("forked(lambda: os.kill(0, signal.SIGSTOP))", ""),
+    "a child that waits for the disk": (
+        "os.write(pipe[1], b'x')",
+        "pipe = os.pipe()\ndef flush():\n    with open('big', 'wb') as f:\n        os.read(pipe[0], 1)\n"
+        "        while True:\n            f.seek(0)\n            f.write(bytes(1 << 23))\n"
+        "            os.fsync(f.fileno())\nforked(flush)\n",
+    ),
+    "a timer of processor time that goes on": (
+        "signal.signal(signal.SIGVTALRM, lambda *_: None)\nsignal.setitimer(signal.ITIMER_VIRTUAL, .001, .001)\n"
+        "forked(lambda: time.sleep(9))",
+        "",
+    ),
 }
+
+
+def located(place: str) -> str:
+    """A candidate whose harness answers that the results lie at ``place``, the arguments of a ``TensorLocation``."""
+    return f"""
+made = torch.ones(4)
+at = made.data_ptr()
+child._describe_place = lambda v: child.protocol.TensorLocation({place})
+return made
+"""
+
+
 # Where the results lie, and what the referee reads.
 READ = {
     "results in no memory": "x = torch.ones(4)\nlibc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]\n"
@@ -198,6 +246,23 @@ READ = {
     "    held.append(m)\n    made = torch.frombuffer(m, dtype=torch.float32, count=4)\n    f.truncate(0)\nreturn made",
     "results at an address of Linux": "made = torch.ones(4)\n"
     "child._describe_place = lambda v: child.protocol.TensorLocation('float32', [4], [1], 1 << 61, 'cpu')\nreturn made",
+    "results behind a guard": "at = touched(1 << 21)\nmade = torch.frombuffer((ctypes.c_char * 16).from_address(at), "
+    "dtype=torch.float32)\ncalled(libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(1 << 21), 102))\n"
+    "held.append(at)\nreturn made",
+    "results of more elements than a number holds": located("'float32', [1 << 32, 1 << 32], [0, 0], at, 'cpu'"),
+    "results of no size": located("'float32', [-4], [1], at, 'cpu'"),
+    "results with steps backwards": located("'float32', [4], [-1], at, 'cpu'"),
+    "results with steps out of memory": located("'float32', [4], [1 << 60], at, 'cpu'"),
+    "results of a kind that is a function": located("'load', [4], [1], at, 'cpu'"),
+    "results of a kind in parts": located("'nn.Module', [4], [1], at, 'cpu'"),
+    "results of no kind": located("'', [4], [1], at, 'cpu'"),
+    "results of quarters of bytes": located("'quint4x2', [4], [1], at, 'cpu'"),
+    "results on a device that is not there": located("'float32', [4], [1], at, 'cuda'"),
+    "results on no device": located("'float32', [4], [1], at, 'meta'"),
+    "results of a hundred dims": located("'float32', [1] * 100, [1] * 100, at, 'cpu'"),
+    "results at an address with tags": located("'float32', [4], [1], at | 1 << 57, 'cpu'"),
+    "results at the end of all addresses": located("'float32', [4], [1], (1 << 63) - 8, 'cpu'"),
+    "results at the page of old calls": located("'float32', [4], [1], 0xffffffffff600000 & (1 << 63) - 1, 'cpu'"),
     "a hole in its arguments": "import ctypes\n"
     "fds = [int(n) for n in os.listdir('/proc/self/fd')]\n"
     "for fd in fds:\n    if 'memfd' in os.readlink(f'/proc/self/fd/{fd}'):\n        os.ftruncate(fd, 0)\n"

@@ -58,6 +58,14 @@ def test_a_link_within_the_folder_is_a_source(kernel: Path) -> None:
     assert any("_getframe" in why for why in find_suspicious_names(str(kernel)))
 
 
+def test_a_module_among_many_files_is_a_source(kernel: Path) -> None:
+    for i in range(600):
+        (kernel.parent / f"{i}.txt").touch()
+        (kernel.parent / f"a{i}.py").touch()
+    (kernel.parent / "helper.py").write_text("import sys\nf = sys._getframe\n")
+    assert any("_getframe" in why for why in find_suspicious_names(str(kernel)))
+
+
 def test_a_source_has_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_scan, "MAX_SOURCE_BYTES", 4096)
     os.mkfifo(kernel.parent / "pipe.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import math
 import mmap
 import os
 import shutil
@@ -325,10 +326,48 @@ def candidate(x):
 """)
     object.__setattr__(witness.prisoner.bounds, "memory", 1 << 28)
     # What others do on this disk meanwhile does not matter.
-    witness.prisoner._base = replace(witness.prisoner._base, free=1 << 60)
+    witness.prisoner._base = replace(witness.prisoner._base, free=(1 << 60, 0))
     called(witness, torch.ones(4))  # within the limit
     shutil.rmtree(f"{witness.prisoner.scratch}/a", ignore_errors=True)
     with pytest.raises(CandidateError, match="GiB of files"):
+        called(witness, torch.full((4,), 2.0))
+
+
+def test_names_of_files_count(load, monkeypatch) -> None:
+    """An empty file takes no bytes, but room for another one. A folder that nobody can measure has no bound."""
+    witness = load("""
+def candidate(x):
+    for i in range(60 if x[0] > 1 else 40):
+        open(str(i), "w").close()
+    time.sleep(1)
+    return x + 1
+""")
+    monkeypatch.setattr(resource_use, "MAX_NAMES", 50)
+    witness.prisoner._base = replace(witness.prisoner._base, free=(0, 1 << 60))
+    called(witness, torch.ones(4))
+    with pytest.raises(CandidateError, match="more than 50 files"):
+        called(witness, torch.full((4,), 2.0))
+    monkeypatch.setattr(resource_use, "MEASURE_S", 0)
+    assert resource_use.measure_folder("/", "--inodes") == math.inf
+
+
+def test_shared_memory_behind_the_end_of_a_map_counts(load) -> None:
+    """Linux keeps it as long as the rest is mapped, and shows it in the sum of the machine alone."""
+    witness = load("""
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+def candidate(x):
+    size = (320 if x[0] > 1 else 64) << 20
+    at = libc.mmap(None, size, 3, 0x21, -1, 0)
+    ctypes.memset(at, 1, size)
+    libc.munmap(ctypes.c_void_p(at + 4096), size - 4096)
+    time.sleep(1)
+    return x + 1
+""")
+    object.__setattr__(witness.prisoner.bounds, "memory", 1 << 28)
+    called(witness, torch.ones(4))
+    with pytest.raises(CandidateError, match="GiB of memory"):
         called(witness, torch.full((4,), 2.0))
 
 
@@ -416,6 +455,14 @@ def test_names_of_secrets() -> None:
         ("/usr/bin:/opt/npm_global_packages_dir/bin:/opt/sk-learn-contrib-kernels2", False),
         ("hf_transformers_cache_folder", False),
         ("max_split_size_mb:128", False),
+        ("https://hooks.example.com/services/T0/B0/abc", True),
+        ("-Xmx1g -Dkeystore.password=abc", True),
+        ("Authorization=Basic abcdefgh", True),
+        ("DefaultEndpointsProtocol=https;AccountKey=abc==", True),
+        ("sk_live_0123456789abcdefGHI", True),
+        ("AIzaSyA-0123456789abcdefghijklmno", True),
+        ("--tokens-per-batch=4 --key-blocks=2", False),
+        ("basic auto", False),
     ],
 )
 def test_values_of_secrets(value: str, secret: bool, monkeypatch) -> None:

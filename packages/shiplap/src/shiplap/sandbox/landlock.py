@@ -55,6 +55,12 @@ devices/system/cpu/cpu*/cpufreq devices/system/node/[a-z]* devices/system/node/n
 devices/system/node/node*/distance devices/system/node/node*/meminfo devices/system/node/node*/hugepages
 """
 NUMBERED = re.compile(r"(cpu|node)\d+")
+# Of a folder where Python is installed. Beside them lie settings of pip and of conda, which may hold passwords. If it
+# is the folder of a project, everything else of that lies there, too.
+PREFIX_PARTS = """
+bin include lib lib32 lib64 libexec share sbin src ssl nvvm targets sysroot compiler_compat *-linux-gnu etc/OpenCL
+pyvenv.cfg
+"""
 DEVICE_HARDWARE = "devices class bus module dev"  # what the driver of an accelerator looks up
 LISTED_HARDWARE = ("/sys/devices/system", "/sys/kernel/mm")  # of which a process may see the names alone
 SYSTEM_PLACES = (
@@ -110,7 +116,7 @@ def readable_places(*, device: bool = False, hidden: Sequence[str] = ()) -> list
     out. Folders on ``sys.path`` are among the places, apart from those in ``hidden`` and from names in the others that
     begin with a dot.
     """
-    places = [*program_places(), *SYSTEM_PLACES, *hardware_places(), *group_places(), sys.prefix, sys.base_prefix]
+    places = [*program_places(), *SYSTEM_PLACES, *hardware_places(), *group_places(), *python_places()]
     places += [f"/sys/{name}" for name in DEVICE_HARDWARE.split()] + ["/proc/driver"] if device else []
     places += [place for place in _folders_of_modules(hidden) if _is_installed(place)] + _folders_of_libraries()
     places += [os.path.realpath(place) for place in places if os.path.islink(place)]
@@ -144,8 +150,14 @@ def _folders_of_libraries() -> list[str]:
 
 def _is_installed(place: str) -> bool:
     """Return whether the folder ``place`` is one of Python or of installed packages, which is shown whole."""
-    whole = (*PROGRAMS, sys.prefix, sys.base_prefix)
+    whole = (*PROGRAMS, *python_places())
     return os.path.basename(place) in PACKAGE_FOLDERS or any(_lies_in(place, folder) for folder in whole)
+
+
+def python_places() -> list[str]:
+    """Return the files and folders of the folders where Python is installed that a sandboxed process may read."""
+    folders = dict.fromkeys((sys.prefix, sys.base_prefix))
+    return [str(p) for folder in folders for pattern in PREFIX_PARTS.split() for p in Path(folder).glob(pattern)]
 
 
 def program_places() -> list[str]:

@@ -22,12 +22,16 @@ SECRET_VARIABLE = re.compile(
     r"|(^|_)pat($|_)|(database|redis|mongo\w*|broker|index)_ur[il]|webhook|conn(ection)?_?str(ing)?|salt$|netrc",
     re.IGNORECASE,
 )
-# Values that are a secret under any name: a URL with a password, as of a proxy, a private key, a signed token, and
-# tokens by the marks that their issuers give them. A token has a digit or a capital letter, unlike most folders.
+# Values that are a secret under any name: a URL with a password, as of a proxy, or of a webhook, a private key, a
+# signed token, a setting that is named like a secret, as in the options of a program, and tokens by the marks that
+# their issuers give them. A token has a digit or a capital letter, unlike most folders.
 SECRET_VALUE = re.compile(
     r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
+    r"|//hooks\.|(?i:(pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*[:=]\s*\S)"
+    r"|(?i:\b(basic|bearer) [\w+/=.-]{8,})"
     r"|(?<![\w.]/)(?<![\w-])((gh[a-z]_|github_pat_|hf_|npm_|AKIA|ASIA)(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}"
-    r"|(glpat-|sk-|xox[a-z]-|pypi-)(?=[a-z_-]*[A-Z0-9])[\w-]{16,})"
+    r"|(glpat-|sk-|xox[a-z]-|xapp-|pypi-|AIza|ya29\.|SG\.|[srp]k_(live|test)_|whsec_|dop_v1_|shp[a-z]{2}_|dckr_pat_)"
+    r"(?=[a-z_-]*[A-Z0-9])[\w-]{16,})"
 )
 
 

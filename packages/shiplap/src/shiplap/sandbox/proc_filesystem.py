@@ -17,7 +17,10 @@ EXITING = 0x4  # the flag of a thread that is ending (PF_EXITING of Linux)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 FILE_BYTES = 208 << 10  # the bytes that a socket holds without a reader, by the usual setting; a pipe holds less
 STATUS_SIZE = re.compile(r"^(VmPTE|HugetlbPages|RssShmem):\s+(\d+) kB$", re.MULTILINE)
-NO_FILE = "/dev/zero (deleted)"  # the name that Linux gives to memory that processes share without a file
+# Memory that processes share without a file, by the name that Linux gives it, or one that they have given it.
+NO_FILE = re.compile(r"(/dev/zero \(deleted\)|\[anon_shmem:.*\])$")
+MEMORY_FILE, BLOCK = "/memfd:", 512  # files in memory by their names; bytes of a block, as ``stat`` counts them
+SHARED_SIZE = re.compile(rb"^Shmem:\s+(\d+) kB$", re.MULTILINE)
 
 
 def _read_proc_file(path: str) -> bytes:
@@ -170,8 +173,8 @@ def read_memory_sizes(pid: int) -> tuple[int, int]:
 def unseen_bytes(pids: Iterable[int]) -> int:
     """Return the bytes of memory that processes hold but that their resident sizes do not show.
 
-    They are page tables, huge pages, and shared memory without a file whose pages were unmapped. Unmapping such a page
-    does not free it.
+    They are page tables, huge pages, open files in memory, and shared memory without a file whose pages were unmapped.
+    Unmapping such a page does not free it. Where a mapping was cut off, the rest cannot be seen.
     """
     shared, held, resident = dict[str, int](), 0, 0
     for folder in map(_living_folder, pids):
@@ -179,15 +182,48 @@ def unseen_bytes(pids: Iterable[int]) -> int:
             status = _read_proc_file(f"{folder}/status").decode(errors="replace")
             sizes = {name: int(size) << 10 for name, size in STATUS_SIZE.findall(status)}
             held += sizes.get("VmPTE", 0) + sizes.get("HugetlbPages", 0)
+            held += _memory_file_bytes(folder)
             resident += sizes.get("RssShmem", 0)
             mine = dict[str, int]()
             for line in Path(f"{folder}/maps").read_text(errors="replace").splitlines():
-                if line.endswith(NO_FILE):
+                if NO_FILE.search(line):
                     spot, _, _, _, inode, *_ = line.split(maxsplit=5)
                     first, last = (int(side, 16) for side in spot.split("-"))
                     mine[inode] = mine.get(inode, 0) + last - first
             shared = {inode: max(mine.get(inode, 0), shared.get(inode, 0)) for inode in mine.keys() | shared.keys()}
     return held + max(0, sum(shared.values()) - resident)
+
+
+def _memory_file_bytes(folder: str) -> int:
+    """Return the bytes of the files in memory that a process has open. ``folder`` is the process's folder in
+    ``/proc``.
+    """
+    files = dict[int, int]()
+    for name in os.listdir(f"{folder}/fd"):
+        with contextlib.suppress(OSError):  # it has just been closed
+            if os.readlink(f"{folder}/fd/{name}").startswith(MEMORY_FILE):
+                about = os.stat(f"{folder}/fd/{name}")
+                files[about.st_ino] = about.st_blocks * BLOCK
+    return sum(files.values())
+
+
+def shared_memory_bytes() -> int:
+    """Return the bytes of memory that the processes of the machine share without a file on a disk, or 0 if Linux does
+    not say.
+    """
+    with contextlib.suppress(OSError):
+        if size := SHARED_SIZE.search(_read_proc_file("/proc/meminfo")):
+            return int(size[1]) << 10
+    return 0
+
+
+def share_memory(pids: Iterable[int]) -> bool:
+    """Return whether one of the processes maps shared memory without a file."""
+    for folder in map(_living_folder, pids):
+        with contextlib.suppress(OSError):
+            if any(map(NO_FILE.search, Path(f"{folder}/maps").read_text(errors="replace").splitlines())):
+                return True
+    return False
 
 
 @dataclass(frozen=True)

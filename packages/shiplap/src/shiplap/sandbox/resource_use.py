@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shiplap.sandbox.proc_filesystem import THREADS, has_ended, read_memory_sizes, stat_fields, unseen_bytes
+from shiplap.sandbox.proc_filesystem import (
+    BLOCK,
+    THREADS,
+    has_ended,
+    read_memory_sizes,
+    share_memory,
+    shared_memory_bytes,
+    stat_fields,
+    unseen_bytes,
+)
 
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
-BLOCK = 512  # bytes, as ``stat`` counts them
-MEASURE_S = 5.0  # seconds until a size that is not known yet counts as 0
+MAX_NAMES = 100_000  # files and folders: an empty one takes no bytes, but a file system has room for so many alone
+MEASURE_S = 5.0  # seconds after which a folder that is not measured yet counts as one without a bound
 
 
 @dataclass(frozen=True)
@@ -23,17 +33,19 @@ class ResourceUse:
     Attributes:
         scratch: the folder that it may write.
         memory: the bytes of its address space and of the memory that it held. Two zeros if they are not known yet.
-        free: the free bytes of the file system of ``scratch``.
+        shared: the bytes of memory that the processes of the machine shared.
+        free: the bytes, and the files and folders, for which the file system of ``scratch`` had room.
     """
 
     scratch: str
     memory: tuple[int, int] = (0, 0)
-    free: int = 0
+    shared: int = 0
+    free: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, pid: int, scratch: str) -> ResourceUse:
         """Return what the process ``pid`` uses now. ``scratch`` is the folder that it may write."""
-        return cls(scratch, read_memory_sizes(pid), free_bytes(scratch))
+        return cls(scratch, read_memory_sizes(pid), shared_memory_bytes(), read_free_room(scratch))
 
     def excess(self, pids: Sequence[int], memory: int, processes: int) -> str:
         """Return a text that names what the processes ``pids`` use beyond a limit, or an empty string.
@@ -45,13 +57,18 @@ class ResourceUse:
         # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
         sizes = [[max(0, a - b) for a, b in zip(read_memory_sizes(pid), self.memory, strict=True)] for pid in pids]
         space, used = map(sum, zip(*sizes, strict=True))
-        if space > memory:  # else there is no room for more than the limit
+        shared = shared_memory_bytes() - self.shared > memory
+        if space > memory or shared:  # else there is no room for more than the limit
             used += unseen_bytes(pids)
-        if self.memory[1] and used > memory:
+        # Of a shared mapping that was cut off, the rest is held as well. Nothing shows it but the sum of the machine.
+        if self.memory[1] and (used > memory or (shared and share_memory(pids))):
             return f"more than {memory / 2**30:.3g} GiB of memory"
         # Others may have used up the disk, so the files are measured before anybody is blamed.
-        if self.free - free_bytes(self.scratch) > memory and files_bytes(self.scratch, pids) > memory:
+        taken, names = (before - now for before, now in zip(self.free, read_free_room(self.scratch), strict=True))
+        if taken > memory and files_bytes(self.scratch, pids) > memory:
             return f"more than {memory / 2**30:.3g} GiB of files"
+        if names > MAX_NAMES and measure_folder(self.scratch, "--inodes") > MAX_NAMES:
+            return f"more than {MAX_NAMES} files"
         if sum(not has_ended(stat) for stat in stats) > 1 + processes:
             return f"more than {processes} processes"
         if sum(int(stat[THREADS]) for stat in stats) > MAX_TASKS:
@@ -59,28 +76,40 @@ class ResourceUse:
         return ""
 
 
-def free_bytes(folder: str) -> int:
-    """Return the free bytes of the file system of ``folder``, or 0 if they cannot be read."""
+def read_free_room(folder: str) -> tuple[int, int]:
+    """Return the bytes, and the files and folders, for which the file system of ``folder`` has room. Return two zeros
+    if they cannot be read.
+    """
     try:
         disk = os.statvfs(folder)
     except OSError:
-        return 0
-    return disk.f_bavail * disk.f_frsize
+        return 0, 0
+    return disk.f_bavail * disk.f_frsize, disk.f_favail
 
 
-def files_bytes(folder: str, pids: Iterable[int]) -> int:
-    """Return the bytes on disk of all files in ``folder``, and of removed files there that the processes ``pids`` have
-    open or mapped.
+def measure_folder(folder: str, unit: str) -> float:
+    """Return the size of a folder with everything in it, as the program ``du`` measures it with the option ``unit``.
 
-    Names in the folder may be of any kind and depth, so the program ``du`` looks at them. If it fails, they count as 0.
+    Names in the folder may be of any kind and depth. If ``du`` cannot be started, the size is 0. It is infinite if
+    ``du`` takes longer than ``MEASURE_S`` seconds, since the sandboxed process has made what it looks at.
     """
-    size = 0
-    with contextlib.suppress(OSError, ValueError, IndexError, subprocess.TimeoutExpired):
-        command = ["du", "-sx", "--block-size=1", "--", folder]
+    try:
+        command = ["du", "-sx", unit, "--", folder]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=MEASURE_S, check=False
         )
-        size = int(done.stdout.split()[0])
+        return int(done.stdout.split()[0])
+    except subprocess.TimeoutExpired:
+        return math.inf
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def files_bytes(folder: str, pids: Iterable[int]) -> float:
+    """Return the bytes on disk of all files in ``folder``, and of removed files there that the processes ``pids`` have
+    open or mapped. Those in the folder count as ``measure_folder`` says.
+    """
+    size = measure_folder(folder, "--block-size=1")
     removed = dict[tuple[int, int], int]()
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -71,7 +71,18 @@ MMAP, RESERVING = (9, 222), 0x40000 | 0x2000
 # ``openat2`` has its mode in memory, so that libc does without it.
 MAKES_FILE, AS_OWNER = 0o100 | 0o20000000, 0o6000
 OPENING = (((2, None), SECOND_AT, THIRD_AT), ((257, 56), THIRD_AT, FOURTH_AT))  # where the flags and the mode are
+# An access for neither reading nor writing, which needs no right of Landlock: any file or device could be opened.
+NO_ACCESS = 3
 CREAT, OPENAT2 = (85, None), (437, 437)
+# A folder that its owner cannot list or enter hides its files from ``du``, which measures them: not by a mode, nor by a
+# mask of modes.
+OWNER = 0o700
+MAKING_FOLDERS = (((83, None), SECOND_AT), ((258, 34), THIRD_AT))  # where the mode is
+UMASK = (95, 166)
+# SET_GS, SET_FS, GET_FS, GET_GS, GET_CPUID, parts of the processor (XCOMP) that a process may use, and the state of
+# control-flow protection and of tags in addresses. Not those that set tags: an argument would have many addresses.
+ARCH_PRCTL = (158, None)
+ARCH_OPTIONS = (0x1001, 0x1002, 0x1003, 0x1004, 0x1011, 0x1021, 0x1022, 0x1023, 0x3001, 0x4001, 0x5005)
 # Those that interrupt the threads of this process alone, and queries: not GLOBAL, which interrupts all processors.
 MEMBARRIER, BARRIERS = (324, 283), (0, 8, 16, 32, 64, 128, 256, 512)
 GETSOCKOPT, PEER_DESCRIPTOR = (55, 209), (77,)  # SO_PEERPIDFD, a descriptor of the process at the other end
@@ -141,10 +152,17 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     yield MMAP[column], _without(FOURTH_AT, 0 if device else RESERVING)
     for pair, flags_at, mode_at in OPENING:
         if (number := pair[column]) is not None:
+            nothing = [(LOAD, 0, 0, flags_at), (AND, 0, 0, NO_ACCESS), (EQUAL, 0, 1, NO_ACCESS), (RETURN, 0, 0, REFUSE)]
             opened = [(LOAD, 0, 0, flags_at), (AND, 0, 0, MAKES_FILE), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW)]
-            yield number, [*opened, *_without(mode_at, AS_OWNER)]
+            yield number, [*nothing, *opened, *_without(mode_at, AS_OWNER)]
     if (number := CREAT[column]) is not None:
         yield number, _without(SECOND_AT, AS_OWNER)
+    for pair, mode_at in MAKING_FOLDERS:
+        if (number := pair[column]) is not None:
+            yield number, _one_of(mode_at, (OWNER,), OWNER)
+    yield UMASK[column], _without(FIRST_AT, OWNER)
+    if (number := ARCH_PRCTL[column]) is not None:
+        yield number, _one_of(FIRST_AT, ARCH_OPTIONS)
     for name, numbers in OWN_PROCESS_CALLS.items():
         killing = _unless(SIGNAL_AT[name], (signal.SIGKILL,), REFUSE) if name in SIGNAL_AT else []
         killing += _unless_limit_is_set() if name == "prlimit64" else []

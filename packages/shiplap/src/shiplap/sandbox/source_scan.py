@@ -20,7 +20,7 @@ from shiplap.sampling.literals import SOURCE_SUFFIXES, integers_in_text
 from shiplap.sandbox.interpreter_state import HEAP_NAMES, MEMORY_NAMES, PYTHON_C_NAMES, STACK_NAMES
 
 MAX_SOURCE_BYTES, READ_BYTES = 2_000_000, 1 << 16  # bytes of a source that is read, and of one step
-FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # the most sources and folder entries that are read
+FILES, ENTRIES, PACKAGE = 64, 20_000, "__init__"  # the most sources that are read, and that are looked for
 SANDBOX_TEXT = re.compile(
     r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
 )
@@ -60,23 +60,33 @@ def gather_sources(file: str) -> list[Path]:
             continue
         sources[at] = None
         words = set(re.findall(r"\w+", _read_source_text(at)))
-        left += [
-            other for other in beside if other.stem in words or (other.stem == PACKAGE and other.parent.name in words)
-        ]
+        named = (p for p in beside if p.stem in words or (p.stem == PACKAGE and p.parent.name in words))
+        left += [p for p in named if _is_source_in(first.parent, p)]
     return list(sources)
 
 
 def _list_sources_beside(folder: Path) -> list[Path]:
-    """Return the Python and native source files in a folder and in its direct subfolders. Links that lead out of the
-    folder are left out. The list is empty if the folder cannot be listed.
+    """Return the names of Python and native source files in a folder and in its direct subfolders, at most ``ENTRIES``
+    of each. The list is empty if the folder cannot be listed.
+
+    The sandbox shows no more names of a folder either, so that none can be imported that is not looked at.
+    """
+    suffixes = {".py", *SOURCE_SUFFIXES}
+    try:
+        listed = ((p for p in folder.glob(pattern) if p.suffix in suffixes) for pattern in ("*.*", "*/*.*"))
+        return [p for found in listed for p in islice(found, ENTRIES)]
+    except OSError:
+        return []
+
+
+def _is_source_in(folder: Path, source: Path) -> bool:
+    """Return whether ``source`` is a regular file in ``folder``. A sandboxed process cannot follow a link that leads
+    out of the folder, and this process must not.
     """
     try:
-        listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
-        named = [p for p in listed if p.suffix in (".py", *SOURCE_SUFFIXES) and p.is_file()]
-        # A sandboxed process cannot follow a link that leads out of the folder, and this process must not.
-        return [p for p in named if p.resolve().is_relative_to(folder.resolve())]
+        return source.is_file() and source.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):  # a link to itself
-        return []
+        return False
 
 
 def read_source(file: str | Path) -> bytes:

@@ -49,10 +49,10 @@ ALLOWED = (
         dup              32  23   dup2             33   -   dup3            292  24   pipe             22   -
         pipe2           293  59   fsync            74  82   fdatasync        75  83   ftruncate        77  46
         truncate         76  45   fallocate       285  47   getdents         78   -   getdents64      217  61
-        getcwd           79  17   chdir            80  49   fchdir           81  50   umask            95 166
-        mkdir            83   -   mkdirat         258  34   rmdir            84   -   unlink           87   -
-        unlinkat        263  35   rename           82   -   renameat        264  38   renameat2       316 276
-        link             86   -   linkat          265  37   symlink          88   -   symlinkat       266  36
+        getcwd           79  17   chdir            80  49   fchdir           81  50   rmdir            84   -
+        unlink           87   -   unlinkat        263  35   rename           82   -   renameat        264  38
+        renameat2       316 276   link             86   -   linkat          265  37   symlink          88   -
+        symlinkat       266  36
         """,
     ),
     _call_class(
@@ -76,22 +76,21 @@ ALLOWED = (
         "processes",
         "start threads and programs, wait for them, and end",
         """
-        fork                    57   -   vfork                   58   -   execve                  59 221
-        exit                    60  93   exit_group             231  94   wait4                   61 260
-        waitid                 247  95   set_tid_address        218  96   set_robust_list        273  99
-        get_robust_list        274 100   rseq                   334 293   futex_waitv            449 449
-        futex_wake             454 454   futex_wait             455 455   arch_prctl             158   -
-        restart_syscall        219 128   sched_yield             24 124   sched_getaffinity      204 123
-        sched_getparam         143 121   sched_getscheduler     145 120   sched_get_priority_max 146 125
-        sched_get_priority_min 147 126   sched_rr_get_interval  148 127   sched_getattr          315 275
-        getpriority            140 141   getpid                  39 172   getppid                110 173
-        gettid                 186 178   getpgid                121 155   getpgrp                111   -
-        getsid                 124 156   getuid                 102 174   geteuid                107 175
-        getgid                 104 176   getegid                108 177   getresuid              118 148
-        getresgid              120 150   getgroups              115 158   getrlimit               97 163
-        getrusage               98 165   times                  100 153   sysinfo                 99 179
-        uname                   63 160   getrandom              318 278   getcpu                 309 168
-        capget                 125  90
+        fork                   57   -   vfork                   58   -   execve                  59 221
+        exit                   60  93   exit_group             231  94   wait4                   61 260
+        waitid                247  95   set_tid_address        218  96   set_robust_list        273  99
+        get_robust_list       274 100   rseq                   334 293   futex_waitv            449 449
+        futex_wake            454 454   futex_wait             455 455   restart_syscall        219 128
+        sched_yield            24 124   sched_getaffinity      204 123   sched_getparam         143 121
+        sched_getscheduler    145 120   sched_get_priority_max 146 125   sched_get_priority_min 147 126
+        sched_rr_get_interval 148 127   sched_getattr          315 275   getpriority            140 141
+        getpid                 39 172   getppid                110 173   gettid                 186 178
+        getpgid               121 155   getpgrp                111   -   getsid                 124 156
+        getuid                102 174   geteuid                107 175   getgid                 104 176
+        getegid               108 177   getresuid              118 148   getresgid              120 150
+        getgroups             115 158   getrlimit               97 163   getrusage               98 165
+        times                 100 153   sysinfo                 99 179   uname                   63 160
+        getrandom             318 278   getcpu                 309 168   capget                 125  90
         """,
     ),
     _call_class(
