@@ -75,3 +75,25 @@ def test_a_process_is_ending_when_all_its_threads_are(program):
             time.sleep(0.01)
         process.wait()
         assert proc_filesystem.is_ending(process.pid), "it is gone"
+
+
+MEMORY_FILES = """
+import mmap, os
+open_alone, mapped = (os.memfd_create(name) for name in ("open", "mapped"))
+for file in (open_alone, mapped):
+    os.write(file, bytes(8 << 20))
+kept = mmap.mmap(mapped, 8 << 20)
+print("there", flush=True)
+input()
+"""
+
+
+def test_a_file_in_memory_counts_once():
+    """The resident size of a process shows what it has mapped and read."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", MEMORY_FILES], **pipes) as process:
+        assert process.stdout.readline()
+        held = proc_filesystem.unseen_bytes([process.pid])
+        process.communicate(b"\n")
+    assert 8 << 20 <= held < 16 << 20
+    assert process.returncode == 0

@@ -19,7 +19,8 @@ FILE_BYTES = 208 << 10  # the bytes that a socket holds without a reader, by the
 STATUS_SIZE = re.compile(r"^(VmPTE|HugetlbPages|RssShmem):\s+(\d+) kB$", re.MULTILINE)
 # Memory that processes share without a file, by the name that Linux gives it, or one that they have given it.
 NO_FILE = re.compile(r"(/dev/zero \(deleted\)|\[anon_shmem:.*\])$")
-MEMORY_FILE, BLOCK = "/memfd:", 512  # files in memory by their names; bytes of a block, as ``stat`` counts them
+MEMORY_FILE = re.compile(r"(^|\s)/memfd:")  # a file in memory
+BLOCK = 512  # bytes, as ``stat`` counts them
 SHARED_SIZE = re.compile(rb"^Shmem:\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -182,29 +183,38 @@ def unseen_bytes(pids: Iterable[int]) -> int:
             status = _read_proc_file(f"{folder}/status").decode(errors="replace")
             sizes = {name: int(size) << 10 for name, size in STATUS_SIZE.findall(status)}
             held += sizes.get("VmPTE", 0) + sizes.get("HugetlbPages", 0)
-            held += _memory_file_bytes(folder)
             resident += sizes.get("RssShmem", 0)
-            mine = dict[str, int]()
-            for line in Path(f"{folder}/maps").read_text(errors="replace").splitlines():
-                if NO_FILE.search(line):
-                    spot, _, _, _, inode, *_ = line.split(maxsplit=5)
-                    first, last = (int(side, 16) for side in spot.split("-"))
-                    mine[inode] = mine.get(inode, 0) + last - first
+            maps = Path(f"{folder}/maps").read_text(errors="replace").splitlines()
+            mine, files = (_mapped_bytes(maps, name) for name in (NO_FILE, MEMORY_FILE))
             shared = {inode: max(mine.get(inode, 0), shared.get(inode, 0)) for inode in mine.keys() | shared.keys()}
+            opened = _open_memory_files(folder).items()
+            held += sum(max(0, size - files.get(inode, 0)) for inode, size in opened)
     return held + max(0, sum(shared.values()) - resident)
 
 
-def _memory_file_bytes(folder: str) -> int:
-    """Return the bytes of the files in memory that a process has open. ``folder`` is the process's folder in
-    ``/proc``.
+def _mapped_bytes(maps: Iterable[str], name: re.Pattern[str]) -> dict[str, int]:
+    """Return the sum of the bytes of those mappings of a process whose names match ``name``, by the inodes of their
+    files. ``maps`` are the lines in which Linux lists the mappings.
     """
-    files = dict[int, int]()
+    sizes = dict[str, int]()
+    for line in filter(name.search, maps):
+        spot, _, _, _, inode, *_ = line.split(maxsplit=5)
+        first, last = (int(side, 16) for side in spot.split("-"))
+        sizes[inode] = sizes.get(inode, 0) + last - first
+    return sizes
+
+
+def _open_memory_files(folder: str) -> dict[str, int]:
+    """Return the bytes of the files in memory that a process has open, by their inodes. ``folder`` is the process's
+    folder in ``/proc``.
+    """
+    sizes = dict[str, int]()
     for name in os.listdir(f"{folder}/fd"):
         with contextlib.suppress(OSError):  # it has just been closed
-            if os.readlink(f"{folder}/fd/{name}").startswith(MEMORY_FILE):
+            if MEMORY_FILE.match(os.readlink(f"{folder}/fd/{name}")):
                 about = os.stat(f"{folder}/fd/{name}")
-                files[about.st_ino] = about.st_blocks * BLOCK
-    return sum(files.values())
+                sizes[str(about.st_ino)] = about.st_blocks * BLOCK
+    return sizes
 
 
 def shared_memory_bytes() -> int:
