@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import re
 import resource
@@ -156,8 +157,15 @@ def _is_installed(place: str) -> bool:
 
 def python_places() -> list[str]:
     """Return the files and folders of the folders where Python is installed that a sandboxed process may read."""
-    folders = dict.fromkeys((sys.prefix, sys.base_prefix))
-    return [str(p) for folder in folders for pattern in PREFIX_PARTS.split() for p in Path(folder).glob(pattern)]
+    return [part for folder in dict.fromkeys((sys.prefix, sys.base_prefix)) for part in _prefix_parts(folder)]
+
+
+@cache
+def _prefix_parts(folder: str) -> tuple[str, ...]:
+    """Return the files and folders in ``folder`` that ``PREFIX_PARTS`` names. They are looked up once. The result is
+    empty for a folder that this user may not enter.
+    """
+    return tuple(p for part in PREFIX_PARTS.split() for p in glob.glob(f"{glob.escape(folder)}/{part}"))
 
 
 def program_places() -> list[str]:
