@@ -267,10 +267,10 @@ def _on_names_of_the_machine() -> None:
         shown += ("/etc/loc", "/etc/alternatives", "/etc/os-release", "/etc/debian_version", "/etc/host", "/etc/mime")
         shown += ("/etc/ssl/openssl", "/etc/OpenCL", "/etc/vulkan", "/etc/glvnd", "/etc/nvidia", "/etc/python3")
         paths = tuple(
-            p for p in found if not p.startswith(shown) and not os.path.realpath(p).startswith(("/usr", "/opt"))
+            p for p in found if not (p.startswith(shown) or os.path.realpath(p).startswith(("/usr", "/opt", "/proc")))
         )
         ATTEMPTS[f"any file below {tree}"] = lambda w, paths=paths: any_opened(paths)  # type: ignore[misc]
-    for folder in ("/", "/etc", "/home", "/root", "/tmp", "/proc", "/run", "/var/tmp", "/dev/shm"):
+    for folder in ("/", "/etc", "/home", "/root", "/tmp", "/proc", "/run", "/var/tmp"):
         ATTEMPTS[f"the names in {folder}"] = lambda w, f=folder: os.listdir(f)  # type: ignore[misc]
     installer = (
         "pip.conf",
@@ -304,7 +304,6 @@ def _on_names_of_the_machine() -> None:
         "pressure/cpu",
         "crypto",
         "misc",
-        "mounts",
         "schedstat",
         "softirqs",
         "vmstat",
