@@ -5,6 +5,7 @@ and ways by which the kernel opens, runs or measures a file for somebody.
 from __future__ import annotations
 
 import ctypes
+import glob
 import mmap
 import os
 import shutil
@@ -14,6 +15,7 @@ import stat
 import struct
 import sys
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from tests.sandbox.escapes import AT, Attempt, World, _disk, call, libc, linked, new_file, opened
@@ -257,12 +259,13 @@ def _run(w: World, program: str | None, command: str) -> object:
 
 
 def _on_names_of_the_machine() -> None:
-    for tree in ("/run", "/var", "/srv", "/mnt", "/media", "/home", "/boot", "/root", "/etc"):
-        found = (
-            [str(p) for n in ("*", "*/*", "*/*/*") for p in Path(tree).glob(n) if p.is_file()][:400]
-            if (os.access(tree, os.R_OK))
-            else []
-        )
+    homes = {os.path.expanduser("~"), "/root"}
+    kept = "id_rsa id_ed25519 known_hosts credentials netrc git-credentials pypirc bash_history profile bashrc".split()
+    places = tuple(f"{home}/{way}{name}" for home in homes for way in (".", ".ssh/", ".aws/") for name in kept)
+    ATTEMPTS["what a home holds"] = lambda w: any_opened(places)
+    for tree in ("/run", "/var", "/srv", "/mnt", "/media", "/boot", "/etc"):
+        listed = islice((p for n in ("*", "*/*", "*/*/*") for p in glob.iglob(f"{tree}/{n}")), 400)
+        found = filter(os.path.isfile, listed)
         shown = ("/etc/ld.so", "/etc/nsswitch", "/etc/passwd", "/etc/group", "/etc/localtime", "/etc/timezone")
         shown += ("/etc/loc", "/etc/alternatives", "/etc/os-release", "/etc/debian_version", "/etc/host", "/etc/mime")
         shown += ("/etc/ssl/openssl", "/etc/OpenCL", "/etc/vulkan", "/etc/glvnd", "/etc/nvidia", "/etc/python3")
