@@ -260,7 +260,7 @@ def _run(w: World, program: str | None, command: str) -> object:
 
 def _on_names_of_the_machine() -> None:
     homes = {os.path.expanduser("~"), "/root"}
-    kept = "id_rsa id_ed25519 known_hosts credentials netrc git-credentials pypirc bash_history profile bashrc".split()
+    kept = ("id_rsa", "id_ed25519", "known_hosts", "credentials", "netrc", "git-credentials", "pypirc", "bashrc")
     places = tuple(f"{home}/{way}{name}" for home in homes for way in (".", ".ssh/", ".aws/") for name in kept)
     ATTEMPTS["what a home holds"] = lambda w: any_opened(places)
     for tree in ("/run", "/var", "/srv", "/mnt", "/media", "/boot", "/etc"):
