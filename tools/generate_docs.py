@@ -317,7 +317,9 @@ def _cell_rows() -> list[str]:
         named = ", ".join(f"{room} {number}" for room, number in sorted(rooms.items()))
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped") if counts[kind])
         versions = [cell["versions"][key] for key in ("torch", "python", "numpy", "triton", "compiler", "user")]
-        when = f"{cell['date']}, {cell.get('commit', 'unknown')}"
+        earlier = Counter(cell.get("earlier", {}).values())
+        older = [f"; {number} files on {commit}" for commit, number in earlier.items()]
+        when = f"{cell['date']}, {cell.get('commit', 'unknown')}{''.join(older)}"
         rows.append(f"| {' | '.join([*versions, told, named, when])} |")
         for file, names in cell.get("failures", {}).items():
             why = next((text for part, text in EXPLAINED.items() if part in file), "**not explained**")
