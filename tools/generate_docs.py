@@ -304,6 +304,14 @@ def _capability_rows() -> list[str]:
     return [f"{row}\n" for row in rows]
 
 
+def _room_of_tests(file: str) -> str:
+    """Return the folder below the tests of the core in which the test file with the path ``file`` lies, such as
+    ``audit`` or ``kernels/c``. Elsewhere return the package, or the first folder of the path.
+    """
+    room = re.match(r"packages/shiplap/tests/((?:kernels/)?\w+)/", file) or re.match(r"(?:packages/)?([\w-]+)/", file)
+    return room[1] if room else file
+
+
 def _cell_rows() -> list[str]:
     """The rows of ``tests/matrix.json``, and the tests that failed with the reason."""
     rows, failures = [], []
@@ -311,13 +319,13 @@ def _cell_rows() -> list[str]:
         counts = Counter[str]()
         for said in cell["files"].values():
             counts.update({kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)", said)})
-        rooms = Counter(
-            re.sub(r"packages/shiplap/tests/|/test_\w+\.py( \(device\))?$", "", file) for file in cell["files"]
-        )
+        rooms = Counter(map(_room_of_tests, cell["files"]))
         named = ", ".join(f"{room} {number}" for room, number in sorted(rooms.items()))
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped") if counts[kind])
         versions = [cell["versions"][key] for key in ("torch", "python", "numpy", "triton", "compiler", "user")]
-        when = f"{cell['date']}, {cell.get('commit', 'unknown')}"
+        earlier = Counter(cell.get("earlier", {}).values())
+        older = [f"; {number} files on {commit}" for commit, number in earlier.items()]
+        when = f"{cell['date']}, {cell.get('commit', 'unknown')}{''.join(older)}"
         rows.append(f"| {' | '.join([*versions, told, named, when])} |")
         for file, names in cell.get("failures", {}).items():
             why = next((text for part, text in EXPLAINED.items() if part in file), "**not explained**")

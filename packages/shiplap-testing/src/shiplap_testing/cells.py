@@ -2,10 +2,11 @@
 
 Usage: ``python -m shiplap_testing.cells PYTEST_ARGUMENT ...``, which ``nox -s matrix core oldest`` call.
 A *cell* of the table (``tests/matrix.json``) is one combination of torch, Python, NumPy, Triton, compiler and user. It
-counts outcomes by test file, so that several runs on one commit add up; the first run on another commit begins the cell
-anew. A file that runs again replaces its counts, and is written when all of its tests have ended, also if workers of
-pytest-xdist run several files at a time. Why a test fails on a version stands in ``EXPLAINED`` of
-``tools/generate_docs.py``, which shows the table in ``docs/stability.md``.
+counts outcomes by test file, so that several runs add up, and names the commit of each file: after a repair, only files
+that failed or changed need another run. A file that runs again replaces its counts, and is written when all of its
+tests have ended, also if workers of pytest-xdist run several files at a time. A file that is no longer there is
+dropped. Why a test fails on a version stands in ``EXPLAINED`` of ``tools/generate_docs.py``, which shows the table in
+``docs/stability.md``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shiplap_testing.paths import REPOSITORY
 
 TABLE = REPOSITORY / "tests" / "matrix.json"
 KINDS = ("passed", "failed", "skipped")
+DEVICE = " (device)"  # behind the path of a file: those of its tests that need a device, which run apart
 
 
 def installed_versions() -> dict[str, str]:
@@ -69,6 +71,13 @@ def tested_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         full = ""
     return full.strip()[:8]
+
+
+def commits_of_files(cell: dict[str, Any]) -> dict[str, str]:
+    """Return the commit on which each file of tests ran, by the path of the file. ``cell`` is a row of the table: it
+    names the commit of its last run, and those of files that ran on another one.
+    """
+    return {**dict.fromkeys(cell["files"], cell.get("commit", "")), **cell.get("earlier", {})}
 
 
 class Cell:
@@ -119,7 +128,7 @@ class Cell:
         # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
             # Tests with a device run apart, and must not replace the counts of the others of their file.
-            file = path + (" (device)" if "device" in report.keywords else "")
+            file = path + (DEVICE if "device" in report.keywords else "")
             if file not in self.files:
                 self.write()
             self.files.setdefault(file, Counter())[report.outcome] += 1
@@ -142,23 +151,26 @@ class Cell:
     def write(self) -> None:
         """Write the outcomes and failures of the test files whose tests have all ended into ``tests/matrix.json``, the
         table of test outcomes. They go into the row of the installed versions, where they replace earlier outcomes of
-        these files. Outcomes on another commit are dropped. Do nothing if no file is complete.
+        these files. Outcomes on another commit keep the name of that commit, and those of files that are gone are
+        dropped. Do nothing if no file is complete.
         """
-        ended = {f: counts for f, counts in self.files.items() if not self.unended.get(f.removesuffix(" (device)"))}
+        ended = {f: counts for f, counts in self.files.items() if not self.unended.get(f.removesuffix(DEVICE))}
         if not ended:
             return
         key = self.versions
         table = json.loads(TABLE.read_text("utf-8")) if TABLE.is_file() else []
-        # Outcomes on other code say nothing about this commit.
-        same = (row for row in table if row["versions"] == key and row.get("commit") == self.commit)
-        cell: dict[str, Any] = next(same, {"versions": key, "files": {}})
-        cell["date"], failures = datetime.now(UTC).strftime("%Y-%m-%d"), cell.get("failures", {})
-        cell["commit"] = self.commit
+        cell: dict[str, Any] = next((row for row in table if row["versions"] == key), {"versions": key, "files": {}})
+        earlier = commits_of_files(cell)
+        files, failures = cell["files"], cell.get("failures", {})
         for file, counts in ended.items():
-            cell["files"][file] = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
-            failures = {**failures, file: self.failed.get(file, [])}
-        cell["files"] = dict(sorted(cell["files"].items()))
-        cell["failures"] = {file: failed for file, failed in sorted(failures.items()) if failed}
+            files[file] = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+            failures[file] = self.failed.get(file, [])
+            earlier[file] = self.commit
+        kept = sorted(file for file in files if file in ended or (REPOSITORY / file.removesuffix(DEVICE)).is_file())
+        cell["date"], cell["commit"] = datetime.now(UTC).strftime("%Y-%m-%d"), self.commit
+        cell["files"] = {file: files[file] for file in kept}
+        cell["earlier"] = {file: earlier[file] for file in kept if earlier[file] != self.commit}
+        cell["failures"] = {file: failures[file] for file in kept if failures.get(file)}
         rows = [row for row in table if row["versions"] != key] + [cell]
         rows.sort(key=lambda row: tuple(row["versions"].values()))
         TABLE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -28,7 +28,10 @@ def read_row() -> dict[str, Any]:
 
 
 def run_one_test(file: str, **keywords: int) -> dict[str, Any]:
-    """Run the plugin over one passed test of ``file``, and return the row of the table, which has no other."""
+    """Run the plugin over one passed test of ``file``, which is created, and return the row of the table, which has no
+    other.
+    """
+    (cells.REPOSITORY / file).touch()
     cell = cells.Cell()
     cell.expect([f"{file}::test_b"])
     report_test(cell, f"{file}::test_b", **keywords)
@@ -38,22 +41,29 @@ def run_one_test(file: str, **keywords: int) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "REPOSITORY", tmp_path)
     monkeypatch.setattr(cells, "TABLE", tmp_path / "matrix.json")
     monkeypatch.setenv("GITHUB_SHA", "0123456789abcdef")
 
 
 def test_two_runs_of_a_file_without_and_with_a_device_add_up() -> None:
-    run_one_test("tests/test_a.py")
-    row = run_one_test("tests/test_a.py", device=1)
+    run_one_test("test_a.py")
+    row = run_one_test("test_a.py", device=1)
     assert row["commit"] == "01234567"
-    assert row["files"] == {"tests/test_a.py": "1 passed", "tests/test_a.py (device)": "1 passed"}
+    assert row["files"] == {"test_a.py": "1 passed", "test_a.py (device)": "1 passed"}
 
 
-def test_a_run_on_another_commit_begins_the_row_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_one_test("tests/test_a.py")
+def test_a_file_that_ran_on_an_earlier_commit_keeps_the_name_of_that_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("test_a.py", "test_b.py", "test_removed.py"):
+        run_one_test(name)
+    (cells.REPOSITORY / "test_removed.py").unlink()
     monkeypatch.setenv("GITHUB_SHA", "fedcba9876543210")
-    row = run_one_test("tests/test_c.py")
-    assert (row["commit"], row["files"]) == ("fedcba98", {"tests/test_c.py": "1 passed"})
+    row = run_one_test("test_b.py")
+    assert row["files"] == {"test_a.py": "1 passed", "test_b.py": "1 passed"}
+    assert (row["commit"], row["earlier"]) == ("fedcba98", {"test_a.py": "01234567"})
+    monkeypatch.setenv("GITHUB_SHA", "aaaaaaaaaaaaaaaa")
+    row = run_one_test("test_a.py")
+    assert (row["commit"], row["earlier"]) == ("aaaaaaaa", {"test_b.py": "fedcba98"})
 
 
 def test_a_file_is_written_when_its_tests_have_ended_though_others_run_beside_it() -> None:

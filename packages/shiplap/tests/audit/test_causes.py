@@ -371,7 +371,7 @@ def test_a_round_that_leaves_objects_itself_is_no_leak(monkeypatch):
 
 def test_a_leak_of_objects_is_found_and_the_line_is_named():
     kept = []
-    found = process._observe_leaks("a call", lambda: kept.append(object()))
+    found = process._observe_leaks("a call", lambda: kept.append([object() for _ in range(4)]))
     first = test_a_leak_of_objects_is_found_and_the_line_is_named.__code__.co_firstlineno
     assert re.search(
         rf"leaves \d+ Python objects behind, .*; \d+ of them are made at test_causes.py:{first + 2}$", found.problem

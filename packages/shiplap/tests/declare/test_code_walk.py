@@ -515,7 +515,8 @@ def test_the_digest_is_the_same_in_every_process(tmp_path):
         "from author.main import root; from shiplap.declare.code_digest import code_digest; print(code_digest(root))"
     )
 
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    # The folders of PYTHONPATH stay: the packages under test may come from there.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     seed = "2" if env.get("PYTHONHASHSEED") == "1" else "1"  # another than that of the forked process
     compiled = subprocess.check_output([sys.executable, "-c", program], env={**env, "PYTHONHASHSEED": seed}, text=True)
