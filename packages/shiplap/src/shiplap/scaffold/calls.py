@@ -17,7 +17,7 @@ from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
 from shiplap.torch_private.dispatcher_library import dispatch_keys
 
 MOST_CALLS = 24  # different calls of one op that are kept
-MOST_VALUES = 256  # of a tensor whose values are kept, since they may be row numbers, offsets or lengths
+MOST_VALUES = 2048  # of a tensor whose values are kept, since they may be row numbers, offsets or lengths
 MOST_BYTES = 4096  # of a vector of bytes whose values are kept, since it may be a file
 MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
 # The keys of kernels that run above the mode that records calls. What they call, that mode sees in place of the op.

@@ -56,7 +56,8 @@ class TensorRecipe:
         if not math.prod(self.shape):
             return []
         found = [high for _, high, whole in self.columns if whole]
-        return [*found, max(self.high, self.last or 0)] if self.dtype in ("int64", "int32") else found
+        whole = self.dtype.startswith(("int", "uint"))  # indices may be of any width, such as those of a code book
+        return [*found, max(self.high, self.last or 0)] if whole else found
 
     def __str__(self) -> str:
         """Return the Python expression that builds the tensor."""
