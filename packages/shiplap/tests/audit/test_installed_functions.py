@@ -20,6 +20,7 @@ from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, rec
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
+from shiplap.render.lines import print_lines
 from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder, SeenTensor
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
@@ -440,3 +441,21 @@ def test_many_findings_take_one_row_a_check():
     (table,) = [each for each in report.lines() if hasattr(each, "rows")]
     assert [row[0][0] for row in table.rows] == ["layout", "fake"]
     assert table.rows[0][1][0] == "15"
+
+
+def test_twenty_findings_fit_on_a_screen():
+    import io
+
+    from rich.console import Console
+
+    named = [f"package::some_operation_{n}_backward" for n in range(20)]
+    found = tuple(
+        InstalledFinding(n, "layout", "a word " * 60, {}, "", "33 in place of each size 9", "s.py") for n in named
+    )
+    printed = io.StringIO()
+    print_lines(
+        InstalledReport("package", "1", [InstalledOp("package::a", 1, findings=found)]).lines(),
+        Console(file=printed, width=120),
+    )
+    assert len(printed.getvalue().splitlines()) <= 50
+    assert "the folder of --out has a script for each finding" in printed.getvalue()
