@@ -331,5 +331,6 @@ def _codes_of(function: InstalledFunction) -> Sequence[CodeType]:
     """Return the code object of a function, or of the ``forward`` of an ``autograd.Function``."""
     found = object_at(function.name)
     called = inspect.unwrap(found.forward if function.applied else found)
-    called = getattr(called, "__func__", called)  # the function of a class method
+    if inspect.ismethod(called):  # of a class method
+        called = called.__func__
     return [called.__code__] if inspect.isfunction(called) else []
