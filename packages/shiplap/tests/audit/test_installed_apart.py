@@ -203,3 +203,18 @@ def test_errors_and_notes_of_a_child_process_are_shown(options, tmp_path, capsys
     (tmp_path / "apart_empty" / "__init__.py").write_text("from apart_empty import works\n")
     audit_package(InstalledOptions(**{**given, "namespaces": ["works_ops"], "seconds": 0.5}), as_json=False, html=None)
     assert "apart_empty.broken is left out: RuntimeError: no driver" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("script", "shows"),
+    [
+        ("from __future__ import annotations\nproblem = 'differs'\nassert not problem\n", True),
+        ("import os\nos.kill(os.getpid(), 11)\n", True),
+        ("raise ValueError('another error than that of a finding')\n", False),
+        ("print('nothing found')\n", False),
+    ],
+    ids=["assertion", "crash", "error", "nothing"],
+)
+def test_a_fork_shows_the_finding_of_a_script(working_forks, script, shows):
+    assert engine._fork_shows(script, engine._LIMITS) is shows
+    assert engine._script_shows(script) is shows

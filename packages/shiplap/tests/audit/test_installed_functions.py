@@ -12,21 +12,50 @@ import torch
 
 from shiplap.audit.installed import checks, engine, gradients
 from shiplap.audit.installed import functions as functions_module
-from shiplap.audit.installed.apart import RecordedCalls
+from shiplap.audit.installed.apart import RecordedCalls, recipes_of_calls
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import FunctionRecorder, find_functions, functions_in, kind_of
 from shiplap.audit.installed.python_function import PythonFunction
-from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_of_call
+from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text, recipe_of_call
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
+from shiplap.render.lines import print_lines
 from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder, SeenTensor
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 
 LAYERS = """\
+import enum
 import torch
 from torch.autograd import Function
+
+
+class Mode(enum.Enum):
+    PLAIN = 1
+    DOUBLED = 2
+
+
+class Timer:
+    def __init__(self):
+        self.enabled, self.begins = True, {}
+
+
+class Base(Function):
+    @staticmethod
+    def forward(cls, ctx, x):
+        return x * 2
+
+
+class ByClassMethod(Base):
+    @classmethod
+    def forward(cls, ctx, x, mode, timer, masks, activation):
+        assert timer.enabled
+        return super().forward(cls=cls, ctx=ctx, x=activation(x)) * mode.value * int(masks[0][0])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None, None, None
 
 
 def double_ref(x):
@@ -215,7 +244,7 @@ def test_modules_that_cannot_be_imported_are_left_out(found):
     assert "no_such_module" in found.failed["undeclared_functions.raises"]
     assert "ended the process" in found.failed["undeclared_functions.ends"]
     names = {name.partition(":")[2] for name in found.functions}
-    assert names == {"Double", "double", "Square", "through", *WRONG}
+    assert names == {"ByClassMethod", "Double", "double", "Square", "through", *WRONG}
 
 
 @pytest.mark.parametrize("name", sampled(WRONG, 3))
@@ -265,6 +294,22 @@ def test_a_function_whose_calls_pass_a_module_says_so(found, package, monkeypatc
     recorded, asked = RecordedCalls(objects=recorder.objects), InstalledRequest(package[0], "1", seed=5)
     (result,) = engine.audit_installed_ops({name: found.functions[name]}, recorded, asked)
     assert result.unreached == "a script cannot make what recorded calls pass as layer"
+
+
+def test_objects_that_a_script_can_make_are_recorded(found):
+    numpy, layers = pytest.importorskip("numpy"), importlib.import_module("undeclared_functions.layers")
+    recorder, name = DispatchRecorder(()), "undeclared_functions.layers:ByClassMethod"
+    masks = [numpy.array([3], dtype=numpy.uint32)]
+    with FunctionRecorder(found.functions, recorder).mode():
+        layers.ByClassMethod.apply(
+            torch.ones(3, 2), layers.Mode.DOUBLED, layers.Timer(), masks, torch.nn.functional.relu
+        )
+    assert not recorder.objects
+    (call,) = recipes_of_calls(recorder, 5)[name]
+    arguments = evaluate(recipe_from_text(repr(call)).texts())  # as a child process sends it
+    assert arguments["mode"] is layers.Mode.DOUBLED
+    assert arguments["masks"][0].dtype == numpy.uint32
+    assert layers.ByClassMethod.apply(*arguments.values()).tolist() == [[12.0, 12.0]] * 3
 
 
 def test_a_script_shows_the_finding_of_a_function(found, package):
@@ -396,3 +441,21 @@ def test_many_findings_take_one_row_a_check():
     (table,) = [each for each in report.lines() if hasattr(each, "rows")]
     assert [row[0][0] for row in table.rows] == ["layout", "fake"]
     assert table.rows[0][1][0] == "15"
+
+
+def test_twenty_findings_fit_on_a_screen():
+    import io
+
+    from rich.console import Console
+
+    named = [f"package::some_operation_{n}_backward" for n in range(20)]
+    found = tuple(
+        InstalledFinding(n, "layout", "a word " * 60, {}, "", "33 in place of each size 9", "s.py") for n in named
+    )
+    printed = io.StringIO()
+    print_lines(
+        InstalledReport("package", "1", [InstalledOp("package::a", 1, findings=found)]).lines(),
+        Console(file=printed, width=120),
+    )
+    assert len(printed.getvalue().splitlines()) <= 50
+    assert "the folder of --out has a script for each finding" in printed.getvalue()

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from shiplap.scaffold.object_sources import is_scalar, source_of
 from shiplap.scaffold.schema import schema_name
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
 from shiplap.torch_private.dispatcher_library import dispatch_keys
 
 MOST_CALLS = 24  # different calls of one op that are kept
-MOST_VALUES = 256  # of a tensor whose values are kept, since they may be row numbers, offsets or lengths
+MOST_VALUES = 2048  # of a tensor whose values are kept, since they may be row numbers, offsets or lengths
 MOST_BYTES = 4096  # of a vector of bytes whose values are kept, since it may be a file
 MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point
 # The keys of kernels that run above the mode that records calls. What they call, that mode sees in place of the op.
@@ -57,9 +58,18 @@ class SeenTensor:
 
 
 @dataclass(frozen=True)
+class SeenObject:
+    """An object of one recorded call that is neither a tensor nor a scalar, such as a function or a member of an
+    ``Enum``. ``source`` is the Python expression that makes it again.
+    """
+
+    source: str
+
+
+@dataclass(frozen=True)
 class DispatchedCall:
-    """A recorded call. It holds the arguments by name and the results in order. A tensor is a ``SeenTensor``, and a
-    list is a tuple.
+    """A recorded call. It holds the arguments by name and the results in order. A tensor is a ``SeenTensor``, a list
+    is a tuple, and an object that can be made again is a ``SeenObject``.
     """
 
     arguments: Mapping[str, Any]
@@ -131,35 +141,25 @@ def make_python_call(arguments: Mapping[str, Any]) -> DispatchedCall | None:
 
 
 def _is_recordable(value: Any) -> bool:
-    """Return whether a recorded call holds ``value`` itself or its properties, and not just a text about it."""
+    """Return whether a recorded call holds ``value`` itself or how it is made again, and not just a text about it."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_recordable, value))
-    return isinstance(value, (Tensor, *_RECORDED_AS_IS))
-
-
-# Scalars of a schema. Other objects are kept as text, since they must not live as long as the recording.
-_RECORDED_AS_IS = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
+    return isinstance(value, Tensor) or source_of(value) is not None
 
 
 def _describe_value(value: Any) -> Any:
     """Return a value as a recorded call holds it. A tensor becomes a :class:`SeenTensor`, and a list becomes a tuple.
-    Numbers, strings and None are returned unchanged. Any other value becomes text.
+    Numbers, strings and None are returned unchanged. Another object becomes a :class:`SeenObject` if it can be made
+    again, and text if it cannot.
     """
     if isinstance(value, (list, tuple)):
         return tuple(map(_describe_value, value))
     if not isinstance(value, Tensor):
-        return value if isinstance(value, _RECORDED_AS_IS) else str(value)
+        if is_scalar(value):
+            return value
+        # The object itself must not live as long as the recording.
+        source = source_of(value)
+        return str(value) if source is None else SeenObject(source)
     values = _finite_values(value)
     low, high = (None, None) if values is None else _value_range(values)
     dtype = str(value.dtype).removeprefix("torch.")

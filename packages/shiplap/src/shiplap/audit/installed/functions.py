@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ import torch
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.scaffold.calls import DispatchRecorder, make_python_call, objects_in
+from shiplap.scaffold.object_sources import address_expression, object_at
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 # Modules that are no part of what a package computes, and that may start work when they are imported.
@@ -67,8 +67,8 @@ class InstalledFunction:
     @property
     def source(self) -> str:
         """The Python expression that builds the :class:`PythonFunction` of this function in the script of a finding."""
-        reference = _expression(self.reference) if self.reference else "None"
-        call = _expression(self.name) + (".apply" if self.applied else "")
+        reference = address_expression(self.reference) if self.reference else "None"
+        call = address_expression(self.name) + (".apply" if self.applied else "")
         return f"PythonFunction({call}, {self.keywords!r}, {reference}, {self.shared!r})"
 
     def load(self) -> PythonFunction:
@@ -84,18 +84,6 @@ class FoundFunctions:
 
     functions: dict[str, InstalledFunction] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-
-
-def _expression(address: str) -> str:
-    """Return the Python expression for the object at the address ``module:qualified.name``."""
-    module, _, name = address.partition(":")
-    return f"import_module({module!r}).{name}"
-
-
-def object_at(address: str) -> Any:
-    """Import and return the object at the address ``module:qualified.name``."""
-    module, _, name = address.partition(":")
-    return attrgetter(name)(importlib.import_module(module))
 
 
 def find_functions(package: str) -> FoundFunctions:
@@ -193,12 +181,17 @@ def _calls_apply(value: Any) -> bool:
 
 
 def form_of(address: str, function: Callable[..., Any], *, context: bool = False) -> SchemaForm | None:
-    """Return the parameters of a function as a schema describes those of an op, or None for a function whose parameters
-    are not known. If ``context`` is true, the first parameter is left out.
+    """Return the parameters of a function as a schema describes those of an op. If ``context`` is true, the first
+    parameter is left out.
+
+    Return None for a function whose parameters are not known, and for the ``forward`` of a base class that nobody
+    applies, to which its subclasses pass a context in addition.
     """
     try:
-        parameters = list(inspect.signature(inspect.unwrap(function)).parameters.values())[context:]
+        parameters = list(inspect.signature(function).parameters.values())[context:]
     except (TypeError, ValueError):
+        return None
+    if context and any(p.name == "ctx" for p in parameters):
         return None
     fields = list[SchemaField]()
     for p in parameters:
@@ -311,10 +304,14 @@ class FunctionRecorder:
     def _record(self, function: InstalledFunction, frame: FrameType) -> None:
         """Store the arguments with which ``function`` was called, unless one of them cannot be made again."""
         information = inspect.getargvalues(frame)
-        # Classes may inherit one ``forward``; the class of the context, the first argument, has the name of the caller.
-        first = information.locals.get(information.args[0]) if information.args else None
-        owner = type(first).__name__ if isinstance(first, torch.autograd.function.FunctionCtx) else ""
-        if owner and owner != f"{function.name.rpartition(':')[2]}Backward":
+        # Classes may inherit one ``forward``; the class of the context has the name of the caller. It is the first
+        # argument, or the second one of a class method.
+        owners = [
+            type(first).__name__
+            for name in information.args[:2]
+            if isinstance(first := information.locals.get(name), torch.autograd.function.FunctionCtx)
+        ]
+        if owners and owners != [f"{function.name.rpartition(':')[2]}Backward"]:
             return
         named = {n: information.locals[n] for n in information.args if n in information.locals}
         wanted = {a.name for a in function.form.arguments}
@@ -334,4 +331,6 @@ def _codes_of(function: InstalledFunction) -> Sequence[CodeType]:
     """Return the code object of a function, or of the ``forward`` of an ``autograd.Function``."""
     found = object_at(function.name)
     called = inspect.unwrap(found.forward if function.applied else found)
+    if inspect.ismethod(called):  # of a class method
+        called = called.__func__
     return [called.__code__] if inspect.isfunction(called) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from shiplap.audit.installed import tensors
-from shiplap.scaffold.calls import DispatchedCall, SeenTensor, map_seen
+from shiplap.scaffold.calls import DispatchedCall, SeenObject, SeenTensor, map_seen
 from shiplap.scaffold.schema import SchemaForm
 
 
@@ -55,7 +56,8 @@ class TensorRecipe:
         if not math.prod(self.shape):
             return []
         found = [high for _, high, whole in self.columns if whole]
-        return [*found, max(self.high, self.last or 0)] if self.dtype in ("int64", "int32") else found
+        whole = self.dtype.startswith(("int", "uint"))  # indices may be of any width, such as those of a code book
+        return [*found, max(self.high, self.last or 0)] if whole else found
 
     def __str__(self) -> str:
         """Return the Python expression that builds the tensor."""
@@ -75,7 +77,7 @@ class TensorRecipe:
         return f"tensor({self.seed}, torch.{self.dtype}, {self.shape}{bounds})"
 
 
-ArgumentRecipe = Any  # a TensorRecipe, a tuple of them or of scalars, or a scalar
+ArgumentRecipe = Any  # a TensorRecipe, a tuple of them or of scalars, a SeenObject, or a scalar
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class CallRecipe:
 def evaluate(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return a dict of new arguments by name. Each is the value of its Python expression in ``texts``."""
     names = {"torch": torch, "inf": float("inf"), "nan": float("nan"), **vars(tensors)}
+    names["import_module"] = importlib.import_module
     return {name: eval(text, names) for name, text in texts.items()}  # texts that this package has written
 
 
@@ -155,7 +158,8 @@ class TakenCall:
 def recipe_from_text(text: str) -> CallRecipe:
     """Return the call of which ``text`` is the ``repr``, which a child process has sent."""
     names = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan")}
-    made: CallRecipe = eval(text, {**names, "CallRecipe": CallRecipe, "TensorRecipe": TensorRecipe})  # our own text
+    classes = {c.__name__: c for c in (CallRecipe, TensorRecipe, SeenObject)}
+    made: CallRecipe = eval(text, {**names, **classes})  # our own text
     return made
 
 
@@ -167,6 +171,8 @@ def _text_of(value: ArgumentRecipe, wrap: str) -> str:
         return "[" + ", ".join(_text_of(v, wrap) for v in value) + "]"
     if isinstance(value, TensorRecipe):
         return f"{wrap}({value})" if wrap else str(value)
+    if isinstance(value, SeenObject):
+        return value.source
     return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
 
 

@@ -36,6 +36,7 @@ def device_name(device: str) -> str:
 
 
 _MOST_ROWS = 20  # of the table for a terminal; more findings are shown as one row for each check
+_MOST_LETTERS = 100  # of the text of a problem in that table
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,11 @@ class InstalledReport:
             yield TextTable(("check", "findings", "ops", "first problem"), self._check_rows(), unwrapped=("check",))
             yield line("one row for each check; the page of --html or --out and --json show every finding", "dim")
         elif rows := tuple(_finding_row(f, f.key in self.known) for f in self.findings):
-            yield TextTable(("op", "check", "problem", "script"), rows, unwrapped=("check",))
+            yield TextTable(("op", "check", "problem"), rows, unwrapped=("check",))
         else:
             yield line("no finding")
+        if any(f.script for f in self.findings):
+            yield line("the folder of --out has a script for each finding, and a page with their whole texts", "dim")
         missing = Counter(text for op in self.ops for text in op.missing)
         for text, count in missing.most_common():
             yield line(f"{count} of {len(self.ops)}: {text}", "dim")
@@ -169,8 +172,16 @@ class InstalledReport:
             new = sum(f.key not in self.known for f in found)
             count = str(len(found)) if new == len(found) else f"{len(found)}, {new} new"
             names = list_first([f.op.rpartition(":")[2] for f in found])
-            rows.append(((check, "red" if new else "dim"), (count, ""), (names, ""), (found[0].problem[:160], "")))
+            rows.append(
+                ((check, "red" if new else "dim"), (count, ""), (names, ""), (_shortened(found[0].problem), ""))
+            )
         return tuple(rows)
+
+
+def _shortened(problem: str) -> str:
+    """Return the text of a problem on one line, cut so that a table of twenty of them fits on a screen."""
+    text = " ".join(problem.split())
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
@@ -178,5 +189,5 @@ def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...
     finding, and the row is dimmed and marked as known. Otherwise it is shown as new.
     """
     style = "dim" if known else "red"
-    problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
-    return (f.op, ""), (f.check, style), (problem, "dim" if known else ""), (f.script, "dim")
+    problem = f"{_shortened(f.problem)}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
+    return (f.op, ""), (f.check, style), (problem, "dim" if known else "")

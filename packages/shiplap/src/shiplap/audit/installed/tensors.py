@@ -68,6 +68,13 @@ def result(op: str, arguments: dict[str, Any], number: int) -> torch.Tensor:
     return tensors_in(made)[number].clone()
 
 
+def with_attributes(cls: type, attributes: dict[str, Any]) -> Any:
+    """Return an instance of the class ``cls`` that has these ``attributes``. Its constructor is not called."""
+    made = object.__new__(cls)
+    made.__dict__.update(attributes)
+    return made
+
+
 def strided(t: torch.Tensor) -> torch.Tensor:
     """Return a copy of ``t`` whose elements along the last dim are two elements apart in memory. Return ``t`` itself if
     it has no dims.
