@@ -13,10 +13,6 @@ LAYER = """
 def reference(x, w, b): return torch.tanh(x @ w / 4 + b)
 def get_inputs(): return [torch.randn(16, 24), torch.randn(24, 20), torch.randn(20)]
 """
-MIDDLE = """
-def reference(x): return torch.sin(x) + x.mean(1, keepdim=True)
-def get_inputs(): return [torch.randn(4, 12, 20)]
-"""
 SCALED = """
 def reference(x, alpha): return torch.tanh(x) * alpha + x
 def get_inputs(): return [torch.randn(16, 24), 1.5]
@@ -110,9 +106,8 @@ WRONG = {
         "def candidate(x): return torch.where(x == 0, 0.0, (torch.floor(x) + 1) * 0.5)\n",
     ),
     "a squeezed dim": (
-        MIDDLE,
-        "def candidate(x):\n    y = x.squeeze(2)\n    m = y.mean(1 if y.dim() == 3 else 0, keepdim=True)\n"
-        "    return torch.sin(x).add_(m.reshape(*m.shape, 1) if y.dim() == 2 else m)\n",
+        ROW,
+        "def candidate(x): return torch.add(x.squeeze(1).sum(-1, keepdim=True), x.tanh(), alpha=2)\n",
     ),
     "a plan by the number of elements": (
         ROW,

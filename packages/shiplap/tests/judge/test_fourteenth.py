@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shiplap as sl
-from shiplap.judge import JudgeResult
+from shiplap.judge import JudgeResult, checks
 from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 from shiplap_testing.effort import sampled
@@ -20,7 +20,8 @@ QUICK = ("a number that is zero", "sizes that only broadcasting allows")
 
 
 @pytest.fixture
-def judged(launcher: SandboxLauncher, tmp_path: Path) -> Judge:
+def judged(launcher: SandboxLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    monkeypatch.setattr(checks, "LATE_CALLS", 1024)  # enough for a small leak
     (tmp_path / "candidate").mkdir()
 
     def run(case: tuple[str, str]) -> JudgeResult:

@@ -227,7 +227,7 @@ def test_many_rows_of_a_usual_width_have_more_elements_than_16_bits_count() -> N
 
 def test_sizes_become_one_and_change_places() -> None:
     for _ in range(8):
-        drawn = list(varied_shapes(((16, 24), (24, 20))))[: 6 + 2 + 3 + 3 + 2]
+        drawn = list(varied_shapes(((16, 24), (24, 20)), 3))[: 6 + 2 + 3 + 3 + 2]
         assert {(((1, 24), (24, 20))), ((16, 1), (1, 20)), ((16, 24), (24, 1))} <= set(drawn)
         swapped = {((24, 16), (16, 20)), ((20, 24), (24, 16)), ((16, 20), (20, 24))}
         assert len(swapped & set(drawn)) == 2

@@ -10,7 +10,7 @@ from random import SystemRandom
 LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 EQUAL_SIZES = 4  # the most pairs of sizes that become equal
 SWAPPED_SIZES = 2  # the most pairs of sizes that change places
-ONES = 3  # the most sizes that become 1
+ONES = 2  # the most sizes that become 1, for which compilers compile anew
 MANY_ROWS = 2000  # the least number of rows in one shape; a table of rows by rows still fits into the memory
 MOST_ROWS = 3000  # the most rows, and ``MANY_ROWS`` at random, by which a shape exceeds ``MANY_ELEMENTS``
 MANY_ELEMENTS = 1 << 16  # 16 bits count fewer elements
@@ -46,11 +46,11 @@ def _with_sizes(own: Shapes, new: dict[int, int]) -> Shapes:
     return tuple(tuple(new.get(n, n) for n in s) for s in own)
 
 
-def varied_shapes(own: Shapes) -> Iterator[Shapes]:
+def varied_shapes(own: Shapes, ones: int = ONES) -> Iterator[Shapes]:
     """Yield random variations of the shapes ``own``. In the first ones, one size is changed wherever it occurs. In the
     next ones, a single dim is changed whose size others have as well, a size becomes 1, two sizes become equal or
     change places, and all sizes are changed at once. In the last ones, one size or a single dim is changed, in random
-    order.
+    order. At most ``ones`` of the sizes become 1 before these last ones.
     """
     for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
         for size in varied_sizes(own):
@@ -60,7 +60,7 @@ def varied_shapes(own: Shapes) -> Iterator[Shapes]:
     yield from SECRET_RANDOM.sample(coupled, len(coupled))
     sizes = varied_sizes(own)
     # Dims of one element are those that code drops, or adds, without an error.
-    yield from (replace_size(own, size, 1) for size in SECRET_RANDOM.sample(sizes, min(ONES, len(sizes))))
+    yield from (replace_size(own, size, 1) for size in SECRET_RANDOM.sample(sizes, min(ones, len(sizes))))
     # A candidate may take two sizes that are equal for one another, or know a shape by its number of elements.
     pairs = [(size, other) for size in sizes for other in sizes if other < size]
     for size, other in SECRET_RANDOM.sample(pairs, min(EQUAL_SIZES, len(pairs))):

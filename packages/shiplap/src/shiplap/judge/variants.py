@@ -13,6 +13,7 @@ from torch import Tensor
 from shiplap.judge.index_bounds import is_index_data
 from shiplap.judge.shapes import (
     LARGEST_WINDOW,
+    ONES,
     SECRET_RANDOM,
     Shapes,
     count_elements,
@@ -167,11 +168,11 @@ def make_input_forms(
     # Times on values that a candidate knows in advance would be worthless.
     wanted = ("normal", "scaled") if facts.constant and len(forms) > 1 else ("drawn", "normal")
     if small is not plain:
-        return _with_large_forms(plain, small, forms, wanted, most, facts, runs, rows=_on_host(first))
+        return _with_large_forms(plain, small, forms, wanted, most, facts, runs, host=_on_host(first))
     timed = [f.kind in wanted and not f.whole and not f.layout for f in forms]
     forms = [replace(f, timed=is_timed) for f, is_timed in zip(forms, timed, strict=True)]
     limit = LARGER * count_elements(own)
-    others = _other_shape_forms(own, most, facts.numbers, runs, limit, rows=_on_host(first)) if most else []
+    others = _other_shape_forms(own, most, facts.numbers, runs, limit, host=_on_host(first)) if most else []
     usual = [f for f in others if count_elements(f.shapes) <= 2 * count_elements(own)]
     if usual:  # the largest shape of usual size is timed as well
         largest = max(usual, key=lambda f: count_elements(f.shapes))
@@ -188,13 +189,13 @@ def _with_large_forms(
     facts: InputFacts,
     runs: Callable[[InputForm], bool],
     *,
-    rows: bool,
+    host: bool,
 ) -> list[InputForm]:
     """Return all forms (shapes and kinds of values) for a reference with large inputs.
 
     ``plain`` is the form of the reference's own inputs. Forms of its large shapes come first, some of which are timed.
     ``forms``, which have reduced shapes, follow. Forms with shapes near those of ``small``, at most ``most`` of them
-    random, and one with many rows if ``rows`` is true, come last.
+    random, and one with many rows if ``host`` is true, come last.
     """
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
@@ -205,7 +206,7 @@ def _with_large_forms(
     shaped = [] if facts.slow else _other_shape_forms(plain.shapes, 1, (), runs, limit)
     large += [replace(f, timed=True) for f in shaped]
     limit = LARGER * count_elements(small.shapes)
-    others = _other_shape_forms(small.shapes, most, facts.numbers, runs, limit, reduced=True, rows=rows)
+    others = _other_shape_forms(small.shapes, most, facts.numbers, runs, limit, reduced=True, host=host)
     return [*large, *forms, *others]
 
 
@@ -358,12 +359,12 @@ def _other_shape_forms(
     limit: int,
     *,
     reduced: bool = False,
-    rows: bool = False,
+    host: bool = False,
 ) -> list[InputForm]:
     """Return forms of inputs whose shapes differ from ``own``, and which the reference accepts.
 
     ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, at most three times as many
-    have sizes from ``constants`` of the candidate's code, and one has many rows if ``rows`` is true. Shapes of more
+    have sizes from ``constants`` of the candidate's code, and one has many rows if ``host`` is true. Shapes of more
     than ``limit`` elements together are left out, since the reference would take too long, but for sizes near the first
     constants and for that with many rows. ``reduced`` is copied into the forms, and says that their shapes stand for
     large ones.
@@ -373,8 +374,8 @@ def _other_shape_forms(
     # What the code compares comes first.
     compared = shapes_near_constants(own, numbers[:COMPARED_NUMBERS], limit)
     for listed, largest, most_of in (
-        (shapes_with_many_rows(own), max(limit, FAR_ELEMENTS) if rows else 0, 1),
-        (varied_shapes(own), limit, most),
+        (shapes_with_many_rows(own), max(limit, FAR_ELEMENTS) if host else 0, 1),
+        (varied_shapes(own, ONES if host else 1), limit, most),
         (compared, max(limit, FAR_ELEMENTS) if constants else 0, 2 * most),
         (shapes_from_constants(own, numbers[COMPARED_NUMBERS:]), limit, most),
     ):
