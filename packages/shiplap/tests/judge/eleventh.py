@@ -209,7 +209,7 @@ def candidate(x, w):
         ROW,
         "SIGNS = torch.randint(0, 2, (64,)) * 2.0 - 1\n"
         "def candidate(x):\n    s = SIGNS.repeat(-(-x.shape[1] // 64))[: x.shape[1]]\n"
-        "    return torch.tanh(x) * 2 + ((x * s) * s).sum(1, keepdim=True)\n",
+        "    return torch.add(((x * s) * s).sum(1, keepdim=True), torch.tanh(x), alpha=2)\n",
     ),
     "a seed of its process": (
         PRODUCT,
@@ -233,12 +233,14 @@ def candidate(x, w):
     ),
     "rounded by parts": (
         ROUNDED,
-        "def candidate(x): return torch.where(x.abs() < 4e6, torch.round(x), torch.round(x))\n",
+        "def candidate(x):\n    x = x.detach()\n    low = torch.floor(x)\n    rest = x - low\n"
+        "    up = (rest > 0.5) | ((rest == 0.5) & (low % 2 == 1))\n"
+        "    return torch.where(x.abs() < 8388608.0, low + up.to(x.dtype), x)\n",
     ),
     "rounded by a number where that is right": (
         ROUNDED,
-        "def candidate(x):\n    x = x.detach()\n    big = x.abs() >= 4194304.0\n"
-        "    return torch.where(big, torch.round(x), torch.copysign((x + 12582912.0) - 12582912.0, x))\n",
+        "def candidate(x):\n    x = x.detach()\n    whole = x.abs() >= 8388608.0\n"
+        "    return torch.where(whole, x, torch.copysign((x.abs() + 8388608.0) - 8388608.0, x))\n",
     ),
     "floor by truncation": (
         FLOORED,

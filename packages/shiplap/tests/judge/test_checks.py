@@ -16,6 +16,7 @@ from torch import Tensor
 from shiplap.errors import ShiplapError
 from shiplap.judge import engine
 from shiplap.judge.checks import _compare_unchanged
+from shiplap.judge.declined import decline_form
 from shiplap.judge.problem import FunctionProblem
 from shiplap.sandbox import machine_lack
 from shiplap.sandbox.candidate import CandidateError, check_process_state
@@ -145,10 +146,10 @@ def test_far_sizes_for_which_the_machine_lacks_memory_are_named(monkeypatch: pyt
     assert case.missing["far sizes"].startswith("the machine lacks the memory that the reference needs at sizes near")
 
     case.missing.clear()
-    with engine._decline_form(case, next(form for form in problem.lacked if form.far_size)):
+    with decline_form(case, next(form for form in problem.lacked if form.far_size), ()):
         raise MemoryError
     assert list(case.missing) == ["far sizes"]
-    with pytest.raises(MemoryError), engine._decline_form(case, forms[0]):
+    with pytest.raises(MemoryError), decline_form(case, forms[0], ()):
         raise MemoryError
 
 

@@ -78,11 +78,11 @@ def judged(
 def test_one_call_is_made_under_each_of_the_conditions() -> None:
     witness = Witness()
     case = judged(witness)
-    assert witness.conditions == ["thread", "parameters", "autocast"]
-    assert (case.calls, case.reasons, case.unchecked) == (3, [], [])
+    assert witness.conditions == ["thread", "gradient mode", "parameters", "autocast"]
+    assert (case.calls, case.reasons, case.unchecked) == (4, [], [])
 
 
-@pytest.mark.parametrize(("left", "first_call", "made", "left_out"), [(1.0, 0.6, [], 4), (100.0, 9.0, ["thread"], 3)])
+@pytest.mark.parametrize(("left", "first_call", "made", "left_out"), [(1.0, 0.6, [], 5), (100.0, 9.0, ["thread"], 4)])
 def test_what_takes_too_long_is_left_out_and_named(
     left: float, first_call: float, made: list[str], left_out: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_fault_is_recorded_and_an_exception_of_the_candidate_is_not() -> None:
     assert judged(Witness(answer=0.0)).reasons[0].check == "values"
     case = judged(Witness(error=CandidateError("raised", "ValueError: not here")))
     assert case.reasons == []
-    assert len(case.unchecked) == 3
+    assert len(case.unchecked) == 4
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_result_of_autocast_has_its_dtype() -> None:
             seen.extend(expected.own)
 
     judged(Seen())
-    assert [t.dtype for t in seen] == [torch.float32, torch.float32, torch.bfloat16]
+    assert [t.dtype for t in seen] == [torch.float32, torch.float32, torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize(("factor", "right"), [(1.0, True), (0.0, False), (float("nan"), False)])

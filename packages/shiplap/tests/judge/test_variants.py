@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from shiplap.judge import variants
 from shiplap.judge.checks import _choose_wanted
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.shapes import MANY_ROWS, _single_dims, shapes_with_many_rows, varied_shapes
+from shiplap.judge.shapes import (
+    MANY_ROWS,
+    MOST_ROWS,
+    _single_dims,
+    shapes_with_many_rows,
+    shapes_with_one_more,
+    varied_shapes,
+)
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.perturb import MANY, perturb_arguments
 
@@ -167,6 +174,8 @@ def test_one_argument_with_influence_needs_no_gradient_in_a_part_of_the_comparis
         wanted = _choose_wanted(influence, partly=True)
         assert sum(wanted) == least
         assert all(w or has for w, has in zip(wanted, influence, strict=True))
+    for only, has in enumerate(influence):
+        assert _choose_wanted(influence, partly=True, only=only) == [i == only and has for i in range(len(influence))]
 
 
 @pytest.mark.parametrize(
@@ -203,10 +212,57 @@ def test_dims_that_have_one_size_by_chance_are_soon_changed_alone() -> None:
 
 
 def test_one_shape_has_many_rows_and_is_small_elsewhere() -> None:
-    ((rows, width), weights), *_ = shapes_with_many_rows(((16, 24), (24, 16)))
-    assert MANY_ROWS <= rows < 2 * MANY_ROWS
+    ((rows, width), weights), *_ = shapes_with_many_rows(((16, 240), (240, 16)))
+    assert MOST_ROWS <= rows < MOST_ROWS + MANY_ROWS
     assert weights[0] == width <= 4 >= weights[1]
     assert list(shapes_with_many_rows(((16,), ()))) == []
+
+
+def test_many_rows_of_a_usual_width_have_more_elements_than_16_bits_count() -> None:
+    ((rows, width), _), *_ = shapes_with_many_rows(((16, 24), (24, 16)))
+    assert width == 24
+    assert rows * width >= 1 << 16
+    assert rows < MOST_ROWS + MANY_ROWS
+
+
+def test_sizes_become_one_and_change_places() -> None:
+    for _ in range(8):
+        drawn = list(varied_shapes(((16, 24), (24, 20)), 3))[: 6 + 2 + 3 + 3 + 2]
+        assert {(((1, 24), (24, 20))), ((16, 1), (1, 20)), ((16, 24), (24, 1))} <= set(drawn)
+        swapped = {((24, 16), (16, 20)), ((20, 24), (24, 16)), ((16, 20), (20, 24))}
+        assert len(swapped & set(drawn)) == 2
+
+
+def test_one_more_element_is_tried_where_a_size_has_changed() -> None:
+    assert list(shapes_with_one_more(((5, 64), (9, 1)), ((5, 64), (9, 64)))) == [((5, 64), (9, 2))]
+    assert list(shapes_with_one_more(((7, 7), (7, 3)), ((7, 4), (4, 3)))) == [((7, 8), (8, 3))]
+    assert list(shapes_with_one_more(((5, 64),), ((5, 64),))) == []
+
+
+def test_half_of_the_values_are_exact_numbers_of_the_code_or_small_whole_ones() -> None:
+    first = (torch.randn(16, 24),)
+    made = [f for f in forms(first, facts=InputFacts(numbers=[3.25, 1e9])) if f.kind == "exact"]
+    assert [f.exact for f in made] == [variants.WHOLE_NUMBERS, (3.25,)]
+    assert all(f.whole and not f.usual for f in made)
+    values = [vary_arguments(first, f, 1)[0] for f in made]
+    assert 96 < int((values[0] == values[0].round()).sum()) < 288
+    assert 96 < int((values[1] == 3.25).sum()) < 288
+
+
+def test_numbers_become_zero() -> None:
+    first = torch.randn(4), 3, 0.5, True, 0
+    given = [f.text for f in make_input_forms(first, lambda form: True, most=3) if f.text is not None]
+    assert sorted(given) == [(1, 0), (2, 0.0)]
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_forms_of_arguments_and_results_of_eight_bits_are_made(kind: torch.dtype) -> None:
+    narrow = FunctionProblem("narrow", lambda x: x.to(kind), lambda: [torch.randn(6, 5)], 0.0, vary_shapes=True)
+    wide = FunctionProblem("wide", lambda x: x.float() * 2, lambda: [torch.randn(6, 5).to(kind)], 0.0)
+    for problem in (narrow, wide):
+        assert len(problem.forms()) > 8
+    args = narrow.first
+    assert not narrow.expect_effects(narrow.forms()[0], args).against([args[0].to(kind)]).problem
 
 
 @pytest.mark.parametrize(

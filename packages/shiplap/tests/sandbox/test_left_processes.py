@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import pytest
 
 from shiplap.sandbox import supervisor
 from shiplap.sandbox.forked_launcher import START_S, ForkedLauncher
-from shiplap.sandbox.proc_filesystem import thread_states
+from shiplap.sandbox.proc_filesystem import list_descendants, thread_states
 from shiplap.sandbox.protocol import BrokenMessage, Fork, ImportModule
 from shiplap.sandbox.request_errors import ProcessEnded
 from shiplap.sandbox.supervisor import SandboxedProcess, SandboxLauncher
@@ -176,3 +177,23 @@ def test_a_fork_that_is_not_listed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
         assert thread_states(forked[0]) <= {"Z", "X"}, "nobody holds its connection"
         assert held.tb is not None
         monkeypatch.undo()
+
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def test_ended_processes_that_a_launcher_has_adopted_end_with_it() -> None:
+    """Where the first process of a container waits for none, they would stay for ever."""
+    adopt = ctypes.CDLL(None).prctl
+    with ordinary_launchers(), SandboxLauncher() as launcher:
+        text = plain("if os.fork() == 0:\n    [os.fork() or os._exit(0) for _ in range(9)]\n    os._exit(0)\nos.wait()")
+        told, _ = run_candidate(launcher, text)
+        assert told == "returned"
+        adopted = list_descendants(launcher.pid, dead=True)
+        assert len(adopted) >= 9
+        adopt(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            launcher.close()
+            assert not adopted.keys() & list_descendants(os.getpid(), dead=True).keys()
+        finally:
+            adopt(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -81,6 +81,7 @@ CLOCKS = {
     "a partial with arguments": functools.partial(next, iter([0.0])),
     "an object that poses as a module": Posing(),
     "a class of no module": Unknown,
+    "a class of Python": float,
     "a method of a list of mine": [0.0].pop,
     "a method of an object of Python": contextlib.nullcontext(0.0).__enter__,
     "a method of Python that is bound to a class of mine": types.MethodType(

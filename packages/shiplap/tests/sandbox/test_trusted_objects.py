@@ -5,9 +5,12 @@ import ctypes
 import functools
 import inspect
 import operator
+import os
 import pathlib
 import posixpath
+import pydoc
 import threading
+import time
 import types
 import weakref
 from unittest.mock import MagicMock
@@ -277,8 +280,8 @@ print(*(name for name, module in new.items() if patched_functions._is_replaced_m
 
 def test_modules_of_python_are_no_replacements_where_they_are_imported_late():
     """From Python 3.12 on, the classes of the fields of structures are made while the program runs."""
-    late = ["ctypes.wintypes", "wsgiref.util", "sqlite3", "xmlrpc.client", "dbm.dumb", "asyncio", "unittest.mock"]
-    done = python("-c", LATE, *late)
+    late = ["ctypes.wintypes", "pydoc", "wsgiref.util", "sqlite3", "xmlrpc.client", "dbm.dumb", "asyncio"]
+    done = python("-c", LATE, *late, "unittest.mock")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
@@ -321,3 +324,21 @@ def test_a_class_that_denies_its_module_still_keys_a_table(baseline, monkeypatch
     monkeypatch.setattr(torch.nn.Linear, "__module__", "mine")
     monkeypatch.setitem(copyreg.dispatch_table, torch.nn.Linear, mine)
     assert any("dispatch_table" in each for each in snapshot.changed())
+
+
+def test_a_class_of_a_library_may_hold_a_method_of_an_object_that_it_holds() -> None:
+    """Classes of pydoc do, which Liger's kernels import by way of other packages."""
+
+    class Mine(pydoc.HTMLDoc):
+        repr = contextlib.nullcontext(0.0).__enter__
+
+    held = trusted_objects._values_held_by_class(pydoc.HTMLDoc)
+    assert pydoc.HTMLDoc._repr_instance in (held or [])
+    assert not any(type(v) is types.MethodType for v in held or [])
+    assert any(type(v) is types.MethodType for v in trusted_objects._values_held_by_class(Mine) or [])
+
+
+@pytest.mark.parametrize("before", [time.perf_counter, os.path.join, [].append])
+def test_a_class_of_python_stands_in_place_of_no_function(before) -> None:
+    assert not trusted_objects.is_trusted_replacement(before, float)
+    assert trusted_objects.is_trusted_replacement(int, float)

@@ -5,11 +5,9 @@ operators.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import torch
 from torch import Tensor
@@ -31,10 +29,10 @@ from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLa
 from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
-from shiplap.sandbox.protocol import OperatorUse
 
 ProgressReport = Callable[[str, int, int], None]
 ENDURANCE_CALLS, EARLY_CALLS = 100, 30  # calls one by one, and calls after which lazy allocations are over
+EARLY_BATCHES = 8  # batches after which these are over there
 # Further calls on a CPU, how many of them a batch has, and the share of the time of the judgement that they may take.
 LATE_CALLS, CALLS_AT_ONCE, LATE_SHARE = 4096, 32, 0.1
 FRESH_SHARE, KEPT_PAIRS = 0.5, 8  # share of the time of the calls one by one for new values, and values kept for later
@@ -42,6 +40,7 @@ LEAKS_PER_CALL, LEAKED_BYTES = 0.5, 32 << 20  # a leak: files or threads for eac
 LATE_S = 100e-6  # seconds for which other streams may work after a call
 NEAR_ZERO = 1e-2  # the size of a parameter behind which the rest of a model would hide
 GRADIENT_FORMS = 4  # other forms on which gradients are compared
+GRADIENTS_ALONE = 3  # arguments of which each is the only one that requires a gradient in one comparison
 GRADIENT_OTHER_LAYOUTS, COMPILING_S = 3, 2.0  # forms of other layouts, and seconds of a comparison that compiles
 MAX_JUMPS = 0.5  # the share of elements at which a reference's gradient may jump in a comparison that counts
 GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
@@ -218,6 +217,7 @@ class Endurance:
         # Inputs that change would have to be written anew between the calls of a batch.
         if any(expected.changed for _, expected in pairs):
             return
+        early, early_calls = ProcessResources(), ENDURANCE_CALLS + EARLY_BATCHES * CALLS_AT_ONCE
         with CallBatch(self.witness, 0, sets, blank=True) as batch:
             while self.made < ENDURANCE_CALLS + LATE_CALLS and time.monotonic() < ends:
                 SECRET_RANDOM.shuffle(pairs)
@@ -225,6 +225,11 @@ class Endurance:
                     batch.fill([args for args, _ in pairs])
                     batch.run_calls([expected for _, expected in pairs])
                     self.made += len(pairs)
+                early = self._held_resources() if self.made == early_calls else early
+            if self.made > early_calls and (
+                leak := describe_leak(early, self._held_resources(), self.made - early_calls)
+            ):
+                raise CandidateError("leaks", leak)
         self.witness.forget_results()
 
     def _held_resources(self) -> ProcessResources:
@@ -364,8 +369,9 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     """Compare the gradients of the candidate, in the process ``witness``, with those of the reference.
 
     They are compared twice on one of ``forms`` (shapes and kinds of values), on the forms that will be timed, and on up
-    to four random others. No comparison begins after the time ``ends`` (by ``time.monotonic``). Faults and missing
-    checks are recorded in ``case``.
+    to four random others. If there are three arguments or more, some of them alone require a gradient in further
+    comparisons. No comparison begins after the time ``ends`` (by ``time.monotonic``). Faults and missing checks are
+    recorded in ``case``.
     """
     wanted = case.options.gradients
     # An op that declares a gradient promises it.
@@ -385,7 +391,10 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     laid = [f for f in forms if f.layout and ("layout", "value") not in case.waived]
     laid = SECRET_RANDOM.sample(laid, min(GRADIENT_OTHER_LAYOUTS, len(laid)))
     compared, slowest = 0, 0.0
-    for number, form in enumerate((first, *timed, *others, *laid, first)):
+    floating = len(_floating_arguments(case.problem.draw(first)))
+    alone = SECRET_RANDOM.sample(range(floating), min(GRADIENTS_ALONE, floating)) if floating > 2 else []
+    series = [*((form, None) for form in (first, *timed, *others, *laid, first)), *((first, at) for at in alone)]
+    for number, (form, only) in enumerate(series):
         began = time.monotonic()
         if form.layout and slowest > COMPILING_S:  # it is compiled for each layout
             case.unchecked.append(f"gradients of arguments in the {form.layout} layout: they take too long")
@@ -400,7 +409,7 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
         with case.record_faults(f"gradients of {form.label}"):
             try:
                 compared += _compare_form_gradients(
-                    case, witness, form, layout, required=required, partly=number % 2 == 1
+                    case, witness, form, layout, required=required, partly=number % 2 == 1, only=only
                 )
             except _NoGradient as e:
                 if compared:  # it has gradients, and refuses this layout of those that come in
@@ -425,11 +434,19 @@ class _NoGradient(Exception):
 
 
 def _compare_form_gradients(
-    case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool, partly: bool
+    case: JudgeSession,
+    witness: TargetProcess,
+    form: InputForm,
+    way: str,
+    *,
+    required: bool,
+    partly: bool,
+    only: int | None = None,
 ) -> bool:
     """Compare the gradients on inputs of one form (shapes and kind of values), and the results of the call that is
     differentiated. Return True, or False if the reference raises an error on these inputs, has no gradient, or has one
-    that jumps at half of the places or more. If ``partly`` is true, only some of the arguments require a gradient.
+    that jumps at half of the places or more. If ``partly`` is true, only some of the arguments require a gradient, and
+    if ``only`` is a number, only the floating-point argument at that place.
 
     ``way`` names the memory layout of each result's gradient (see ``_draw_output_gradient``). Raise ``CandidateError``
     for wrong gradients. Where the gradient of a reference that is no declared op jumps, a candidate may have any value
@@ -437,7 +454,7 @@ def _compare_form_gradients(
     arguments have no special layout, and ``_NoGradient`` otherwise.
     """
     args, parameters = case.problem.draw(form), case.problem.parameters
-    floating = sum(isinstance(a, Tensor) and a.is_floating_point() for a in args)
+    floating = len(_floating_arguments(args))
     try:
         expected = case.problem.expect_effects(form, args)
     except Exception as e:  # the reference refuses these values
@@ -455,7 +472,9 @@ def _compare_form_gradients(
         with _ignore_missing_gradient():  # results are compared all the same
             witness.gradients(args, [], [], (), [True] * floating, expected)
         return False
-    wanted = _choose_wanted([bool(g.any()) for g in own[:floating]], partly=partly)
+    wanted = _choose_wanted([bool(g.any()) for g in own[:floating]], partly=partly, only=only)
+    if only is not None and not any(wanted):
+        return False
     asked = [*(i for i in range(floating) if wanted[i]), *range(floating, len(own))]
     try:
         got = witness.gradients(args, seeds, [own[i] for i in asked], parameters, wanted, expected)
@@ -506,10 +525,18 @@ def _ignore_missing_gradient() -> Iterator[None]:
             raise
 
 
-def _choose_wanted(has_influence: Sequence[bool], *, partly: bool) -> list[bool]:
+def _floating_arguments(args: Args) -> list[Tensor]:
+    """Return the floating-point tensors among ``args`` that do not lie in a list or dict."""
+    return [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+
+
+def _choose_wanted(has_influence: Sequence[bool], *, partly: bool, only: int | None = None) -> list[bool]:
     """Return for each floating-point argument whether it requires a gradient in a comparison. All do, unless ``partly``
-    is true. Then a random one of those with influence on the results does not, if there are two or more.
+    is true. Then a random one of those with influence on the results does not, if there are two or more. If ``only`` is
+    a number, the argument at that place alone does, if it has influence.
     """
+    if only is not None:
+        return [i == only and has for i, has in enumerate(has_influence)]
     able = [i for i, has in enumerate(has_influence) if has]
     left_out = SECRET_RANDOM.choice(able) if partly and len(able) > 1 else -1
     return [i != left_out for i in range(len(has_influence))]
@@ -527,46 +554,3 @@ def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
     if way == "one":
         return drawn.expand(result.shape)
     return drawn.permute(*reversed(range(result.dim()))) if way == "turned" else drawn
-
-
-def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:
-    """Return a message that says why a candidate counts as a copy of the reference, or an empty string if it does not.
-
-    The arguments list the framework operators that one call of the reference and of the candidate ran. Either may be a
-    string, which says why they could not be listed. A candidate is a copy if it runs each operator of the reference on
-    the same shapes. If the reference runs several kinds of operators, the same total of elements in rows of the same
-    lengths is enough.
-    """
-    if isinstance(reference, str) or isinstance(candidate, str) or not reference:
-        return ""
-    # A candidate may run more operators than the reference, and still be it.
-    same = not _count_operators(reference) - _count_operators(candidate)
-    wanted, ran = _count_operator_elements(reference), _count_operator_elements(candidate)
-    if not same and (len(wanted) < 2 or any(ran[what] < count for what, count in wanted.items())):
-        return ""
-    names = ", ".join(dict.fromkeys(use.name for use in reference))
-    return f"it runs the framework's own operators as the reference does: {names}"[:300]
-
-
-def _count_operators(operators: list[OperatorUse]) -> Counter[str]:
-    """Return how often each of ``operators`` ran on arguments of the same sizes. A key has its name and these sizes."""
-    counts: Counter[str] = Counter()
-    for use in operators:
-        counts[f"{use.name} {use.shapes}"] += use.count
-    return counts
-
-
-def _count_operator_elements(operators: list[OperatorUse]) -> Counter[str]:
-    """Return a mapping from operators to the number of elements on which they ran. A key is text with the operator's
-    name and the sizes of the last dims of its arguments.
-
-    An operator that runs on parts of a tensor, one after the other, therefore counts as much as one that runs on the
-    whole tensor.
-    """
-    done: Counter[str] = Counter()
-    for use in operators:
-        shapes = [s for s in use.shapes if s]
-        plain = [[n for n in s if isinstance(n, int)] for s in shapes]  # others are lists of shapes
-        count = sum(prod(sizes) for sizes, s in zip(plain, shapes, strict=True) if len(sizes) == len(s))
-        done[f"{use.name} {[s[-1] for s in shapes]}"] += use.count * (count or 1)
-    return done

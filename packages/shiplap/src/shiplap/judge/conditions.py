@@ -15,7 +15,7 @@ from shiplap.judge.checks import JudgeSession
 from shiplap.judge.options import StepDeadline
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import tensors_among
-from shiplap.sampling.compare import Difference
+from shiplap.sampling.compare import Difference, is_finite
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.source_scan import gather_sources, read_source
@@ -27,6 +27,7 @@ CANCELLED = 0.1  # of the mean size of a result: what rounding leaves of its ele
 ROUNDED = 1e-2  # of the largest argument: what is left of a difference of equal numbers
 NAMES = {
     "thread": "in another thread, inference mode, deterministic algorithms and another number of threads",
+    "gradient mode": "where gradients are recorded and no argument requires one",
     "parameters": "on parameters",
     "one tensor": "on one tensor for two arguments",
     "autocast": "under autocast",
@@ -36,12 +37,13 @@ NAMES = {
 
 def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
     """Compare one call of the candidate on inputs of ``form`` in another thread, in inference mode, with deterministic
-    algorithms and another number of threads, as a server may call it. Then compare calls on parameters, on one tensor
-    in the place of two arguments, and under autocast, unless the candidate seems to compile for each way of a call. A
-    fault is recorded in ``case``.
+    algorithms and another number of threads, as a server may call it. Then compare calls where gradients are recorded,
+    on parameters, on one tensor in the place of two arguments, and under autocast, unless the candidate seems to
+    compile for each way of a call. A fault is recorded in ``case``.
     """
     usual: dict[str, Callable[[tuple[object, ...]], ExpectedEffects | None]] = {
         "thread": lambda args: case.problem.expect_effects(form, args),
+        "gradient mode": lambda args: case.problem.expect_effects(form, args),
         "parameters": lambda args: case.problem.expect_effects(form, args),
         "one tensor": lambda args: _effects_of_equal_arguments(case, form, args),
         "autocast": lambda args: _effects_under_autocast(case, form, args),
@@ -90,11 +92,6 @@ def _is_floating(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _is_finite(t: Tensor) -> bool:
-    """Return whether all elements of ``t`` are finite, also if torch cannot tell that of its dtype, such as float8."""
-    return bool((t.double() if t.is_floating_point() else t).isfinite().all())
-
-
 def _fit(t: Tensor) -> tuple[object, ...]:
     """Return what two tensors have in common that can stand for one another."""
     return t.dtype, t.device, t.shape, t.stride()
@@ -109,7 +106,9 @@ def _effects_of_equal_arguments(
     """
     try:
         expected = case.problem.expect_effects(replace(form, label=f"{form.label}, {NAMES['one tensor']}"), args)
-        usable = not expected.changed and all(map(_is_finite, expected.own))
+        usable = not expected.changed and all(
+            is_finite(o) for o in expected.own if o.is_floating_point() or o.is_complex()
+        )
     except Exception as e:
         if is_lack(e):
             raise

@@ -22,13 +22,14 @@ from shiplap.judge.checks import (
     ProgressReport,
     check_new_parameters,
     compare_gradients,
-    describe_resubmission,
 )
 from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
 from shiplap.judge.conditions import call_elsewhere
+from shiplap.judge.declined import FAR_LACK, decline_form
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import SEEDING, SLOW_CALL_S
 from shiplap.judge.processes import JudgedProcesses, not_started
+from shiplap.judge.resubmission import describe_resubmission
 from shiplap.judge.result import JudgeResult, Reason, StageClock
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
@@ -61,7 +62,6 @@ EXTRA_SHARE = 0.15  # gradients that nobody asks for
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["other dtypes, empty tensors, NaN and infinity"]
 LOOKED_BY = {axis: part for (axis, duty), part in JUDGE.items() if duty == "value"}
-FAR_LACK = "the machine lacks the memory that the reference needs at sizes near constants of the candidate"
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
 
@@ -335,6 +335,7 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     enough = case.budget.time_of_share(CHECKING_SHARE)
     # A step of a large shape says nothing about how long one of a smaller shape takes.
     paces = {reduced: StepDeadline(case.budget.last) for reduced in (False, True)}
+    bases = {form.reduced: form.shapes for form in reversed(forms)}
     brief = case.problem.takes > SLOW_CALL_S and any(f.reduced for f in forms)
     answered = witness.prisoner.answering
     for number, form in enumerate(ranked):
@@ -342,7 +343,7 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
-        with case.record_faults(form.label), _decline_form(case, form), bounded_memory():
+        with case.record_faults(form.label), decline_form(case, form, bases[form.reduced]), bounded_memory():
             compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
@@ -354,43 +355,6 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
             return
     if not case.calls:
         case.missing["inputs"] = "the reference took none of the inputs"
-
-
-@contextmanager
-def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
-    """Return a context manager for the checks of one ``form`` (shapes, layout and kind of values). It records two kinds
-    of ``CandidateError`` in ``case`` without counting them against the candidate.
-
-    An exception that the candidate raises for a special memory layout, for a size that is much larger than those of the
-    reference's own inputs, or for an argument that ``get_inputs`` leaves out, is recorded as unchecked, since no caller
-    gets a wrong result from it. If the machine lacks memory for the reference at such a size, that is recorded as a
-    missing check. If the form has a tensor where the reference's own inputs have None, an exception or a wrong result
-    is recorded as a missing check. The reference may not be meant for such a tensor.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as e:  # of the reference
-        if not (form.far_size and is_lack(e)):
-            raise
-        case.missing["far sizes"] = f"{FAR_LACK}: {form.label}"
-    except CandidateError as e:
-        if form.layout and e.check == "raised":
-            axis = "alignment" if form.layout == "offset" else "layout"
-            case.waived[axis, "value"] = f"the candidate refuses it: {e.evidence}"[:200]
-            case.unchecked.append(f"{axis}: the candidate raises for it: {e.evidence}"[:200])
-        elif form.far_size and e.check == "raised":
-            case.unchecked.append(f"{form.label}: the candidate raises for it: {e.evidence}"[:200])
-        elif form.added and e.check == "raised":
-            case.unchecked.append(
-                f"an argument that get_inputs leaves out: the candidate raises for it: {e.evidence}"[:200]
-            )
-        elif form.given is not None and e.check in ("raised", "values", "results"):
-            case.missing["absence"] = (
-                f"argument {form.given[0]} is always None, and with a tensor there the candidate differs: "
-                f"let get_inputs give what is meant, or leave it out ({e.evidence[:80]})"
-            )
-        else:
-            raise
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:

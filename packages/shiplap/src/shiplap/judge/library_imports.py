@@ -1,4 +1,4 @@
-"""The modules of torch and Triton that a candidate will import, found in its source and in that of its packages.
+"""The modules of torch, Triton and peft that a candidate will import, found in its source and that of its packages.
 
 Their import takes longer than most of the calls of a judgement: some 5 s for torch's compiler. The launcher therefore
 imports them before it forks, so that the process of the candidate and that of the reference need not, nor do those of
@@ -24,13 +24,16 @@ SIGNS = {  # in a source: the modules that code with such a text imports
     re.compile(rb"\bimport\s+triton\b|\bfrom\s+triton\b"): ("triton", "triton.language.extra.libdevice"),
     re.compile(rb"\btorch\.distributed\.tensor\b|\bDTensor\b"): ("torch.distributed.tensor",),
     re.compile(rb"\bcpp_extension\b"): ("torch.utils.cpp_extension",),
+    # Liger's kernels import it where it is installed, and it imports transformers.
+    re.compile(rb"\bimport\s+peft\b|\bfrom\s+peft\b"): ("peft",),
+    re.compile(rb"\bimport\s+transformers\b|\bfrom\s+transformers\b"): ("transformers",),
 }
 IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][\w.]*)", re.MULTILINE)
 KNOWN = {*sys.stdlib_module_names, "torch", "triton", "numpy", "shiplap"}  # packages that are not searched
 
 
 def library_modules(*files: str) -> list[str]:
-    """Return the modules of torch and Triton that code in the Python ``files`` will import, as far as their text and
+    """Return the modules named in ``SIGNS`` that code in the Python ``files`` will import, as far as their text and
     that of the modules beside them and in installed packages shows. Nothing is imported.
     """
     found: dict[str, None] = {}

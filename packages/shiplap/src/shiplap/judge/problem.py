@@ -20,6 +20,7 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.errors import error, error_line
+from shiplap.judge.called_names import PRODUCT_NAMES, CalledNames
 from shiplap.judge.index_bounds import IndexTrials
 from shiplap.judge.result_distances import OwnErrors, clearly_differ
 from shiplap.judge.shapes import SECRET_RANDOM
@@ -30,6 +31,8 @@ from shiplap.sampling.compare import (
     Reduction,
     agrees_without_float64,
     bitwise_difference,
+    float8_to_float32,
+    is_finite,
 )
 from shiplap.sampling.rounding import compare_with_rounding
 from shiplap.sandbox.arguments import argument_facts, changed_facts
@@ -47,28 +50,7 @@ KEPT_STATE_TOLERANCE = 1e-5  # relative error of a module's state, since the can
 SPOT_SHARE = 1 / 16  # of the draws are compared with float64 although the error of others is known
 SLOW_CALL_S = 0.1  # seconds of a call of the reference, of which drawing and comparing take a multiple
 
-PRODUCT_NAMES = "mm mat mv conv linear dot inner einsum attention lstm gru rnn ops."
-"""Parts of the names of functions that may be matrix products. Those of an operator of others are not known."""
-
 Args = tuple[Any, ...]
-
-
-class _CalledNames(torch.overrides.TorchFunctionMode):
-    """A context manager that records, in ``names``, the names of the torch functions that are called in its body."""
-
-    def __init__(self) -> None:
-        """Start with an empty set of names."""
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the torch function ``func``, return its result, and add its name to ``names``. For a custom operator,
-        which may compute anything, add ``ops.`` instead.
-        """
-        # An operator of others may be anything, a product too.
-        custom = type(func).__module__.startswith("torch._ops")
-        self.names.add("ops." if custom else str(getattr(func, "__name__", "ops.")))
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -100,6 +82,7 @@ class JudgeProblem:
     runs_products: bool = True  # whether a call of the reference may run matrix products
     compares_nesting: bool = False  # whether a result has to lie in the same containers
     own_errors: OwnErrors = field(default_factory=OwnErrors)  # of the reference in its own precision
+    accepts: Callable[[InputForm], bool] = lambda form: True  # whether the reference takes inputs of a form
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
         """Return the forms of inputs (shapes and kinds of values) on which the candidate is compared with the
@@ -239,7 +222,7 @@ class JudgeProblem:
         ``runs_products`` is set to True.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
-        with torch.no_grad(), _CalledNames() as called:
+        with torch.no_grad(), CalledNames() as called:
             self.call(*given)
         parts = PRODUCT_NAMES.split()
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
@@ -260,7 +243,7 @@ class JudgeProblem:
                 outs = _result_tensors(copy.deepcopy(self.call)(*tree_map(lambda t: t.detach().clone(), args)))
             except Exception:
                 return False
-        return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
+        return all(is_finite(o) for o in outs if o.is_floating_point())
 
     def kept_after(self, args: Args) -> dict[str, Tensor]:
         """Return the parameters and buffers, such as running means, that one call of the reference on ``args`` changes.
@@ -527,7 +510,8 @@ class FunctionProblem(JudgeProblem):
                     return False
             if any(not o.numel() for o in outs):  # nothing to compare, as for half of a dim of one element
                 return False
-            shares = [float(torch.isfinite(o).float().mean()) for o in outs if o.is_floating_point()]
+            numbers = [float8_to_float32(o) for o in outs if o.is_floating_point()]
+            shares = [float(torch.isfinite(o).float().mean()) for o in numbers]
             return min(shares, default=1.0) == 1.0 if form.whole else max(shares, default=1.0) > 0.5
 
         trials = IndexTrials(self.call, tensors_among(self.first))
@@ -547,7 +531,7 @@ class FunctionProblem(JudgeProblem):
         )
         most = most if self.vary_shapes else 0
         forms = make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)
-        self.untried = trials.left_out
+        self.untried, self.accepts, self.until = trials.left_out, runs, math.inf
         return forms
 
     def _defaults_behind(self) -> list[Any]:

@@ -9,7 +9,12 @@ from random import SystemRandom
 
 LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 EQUAL_SIZES = 4  # the most pairs of sizes that become equal
+SWAPPED_SIZES = 2  # the most pairs of sizes that change places
+ONES = 2  # the most sizes that become 1, for which compilers compile anew
 MANY_ROWS = 2000  # the least number of rows in one shape; a table of rows by rows still fits into the memory
+MOST_ROWS = 3000  # the most rows, and ``MANY_ROWS`` at random, by which a shape exceeds ``MANY_ELEMENTS``
+MANY_ELEMENTS = 1 << 16  # 16 bits count fewer elements
+FEW_COLUMNS = 64  # sizes beside many rows that stay as they are
 PAIRS_OF_NUMBERS = 8  # the most pairs of sizes that become two constants of the code
 SECRET_RANDOM = SystemRandom()
 
@@ -33,13 +38,19 @@ def varied_sizes(own: Shapes) -> list[int]:
 
 def replace_size(own: Shapes, size: int, new: int) -> Shapes:
     """Return the shapes ``own`` with each occurrence of ``size`` replaced by ``new``."""
-    return tuple(tuple(new if n == size else n for n in s) for s in own)
+    return _with_sizes(own, {size: new})
 
 
-def varied_shapes(own: Shapes) -> Iterator[Shapes]:
+def _with_sizes(own: Shapes, new: dict[int, int]) -> Shapes:
+    """Return the shapes ``own`` with each size that is a key of ``new`` replaced by its value."""
+    return tuple(tuple(new.get(n, n) for n in s) for s in own)
+
+
+def varied_shapes(own: Shapes, ones: int = ONES) -> Iterator[Shapes]:
     """Yield random variations of the shapes ``own``. In the first ones, one size is changed wherever it occurs. In the
-    next ones, a single dim is changed whose size others have as well, two sizes become equal, and all sizes are changed
-    at once. In the last ones, one size or a single dim is changed, in random order.
+    next ones, a single dim is changed whose size others have as well, a size becomes 1, two sizes become equal or
+    change places, and all sizes are changed at once. In the last ones, one size or a single dim is changed, in random
+    order. At most ``ones`` of the sizes become 1 before these last ones.
     """
     for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
         for size in varied_sizes(own):
@@ -47,17 +58,29 @@ def varied_shapes(own: Shapes) -> Iterator[Shapes]:
     # Two dims of ``own`` may have one size by chance only, as those of queries and keys.
     coupled = [shapes for shapes, size in _single_dims(own) if sum(n == size for s in own for n in s) > 1]
     yield from SECRET_RANDOM.sample(coupled, len(coupled))
-    # A candidate may take two sizes that are equal for one another.
-    pairs = [(size, other) for size in varied_sizes(own) for other in varied_sizes(own) if other < size]
+    sizes = varied_sizes(own)
+    # Dims of one element are those that code drops, or adds, without an error.
+    yield from (replace_size(own, size, 1) for size in SECRET_RANDOM.sample(sizes, min(ones, len(sizes))))
+    # A candidate may take two sizes that are equal for one another, or know a shape by its number of elements.
+    pairs = [(size, other) for size in sizes for other in sizes if other < size]
     for size, other in SECRET_RANDOM.sample(pairs, min(EQUAL_SIZES, len(pairs))):
         yield replace_size(own, size, other)
-    drawn = {size: 1 + SECRET_RANDOM.randrange(2 * size) for size in varied_sizes(own)}
-    yield tuple(tuple(drawn.get(n, n) for n in s) for s in own)
-    sizes = varied_sizes(own)
+    for size, other in SECRET_RANDOM.sample(pairs, min(SWAPPED_SIZES, len(pairs))):
+        yield _with_sizes(own, {size: other, other: size})
+    yield _with_sizes(own, {size: 1 + SECRET_RANDOM.randrange(2 * size) for size in sizes})
     alone: list[Shapes] = [replace_size(own, size, new) for size in sizes for new in (size - 1, size + 1, 1)]
     alone += [shapes for shapes, _ in _single_dims(own)]
     SECRET_RANDOM.shuffle(alone)
     yield from alone
+
+
+def shapes_with_one_more(shapes: Shapes, base: Shapes) -> Iterator[Shapes]:
+    """Yield the ``shapes`` with one more element, for each size in which they differ from ``base``, wherever they have
+    that size and ``base`` another one.
+    """
+    both = [list(zip(s, b, strict=True)) for s, b in zip(shapes, base, strict=False)]
+    for new in dict.fromkeys(n for pairs in both for n, before in pairs if n != before):
+        yield tuple(tuple(n + (n == new != before) for n, before in pairs) for pairs in both)
 
 
 def _single_dims(own: Shapes) -> Iterator[tuple[Shapes, int]]:
@@ -77,18 +100,22 @@ def _single_dims(own: Shapes) -> Iterator[tuple[Shapes, int]]:
 
 
 def shapes_with_many_rows(own: Shapes) -> Iterator[Shapes]:
-    """Yield the shapes ``own`` with some thousand rows in the first tensor that has rows, and small sizes elsewhere.
-    Those with as many rows wherever that size occurs follow, with small sizes elsewhere, and with their own ones.
+    """Yield the shapes ``own`` with some thousand rows in the first tensor that has rows, then with as many wherever
+    that size occurs. Other sizes above 64 become small, then none, then all of them. Unless that takes too many rows,
+    the tensor has more elements than 16 bits count.
     """
     for at, shape in enumerate(own):
-        if len(shape) > 1 and shape[0] in varied_sizes(own):
-            small = {n: 2 + SECRET_RANDOM.randrange(3) for n in varied_sizes(own)}
-            rows = MANY_ROWS + SECRET_RANDOM.randrange(MANY_ROWS)
-            less, *more = (
-                tuple(tuple(new.get(n, n) for n in s) for s in own)
-                for new in (small, small | {shape[0]: rows}, {shape[0]: rows})
-            )
-            yield from dict.fromkeys([(*less[:at], (rows, *less[at][1:]), *less[at + 1 :]), *more])
+        if len(shape) > 1 and shape[0] in (sizes := varied_sizes(own)):
+            small = {n: 2 + SECRET_RANDOM.randrange(3) for n in sizes}
+            less = {n: new for n, new in small.items() if n > FEW_COLUMNS or n == shape[0]}
+            columns = max(1, prod(less.get(n, n) for n in shape[1:]))
+            rows = min(max(MANY_ROWS, MANY_ELEMENTS // columns + 1), MOST_ROWS) + SECRET_RANDOM.randrange(MANY_ROWS)
+            series = []
+            for new in (less, {}, small):
+                alone = _with_sizes(own, new)
+                series += [(*alone[:at], (rows, *alone[at][1:]), *alone[at + 1 :])] if new else []
+                series.append(_with_sizes(own, new | {shape[0]: rows}))
+            yield from dict.fromkeys(series)
             return
 
 
@@ -105,10 +132,10 @@ def shapes_near_constants(own: Shapes, numbers: Sequence[int], limit: int) -> It
     for changes in (exact, above):
         SECRET_RANDOM.shuffle(changes)
     for new in (*exact, *above, *both):
-        shapes = tuple(tuple(new.get(n, n) for n in s) for s in own)
+        shapes = _with_sizes(own, new)
         if count_elements(shapes) > limit:
             small = {n: 2 + SECRET_RANDOM.randrange(3) for n in sizes if n not in new}
-            shapes = tuple(tuple((small | new).get(n, n) for n in s) for s in own)
+            shapes = _with_sizes(own, small | new)
         yield shapes
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from shiplap.judge.index_bounds import is_index_data
 from shiplap.judge.shapes import (
     LARGEST_WINDOW,
+    ONES,
     SECRET_RANDOM,
     Shapes,
     count_elements,
@@ -24,29 +25,18 @@ from shiplap.judge.shapes import (
     varied_sizes,
 )
 from shiplap.sampling.case import tensors_among, tree_map
+from shiplap.sampling.compare import float8_to_float32
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
 
-VALUE_KINDS = (
-    *(
-        "drawn",
-        "normal",
-        "wide",
-        "tiny",
-        "skewed",
-        "ties",
-        "shifted",
-        "constant",
-        "scaled",
-        "large",
-        "small",
-        "sunk",
-        "huge",
-    ),
-)
-FINITE_KINDS = ("blank", "whole", "flags")  # kinds that are used only if every result of the reference is finite
+_KINDS = "drawn normal wide tiny skewed ties shifted constant scaled large small sunk huge"
+VALUE_KINDS = tuple(_KINDS.split())
+INTEGER_KINDS = ("whole", "flags")  # kinds of values of integers and flags
+# Kinds that are used only if every result of the reference is finite.
+FINITE_KINDS = ("blank", "exact", *INTEGER_KINDS)
 # Powers of ten between which a scale is drawn.
 DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0), "huge": (9.5, 12.0)}
+WHOLE_NUMBERS, MOST_EXACT = tuple(float(n) for n in range(-8, 9)), 32  # at most so many numbers of the code
 MAX_THRESHOLDS = 6  # the most constants of the candidate around which values are drawn
 MAX_SIGNED_FORMS = 4  # the most arguments that get negative numbers, each alone
 LARGEST_INTEGER = 1 << 20  # the largest integer, whose sums are not exact in float32
@@ -76,10 +66,11 @@ class InputForm:
     kind: str = "drawn"
     scale: float = 0.0  # the approximate size of the values of kind "about"
     shift: float = 0.0  # what is added to the values of kind "about"
+    exact: tuple[float, ...] = ()  # the numbers that half of the values of kind "exact" are
     signed: tuple[int, ...] = ()  # tensors that get negative numbers although none of their own is negative
     plain: tuple[int, ...] = ()  # the arguments, numbers or flags, that get other values
     far: bool = False  # whether numbers among them become much larger or change their sign
-    text: tuple[int, Any] | None = None  # an argument, a text or a list of numbers, and the value that it gets
+    text: tuple[int, Any] | None = None  # an argument, a text, a number or a list of them, and the value that it gets
     added: tuple[Any, ...] = ()  # arguments behind those of the reference's input function, which leaves them out
     layout: str = ""  # of the tensor arguments, or "mixed" for one that is drawn for each of them
     alike: int = -1  # the tensor of integers that has the same ones in each draw, and gets others of their range
@@ -177,11 +168,11 @@ def make_input_forms(
     # Times on values that a candidate knows in advance would be worthless.
     wanted = ("normal", "scaled") if facts.constant and len(forms) > 1 else ("drawn", "normal")
     if small is not plain:
-        return _with_large_forms(plain, small, forms, wanted, most, facts, runs, rows=_on_host(first))
+        return _with_large_forms(plain, small, forms, wanted, most, facts, runs, host=_on_host(first))
     timed = [f.kind in wanted and not f.whole and not f.layout for f in forms]
     forms = [replace(f, timed=is_timed) for f, is_timed in zip(forms, timed, strict=True)]
     limit = LARGER * count_elements(own)
-    others = _other_shape_forms(own, most, facts.numbers, runs, limit, rows=_on_host(first)) if most else []
+    others = _other_shape_forms(own, most, facts.numbers, runs, limit, host=_on_host(first)) if most else []
     usual = [f for f in others if count_elements(f.shapes) <= 2 * count_elements(own)]
     if usual:  # the largest shape of usual size is timed as well
         largest = max(usual, key=lambda f: count_elements(f.shapes))
@@ -198,13 +189,13 @@ def _with_large_forms(
     facts: InputFacts,
     runs: Callable[[InputForm], bool],
     *,
-    rows: bool,
+    host: bool,
 ) -> list[InputForm]:
     """Return all forms (shapes and kinds of values) for a reference with large inputs.
 
     ``plain`` is the form of the reference's own inputs. Forms of its large shapes come first, some of which are timed.
     ``forms``, which have reduced shapes, follow. Forms with shapes near those of ``small``, at most ``most`` of them
-    random, and one with many rows if ``rows`` is true, come last.
+    random, and one with many rows if ``host`` is true, come last.
     """
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
@@ -215,7 +206,7 @@ def _with_large_forms(
     shaped = [] if facts.slow else _other_shape_forms(plain.shapes, 1, (), runs, limit)
     large += [replace(f, timed=True) for f in shaped]
     limit = LARGER * count_elements(small.shapes)
-    others = _other_shape_forms(small.shapes, most, facts.numbers, runs, limit, reduced=True, rows=rows)
+    others = _other_shape_forms(small.shapes, most, facts.numbers, runs, limit, reduced=True, host=host)
     return [*large, *forms, *others]
 
 
@@ -260,11 +251,14 @@ def _unusual_value_forms(
 
     if any(t.is_floating_point() for t in all_of):
         yield form("blank", "some rows of zeros")
+        # A candidate may compare with a number, or be wrong where nothing is left to round.
+        code = tuple(v for v in facts.numbers if abs(v) < LARGEST_THRESHOLD)[:MOST_EXACT]
+        yield from (form("exact", "exact numbers", exact=numbers) for numbers in (WHOLE_NUMBERS, code) if numbers)
     if any(_is_integer_data(t) for t in all_of):
         yield form("whole", "large integers")
     if varied and any(t.dtype == torch.bool for t in all_of):
         yield form("flags", "other flags in tensors")
-    never = [i for i, t in enumerate(all_of) if t.is_floating_point() and t.numel() and float(t.min()) >= 0]
+    never = [i for i, t in enumerate(all_of) if t.is_floating_point() and t.numel() and not _has_negative(t)]
     alone = [(i,) for i in SECRET_RANDOM.sample(never, min(MAX_SIGNED_FORMS, len(never)))]
     for which in dict.fromkeys((tuple(never), *alone) if never else ()):
         yield form("signed", f"negative numbers in tensor {', '.join(map(str, which))}", signed=which)
@@ -296,6 +290,8 @@ def _plain_argument_forms(
         yield form("drawn", f"another value of argument {at}", plain=(at,))
     for at in (i for i in some if type(first[i]) is not bool):
         yield form("drawn", f"a far value of argument {at}", plain=(at,), far=True)
+        if first[at]:  # as in ``scale or 1.0``
+            yield form("drawn", f"zero as argument {at}", text=(at, type(first[at])(0)))
     if len(numbers) > 1:
         yield form("drawn", "other values of all plain arguments", plain=tuple(numbers))
     for at, value in enumerate(first):
@@ -363,12 +359,12 @@ def _other_shape_forms(
     limit: int,
     *,
     reduced: bool = False,
-    rows: bool = False,
+    host: bool = False,
 ) -> list[InputForm]:
     """Return forms of inputs whose shapes differ from ``own``, and which the reference accepts.
 
     ``runs`` returns whether it accepts a form. At most ``most`` of the shapes are random, at most three times as many
-    have sizes from ``constants`` of the candidate's code, and one has many rows if ``rows`` is true. Shapes of more
+    have sizes from ``constants`` of the candidate's code, and one has many rows if ``host`` is true. Shapes of more
     than ``limit`` elements together are left out, since the reference would take too long, but for sizes near the first
     constants and for that with many rows. ``reduced`` is copied into the forms, and says that their shapes stand for
     large ones.
@@ -378,8 +374,8 @@ def _other_shape_forms(
     # What the code compares comes first.
     compared = shapes_near_constants(own, numbers[:COMPARED_NUMBERS], limit)
     for listed, largest, most_of in (
-        (shapes_with_many_rows(own), max(limit, FAR_ELEMENTS) if rows else 0, 1),
-        (varied_shapes(own), limit, most),
+        (shapes_with_many_rows(own), max(limit, FAR_ELEMENTS) if host else 0, 1),
+        (varied_shapes(own, ONES if host else 1), limit, most),
         (compared, max(limit, FAR_ELEMENTS) if constants else 0, 2 * most),
         (shapes_from_constants(own, numbers[COMPARED_NUMBERS:]), limit, most),
     ):
@@ -483,16 +479,16 @@ def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) 
         return _large_integers(t, rng)
     if kind == "flags" and t.dtype == torch.bool:
         return _some_places(t, rng, 0.5)
-    if (
-        kind in ("drawn", *FINITE_KINDS[1:])
-        or not t.is_floating_point()
-        or not t.numel()
-        or (form.signed and not signed)
-    ):
+    if kind in ("drawn", *INTEGER_KINDS) or not t.is_floating_point() or not t.numel() or (form.signed and not signed):
         return t
     precise = torch.float64 if t.numel() <= LARGE else torch.float32  # drawing takes longer than most kernels
     values = _noise_of_kind(t, form, torch.randn(t.shape, generator=rng, device=rng.device, dtype=precise), rng)
-    return (values.abs() if float(t.min()) >= 0 and not signed else values).to(t.dtype)
+    return (values if signed or _has_negative(t) else values.abs()).to(t.dtype)
+
+
+def _has_negative(t: Tensor) -> bool:
+    """Return whether the floating-point tensor ``t``, which is not empty, has a number below zero, or NaN."""
+    return not float(float8_to_float32(t).min()) >= 0
 
 
 def _some_places(t: Tensor, rng: torch.Generator, share: float = 0.25) -> Tensor:
@@ -559,6 +555,9 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
         rows = uniform((*t.shape[:-1], 1) if t.dim() else ()) < 0.25
         rows.view(-1)[:1] = True
         return torch.where(rows, 0.0, noise)
+    if kind == "exact":
+        at = torch.randint(len(form.exact), t.shape, generator=rng, device=rng.device).to(t.device)
+        return torch.where(uniform(t.shape) < 0.5, noise.new_tensor(form.exact)[at], noise)
     if kind == "sunk":  # far below zero, where a finite number in the place of minus infinity is the maximum
         return torch.sub(noise, 10.0 ** (4.7 + 0.8 * float(uniform())))
     if kind in DECADES:

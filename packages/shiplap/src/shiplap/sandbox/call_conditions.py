@@ -64,6 +64,14 @@ def _can_be_parameter(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and value.itemsize > 1
 
 
+def call_in_gradient_mode(target: Callable[..., Any], *args: Any) -> Any:
+    """Return what ``target`` returns for ``args``, none of which requires a gradient, where gradients are recorded, as
+    a caller without ``torch.no_grad`` has it.
+    """
+    with torch.enable_grad():
+        return target(*args)
+
+
 def call_on_one_tensor(target: Callable[..., Any], *args: Any) -> Any:
     """Return what ``target`` returns for ``args`` if tensors with equal sizes, strides and values are one tensor."""
     given: list[Any] = []
@@ -80,6 +88,7 @@ def _look_alike(a: Tensor, b: Tensor) -> bool:
 
 CONDITIONS = {
     "thread": call_in_other_thread,
+    "gradient mode": call_in_gradient_mode,
     "autocast": call_under_autocast,
     "parameters": call_on_parameters,
     "one tensor": call_on_one_tensor,

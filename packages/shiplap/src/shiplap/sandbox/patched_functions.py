@@ -33,6 +33,7 @@ from shiplap.sandbox.trusted_objects import (
     cell_content,
     forget_observations,
     is_bound_to_code,
+    is_class_for_function,
     is_harmless_value,
     is_invoked,
     is_trusted_function,
@@ -364,8 +365,12 @@ def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
         own += [type(now), *(v for v in vars(type(now)).values() if type(v) is FunctionType)]
     if before is not None and not _is_trusted_module(name, before):
         own = [v for v in own if type(v) is not BuiltinFunctionType]
-    elif before is not None and not all(is_bound_to_code(v) for v in own if type(v) is MethodType):
-        return True
+    elif before is not None:
+        if not all(is_bound_to_code(v) for v in own if type(v) is MethodType):
+            return True
+        held = getattr(now, "__dict__", {})
+        if any(is_class_for_function(v, held.get(k)) for k, v in getattr(before, "__dict__", {}).items()):
+            return True
     return not all(map(is_harmless_value, own))
 
 

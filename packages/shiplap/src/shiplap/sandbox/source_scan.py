@@ -276,7 +276,7 @@ def _constants_in_source(file: str) -> list[float]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             values |= dict.fromkeys(integers_in_text(node.value))
         elif isinstance(node, (ast.Constant, ast.BinOp, ast.Call)):
-            number = _number_of(node)
+            number = number_of(node)
             values |= {number: None} if isinstance(number, (int, float)) and abs(number) < MAX_SOURCE_BYTES else {}
     return list(values)
 
@@ -299,7 +299,7 @@ NUMBER_OPERATORS: dict[type, Callable[..., Any]] = {
 }
 
 
-def _number_of(node: ast.AST, depth: int = 0) -> Any:
+def number_of(node: ast.AST, depth: int = 0) -> Any:
     """Return the value of an expression of numbers, short texts and lists of them, computed by ``NUMBER_OPERATORS`` and
     ``NUMBER_FUNCTIONS``. Return None for any other expression, and for one with a large intermediate value.
     """
@@ -307,7 +307,7 @@ def _number_of(node: ast.AST, depth: int = 0) -> Any:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float, str):
         value = node.value
     elif isinstance(node, (ast.List, ast.Tuple)):
-        value = [_number_of(each, depth + 1) for each in node.elts[:64]]
+        value = [number_of(each, depth + 1) for each in node.elts[:64]]
         value = None if any(each is None for each in value) else value
     elif depth < 16 and isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call)):
         inner: list[ast.expr] = []
@@ -318,7 +318,7 @@ def _number_of(node: ast.AST, depth: int = 0) -> Any:
         else:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             made, inner = NUMBER_FUNCTIONS.get(name) if not node.keywords else None, node.args[:8]
-        given = [_number_of(each, depth + 1) for each in inner]
+        given = [number_of(each, depth + 1) for each in inner]
         if made is None or any(g is None for g in given) or not _is_quick(made, given):
             return None
         with suppress(Exception):

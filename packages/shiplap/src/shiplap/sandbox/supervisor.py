@@ -62,6 +62,7 @@ HANGS, SILENT_S = 0.8, 5.0
 STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
+REAPING_S = 1.0  # seconds until a launcher has waited for the ended processes that it has adopted
 ENDING_S = 0.3  # seconds until a process that has closed its connection is ending
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -148,6 +149,7 @@ class SandboxLauncher:
                 ends = time.monotonic() + work_folders.REMOVAL_PATIENCE_S
                 while self._process.poll() is None and time.monotonic() < ends:
                     time.sleep(0.005)
+            self._let_reap()
             self._process.kill()
             self._process.wait()
             with contextlib.suppress(OSError):
@@ -157,6 +159,19 @@ class SandboxLauncher:
         self._process = self._connection = None
         self._preloaded.clear()
         self._remove_folder()
+
+    def _let_reap(self) -> None:
+        """Let the launcher's process end by itself if it has children that have ended and that nobody has waited for.
+        It waits for them first. Without it they would belong to the first process of the machine, which in a container
+        often waits for none, and they would use up its processes.
+        """
+        with contextlib.suppress(OSError):
+            ended = list_descendants(self.pid, dead=True).keys() - list_descendants(self.pid).keys() - self.prisoners
+            if ended and self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
+                ends = time.monotonic() + REAPING_S
+                while self._process is not None and self._process.poll() is None and time.monotonic() < ends:
+                    time.sleep(0.005)
 
     def _remove_folder(self) -> None:
         """Remove the launcher's folder, if it has one. The caller holds ``_guard``."""

@@ -77,7 +77,8 @@ C_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType, 
 CALLED_BY_OPERATORS = ("_op", "_op_dk")  # attributes of objects in ``torch.ops``
 # Kinds of values by which a part of Python or torch replaces a function. An object of another class that can be called
 # may return anything that it holds.
-FUNCTION_TYPES = (FunctionType, types.MethodType, BuiltinFunctionType, type, *torch_operator_types())
+CALLED_TYPES = (FunctionType, types.MethodType, BuiltinFunctionType)
+FUNCTION_TYPES = (*CALLED_TYPES, type, *torch_operator_types())
 WEAK_PROXIES = weakref.ProxyTypes
 OPAQUE_BINDINGS = ("PyCapsule", "pybind11")  # names of classes that hide a C++ function
 
@@ -156,10 +157,15 @@ def is_trusted_replacement(before: Any, now: Any) -> bool:
     """Return whether ``now`` may stand in place of ``before``, a function or descriptor of Python or torch.
 
     A C function may not stand in place of another function, since no C function is defined anew when further parts of
-    Python or torch are imported.
+    Python or torch are imported. A class may not stand in place of a function: ``float`` is a clock that stands still.
     """
     is_c = issubclass(type(now), BuiltinFunctionType) or type(now) in C_DESCRIPTORS
-    return now is before or (not is_c and is_trusted_function(now))
+    return now is before or (not is_c and not is_class_for_function(before, now) and is_trusted_function(now))
+
+
+def is_class_for_function(before: Any, now: Any) -> bool:
+    """Return whether ``before`` is a function or a method and ``now`` a class."""
+    return issubclass(type(before), CALLED_TYPES) and issubclass(type(now), type)
 
 
 def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
@@ -348,7 +354,17 @@ def _values_held_by_class(cls: type) -> list[Any] | None:
         module = sys.modules.get(str(own.get("__module__")))
         return [] if is_installed_module(module) and any(v is cls for v in vars(module).values()) else None
     runs = [v for v in own.values() if is_invoked(v)]
-    return [type(cls), *_bases_of(cls), *runs]
+    parts = (part for v in runs for part in ((v.__func__, v.__self__) if _is_method_of_attribute(v, cls) else (v,)))
+    return [type(cls), *_bases_of(cls), *parts]
+
+
+def _is_method_of_attribute(value: Any, cls: type) -> bool:
+    """Return whether ``value`` is a method of an object that is an attribute of ``cls``, a class in a file of a
+    library, as those of ``pydoc`` have them. The class of the object must have the method itself.
+    """
+    if type(value) is not types.MethodType or not _is_class_of_installed_module(cls):
+        return False
+    return any(each is value.__self__ for each in _namespace_of(cls).values()) and _is_own_method(value)
 
 
 def _values_held_by_c_function(function: Any) -> tuple[Any, ...] | None:

@@ -7,7 +7,6 @@ clock, by chance or by the number of its process, no number of these calls shows
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -27,7 +26,8 @@ from shiplap.sandbox.kept_counts import (
     used_up_places,
 )
 from shiplap.sandbox.local_aliases import called_name, resolve_aliases, resolve_calls
-from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, read_source
+from shiplap.sandbox.native_counts import JUDGED_CALLS, native_decisions
+from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, number_of, read_source
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"times", "getrusage", "uptime"}
@@ -38,22 +38,23 @@ CHANCES |= {"integers", "random_sample", "standard_normal"}
 DRAWS = {"rand", "randn"}  # of torch and numpy, which honest candidates compare elementwise
 NUMBERS = DRAWS | {"randint", "randperm", "bernoulli", "multinomial", "poisson", "normal", "empty"}
 """Functions of torch whose results, as one number, are a chance. The content of new memory is one as well."""
+ADDRESSED = {"repr", "ascii", "__repr__"}
+"""Functions whose text may have the address of an object."""
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "__hash__", "id", "getnode"}
+IMPORTED_AS = {"__name__", "__file__", "__spec__", "__package__"}
+CALLERS = {"modules", "argv", "orig_argv"}  # of ``sys``: who imports a module differs from process to process
+RARE = 0.01  # a chance of one element that the elements of some thousand calls may miss
+FAR_NORMAL = 3.0  # normally distributed numbers are larger by such a chance
 COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount", "getsizeof", "active_count"}
 COUNTS |= {"getsize", "listdir", "scandir", "tell", "read_text", "read_bytes", "readline", "readlines", "getpos"}
 """Functions whose results grow from call to call, where a candidate makes them grow, as it may the size of a file."""
 FILE_FACTS = {"st_size", "st_mtime", "st_mtime_ns", "st_nlink", "st_ino"}
+UNSTEADY = CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | {"data_ptr"}
 LONG_ALIGNMENT = 4096  # bytes; an address by a larger number is a chance
 TOO_DEEP = "expressions that are nested too deeply to be looked through"
 COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)
 FRESH = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)  # expressions that make a container
 CONTAINERS = {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter"}  # classes that make one
-JUDGED_CALLS = 1000  # a judgement makes more calls than this
-NATIVE_COUNT = re.compile(r"\bstatic\s+[\w:<>\s]*?\b(\w+)\s*(?:=[^;]*|\{[^;]*)?;")
-NATIVE_UNSTEADY = re.compile(
-    r"\b(steady_clock|high_resolution_clock|getpid|random_device|mt19937\w*|__?rdtsc|clock64|globaltimer)\b"
-    r"|\b(s?rand|clock)\s*\(\s*\)"
-)
 
 
 def find_unsteady_decisions(file: str) -> list[str]:
@@ -69,7 +70,7 @@ def find_unsteady_decisions(file: str) -> list[str]:
             found += _decisions_in(source, lambda tree: sorted({*_unsteady_decisions(tree)}))
         else:
             text = read_source(source).decode(errors="replace")
-            found += [f"line {line}: {what}" for line, what in _native_decisions(text, 1)]
+            found += [f"line {line}: {what}" for line, what in native_decisions(text, 1)]
     return list(dict.fromkeys(found))
 
 
@@ -100,7 +101,7 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     shrunk = {changed_container(n, SHRINKING) for n in nodes}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from _native_decisions(node.value, node.lineno)
+            yield from native_decisions(node.value, node.lineno)
         if not isinstance(node, (ast.Compare, ast.BinOp)) or not _decides(node):
             continue
         sides = [node.left, *(node.comparators if isinstance(node, ast.Compare) else [node.right])]
@@ -109,13 +110,17 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
             others = [a for a, other in zip(amounts, sides, strict=True) if other is not side]
             known = isinstance(node, ast.BinOp) or any(a is not None for a in others)
             if (what := _unsteady_source(side, held)) and _matters(what, known, others):
-                yield node.lineno, what
+                is_guard = any(isinstance(s, ast.Constant) and s.value == "__main__" for s in sides)
+                yield from [] if is_guard else [(node.lineno, what)]
+            if (what := _drawn_tensor(side)) and any(_is_rare(what, side, s) for s in sides if s is not side):
+                yield node.lineno, f"a chance of one element, by {what}"
             name = _measured_length(side)
             far = any(a is not None and abs(a) >= JUDGED_CALLS for a in others) or isinstance(node, ast.BinOp)
             if name in growing and name not in shrunk and far:
                 yield node.lineno, f"the length of {name}, which grows"
             if (name := _next_of(side)) and name in lasting:
                 yield node.lineno, f"the next element of {name}"
+    yield from ((n.lineno, "a chance of one element") for n in nodes if isinstance(n, ast.Call) and _drops_few(n))
     yield from ((line, f"the elements of {name}, which are used up") for line, name in used_up_places(tree, lasting))
     yield from _elements_that_decide(nodes, lasting, growing - shrunk)
     for test in _truth_tests(tree):
@@ -124,7 +129,13 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(test, ast.Call) and getattr(test.func, "attr", "") in NUMBERS and _drawn_number(test):
             yield test.lineno, f"one number of torch.{getattr(test.func, 'attr', '')}"
         # Whether a folder is empty changes once.
-        harmless = CLOCKS | DRAWS | {"data_ptr"} | ({"listdir", "scandir"} if isinstance(test, ast.Call) else set())
+        harmless = (
+            CLOCKS
+            | DRAWS
+            | ADDRESSED
+            | {"data_ptr"}
+            | ({"listdir", "scandir"} if isinstance(test, ast.Call) else set())
+        )
         if (what := _unsteady_source(test, held)) and what not in harmless:
             yield test.lineno, what
 
@@ -161,6 +172,10 @@ def _matters(what: str, known: bool, others: list[float | None]) -> bool:
     """
     if what in CLOCKS:  # a time is above zero everywhere
         return any(a is not None and a != 0 for a in others)
+    if what in IMPORTED_AS or what.startswith("sys."):
+        return True
+    if what in ADDRESSED:  # a text, which is compared with others
+        return any(a is not None and a > 1 for a in others)
     if what == "data_ptr":  # which honest candidates divide by an alignment
         return any(a is not None and a > LONG_ALIGNMENT for a in others)
     if what in ("read_text", "readline"):  # text, which ``%`` formats
@@ -168,21 +183,6 @@ def _matters(what: str, known: bool, others: list[float | None]) -> bool:
     if what in PROCESSES and others:  # as in ``threads > 1``
         return any(a is not None and a > 1 for a in others) or (known and not any(a is not None for a in others))
     return known or what in CHANCES
-
-
-def _native_decisions(text: str, line: int) -> Iterator[tuple[int, str]]:
-    """Yield (line, reason) for native code in ``text``, which begins at ``line``, that reads a clock, a chance or the
-    number of its process, or that counts its calls in a static variable which it compares.
-    """
-    if "{" not in text or ";" not in text:  # no code
-        return
-    if found := NATIVE_UNSTEADY.search(text):
-        yield line, f"{found.group(0)} in native code"
-    for name in {m.group(1) for m in NATIVE_COUNT.finditer(text)}:
-        word = rf"\b{re.escape(name)}\b"
-        counts = re.search(rf"(\+\+|--)\s*{word}|{word}\s*(\+\+|--|[+-]=|\.fetch_add)", text)
-        if counts and re.search(rf"{word}[^;{{}}]*?([<>%]|[!=]=)|[<>%]\s*{word}", text):
-            yield line, f"the static variable {name} in native code"
 
 
 def _constants_by_name(tree: ast.Module) -> dict[str, float]:
@@ -246,18 +246,58 @@ def _unsteady_source(node: ast.AST, held: dict[str, str]) -> str:
             if name in ("item", "tolist") and (what := _drawn_number(at)):
                 return what
             drawn = name in DRAWS or (name in CHANCES and place_name(getattr(at.func, "value", at)) == "torch")
-            if _is_one_number(at) if drawn else name in CLOCKS | CHANCES | PROCESSES | COUNTS | {"data_ptr"}:
+            if (
+                _is_one_number(at)
+                if drawn
+                else name in CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | {"data_ptr"}
+            ):
                 return str(name)
             inner = [*at.args] if name in ("int", "float", "abs", "round", "str", "bool", "len") else []
             inner += [at.func.value] if isinstance(at.func, ast.Attribute) else []
         elif isinstance(at, ast.Attribute) and at.attr in FILE_FACTS:
             return at.attr
+        elif isinstance(at, ast.Attribute) and at.attr in CALLERS and place_name(at.value) == "sys":
+            return f"sys.{at.attr}"
+        elif isinstance(at, ast.Name) and at.id in IMPORTED_AS:
+            return at.id
         elif isinstance(at, (ast.Name, ast.Attribute)) and (what := held.get(place_name(at), "")):
             return what
         elif isinstance(at, COMPUTED):
             inner = [each for each in ast.iter_child_nodes(at) if isinstance(each, ast.expr)]
         left += reversed(inner)
     return ""
+
+
+def _drawn_tensor(node: ast.AST) -> str:
+    """Return the name of a function that draws the numbers of a tensor or an array, if an expression is a call of it
+    for more than one number, and an empty string for another expression.
+    """
+    name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+    drawn = name in DRAWS | {"rand_like", "randn_like", "randint", "random", "uniform", "integers"}
+    given = isinstance(node, ast.Call) and bool(node.args or node.keywords)
+    return name if drawn and given and not (isinstance(node, ast.Call) and _is_one_number(node)) else ""
+
+
+def _is_rare(drawn: str, call: ast.AST, other: ast.AST) -> bool:
+    """Return whether few of the numbers that ``call``, of a function called ``drawn``, draws are on the other side of
+    the number ``other``, or equal to it.
+    """
+    number = number_of(other)
+    if not isinstance(number, (int, float)):
+        return False
+    if drawn in ("randint", "integers"):
+        ends = [number_of(n) for n in ast.walk(call) if isinstance(n, ast.expr)]
+        return any(isinstance(end, (int, float)) and abs(end) >= JUDGED_CALLS for end in ends)
+    return abs(number) >= FAR_NORMAL if "randn" in drawn else not RARE <= number <= 1 - RARE
+
+
+def _drops_few(node: ast.Call) -> bool:
+    """Return whether a call drops or draws few elements by chance, as ``dropout(x, 1e-7)`` does."""
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    if name not in ("dropout", "Dropout", "alpha_dropout", "bernoulli", "bernoulli_"):
+        return False
+    inner = [number_of(n) for given in (*node.args, *(k.value for k in node.keywords)) for n in ast.walk(given)]
+    return any(isinstance(p, float) and 0 < min(p, 1 - p) < RARE for p in inner)
 
 
 def _drawn_number(node: ast.Call) -> str:

@@ -1,0 +1,64 @@
+"""Candidates that are wrong for values, sizes, gradients and callers that no earlier attack tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import shiplap as sl
+from shiplap.judge import JudgeResult, checks
+from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap.sandbox.unsteady_source import find_unsteady_decisions
+from shiplap_testing.effort import sampled
+from tests.judge.fourteenth import HIDDEN, SOUND, WRONG
+from tests.judge.tenth import HEAD
+
+Judge = Callable[[tuple[str, str]], JudgeResult]
+QUICK = ("a number that is zero", "sizes that only broadcasting allows")
+
+
+@pytest.fixture
+def judged(launcher: SandboxLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    monkeypatch.setattr(checks, "LATE_CALLS", 1024)  # enough for a small leak
+    (tmp_path / "candidate").mkdir()
+
+    def run(case: tuple[str, str]) -> JudgeResult:
+        (tmp_path / "problem.py").write_text(HEAD + case[0])
+        (tmp_path / "candidate" / "it.py").write_text(HEAD + case[1])
+        return sl.judge(
+            tmp_path / "problem.py",
+            tmp_path / "candidate" / "it.py",
+            seconds=300,
+            rounds=5,
+            timed=False,
+            launcher=launcher,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("name", sampled(WRONG, long=[n for n in WRONG if n not in QUICK]))
+def test_a_candidate_that_is_wrong_for_others_is_not_accepted(judged: Judge, name: str) -> None:
+    assert judged(WRONG[name]).verdict != "accepted"
+
+
+@pytest.mark.parametrize(
+    "name", sampled(SOUND, 1, long=[n for n in SOUND if n != "sizes that only broadcasting allows"])
+)
+def test_a_sound_candidate_is_accepted(judged: Judge, name: str) -> None:
+    result = judged(SOUND[name])
+    assert result.verdict == "accepted", str(result)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_decision_by_what_few_calls_show_is_found(tmp_path: Path, name: str) -> None:
+    (tmp_path / "it.py").write_text(HEAD + HIDDEN[name][1])
+    assert find_unsteady_decisions(str(tmp_path / "it.py"))
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_no_decision_is_found_in_a_sound_candidate(tmp_path: Path, name: str) -> None:
+    (tmp_path / "it.py").write_text(HEAD + SOUND[name][1])
+    assert not find_unsteady_decisions(str(tmp_path / "it.py"))
