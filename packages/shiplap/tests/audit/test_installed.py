@@ -439,6 +439,9 @@ def test_an_op_whose_inner_op_has_no_kernel_needs_another_device():
     state = SearchState(refusals=["ValueError: x is too short", inside, "ZeroDivisionError: integer modulo by zero"])
     assert state.reason.startswith("no kernel for the device inside of the op: NotImplementedError")
     assert SearchState(refusals=["ValueError: x is too short"]).reason.endswith("ValueError: x is too short")
+    of_kernel = ["ValueError: x is too short", "RuntimeError: fp8 is not supported by CPU"]
+    assert SearchState(refusals=of_kernel).reason.startswith("no kernel for the device inside of the op: RuntimeError")
+    assert SearchState(refusals=of_kernel[::-1]).reason.endswith("ValueError: x is too short")
 
 
 def test_a_refusal_gives_hints(ops):

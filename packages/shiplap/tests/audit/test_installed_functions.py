@@ -459,3 +459,16 @@ def test_twenty_findings_fit_on_a_screen():
     )
     assert len(printed.getvalue().splitlines()) <= 50
     assert "the folder of --out has a script for each finding" in printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: (x * 127, (x * 127).trunc().int() + (x.dtype is torch.float64)), id="whole numbers"),
+        pytest.param(lambda x: (x * 2, torch.fft.fft(x)), id="complex numbers"),
+    ],
+)
+def test_float64_may_round_to_another_whole_number(function):
+    assert not checks.check_precision(PythonFunction(function), lambda: {"x": torch.linspace(-1, 1, 9)})
+    with_fault = PythonFunction(lambda x: tuple(t * (1 + (x.dtype is torch.float64)) for t in function(x)))
+    assert "as float64" in checks.check_precision(with_fault, lambda: {"x": torch.linspace(-1, 1, 9)})

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from shiplap.audit.installed.tensors import with_attributes
+from shiplap.scaffold.calls import make_dispatched_call
 from shiplap.scaffold.object_sources import source_of
 
 NAMES = {
@@ -85,3 +86,10 @@ def test_an_object_that_holds_itself_has_no_expression():
     options: dict[str, Any] = {}
     options["self"] = options
     assert source_of(options) is None
+
+
+def test_a_call_of_an_op_has_plain_numbers():
+    schema = torch.ops.aten.leaky_relu.default._schema
+    for given in (np.float64(0.5), Level.LOW, True):
+        recorded = make_dispatched_call(schema, (torch.ones(2), given), {}, [None]).arguments["negative_slope"]
+        assert (recorded, type(recorded)) in ((0.5, float), (1, int), (True, bool))

@@ -118,10 +118,17 @@ def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, 
     # The arguments behind ``args`` are keywords or have defaults.
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    arguments = {name: _describe_value(given.get(name, defaults.get(name))) for name in names}
+    arguments = {name: _describe_value(_plain_number(given.get(name, defaults.get(name)))) for name in names}
     count = len(schema.returns)
     results = () if not count else (result,) if count == 1 else tuple(result)
     return DispatchedCall(arguments, tuple(map(_describe_value, results)))
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a number of a subclass, such as one of NumPy or of an ``IntEnum``, as the number that torch makes of it.
+    Any other value is returned unchanged.
+    """
+    return next((kind(value) for kind in (bool, int, float) if isinstance(value, kind)), value)
 
 
 def objects_in(arguments: Mapping[str, Any]) -> list[str]:

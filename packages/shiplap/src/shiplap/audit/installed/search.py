@@ -26,6 +26,7 @@ _NO_DEVICE = re.compile(
 )
 # The dispatcher's error where another op inside of the op has no kernel for the device.
 _NO_KERNEL_INSIDE = re.compile(r"Could not run '[\w:.]+' with arguments from the '(CPU|CUDA)' backend")
+_REFUSES_DEVICE = re.compile(r"not supported (by|on) (the )?CPU\b")  # an error of kernels, which a dtype may also cause
 # Words that name a type of elements: refusals that differ only in them come from one line of the op.
 _TYPE_WORDS = re.compile(
     r"\b(c10::|torch\.|CPU)?(u?int\d*|long|short|char|byte|bool|half|double|b?float\w*|complex\w*)"
@@ -93,7 +94,8 @@ class SearchState:
         """
         if self.absent or self.found:
             return self.absent
-        if inside := [r for r in self.refusals if _NO_KERNEL_INSIDE.search(r)]:
+        inside = [r for r in self.refusals if _NO_KERNEL_INSIDE.search(r)]
+        if inside := inside or [r for r in self.refusals[-1:] if _REFUSES_DEVICE.search(r)]:
             return f"no kernel for the device inside of the op: {inside[0]}"[:300]
         if self.refusals:
             return f"no call that was tried is taken; the last new refusal: {self.refusals[-1]}"[:300]
