@@ -19,6 +19,7 @@ from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.admitted_axes import admits_beyond, admits_large, unseen_dtypes
+from shiplap.sampling.argument_effects import arguments_without_effect
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, LARGE_ELEMENTS, Ledger, is_large, varied_axes
@@ -36,6 +37,7 @@ from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
+SHOWN_FIX = "numbers for which it does, such as equal ones, or let the reference not read it"
 LARGE_RESULTS = "the results for such a tensor are too large to be made"
 NO_LARGE_SAMPLE = "the builder of samples makes none, though the declaration admits them"
 TILE = 64  # elements of a usual tile of a kernel: beyond them, it needs several
@@ -429,9 +431,11 @@ class _CheckTally:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
         if unseen := self._unseen_dtypes():
             evidence.append(f"no sample has {', '.join(unseen)}: {UNSEEN_DTYPES_FIX}")
+        if ignored := self._arguments_without_effect():
+            evidence.append(ignored)
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
         # Samples that were not observed could have failed.
-        whole = not self.cut and not self.missed and not unseen and not unreached
+        whole = not (self.cut or self.missed or unseen or unreached or ignored)
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _unseen_dtypes(self) -> list[str]:
@@ -442,6 +446,16 @@ class _CheckTally:
         varied = any("dtype" in self.subject.axes_of(case) for case in self.seen)
         looks = AUDIT["dtype", "value"] == self.check.name
         return unseen_dtypes(self.subject.op.spec, self.seen) if looks and varied else []
+
+    def _arguments_without_effect(self) -> str:
+        """Return a text that names the arguments that change no result of the reference on any examined sample, with
+        advice. It is empty if there are none, and for a check that need not look at other scalars.
+        """
+        if AUDIT["scalar", "value"] != self.check.name or self.cut:
+            return ""
+        names = [a.name for a in arguments_without_effect(self.subject.samples, self.seen)]
+        builder = "let the builder of samples draw" if self.subject.op.sampler else "declare @op.samples, which draws"
+        return f"no sample shows that {' or '.join(names)} changes the results: {builder} {SHOWN_FIX}" if names else ""
 
     def _unreached_sizes(self) -> list[str]:
         """Return texts that name the sizes that no examined sample has because samples were left out for their time.
