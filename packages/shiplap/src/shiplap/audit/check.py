@@ -10,7 +10,15 @@ from functools import partial
 
 import torch
 
-from shiplap.audit.causes import EMPTY, environment_fault, fix_of, lack_in_reasons, names_of_varied, varied_of
+from shiplap.audit.causes import (
+    EMPTY,
+    WRAPPED_FIX,
+    environment_fault,
+    fix_of,
+    lack_in_reasons,
+    names_of_varied,
+    varied_of,
+)
 from shiplap.audit.separation import separate
 from shiplap.audit.small_example import describe_example
 from shiplap.audit.target import write_reproducer
@@ -21,6 +29,7 @@ from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.admitted_axes import admits_beyond, admits_large, unseen_dtypes
 from shiplap.sampling.argument_effects import arguments_without_effect
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
+from shiplap.sampling.difference_pattern import WRAPPED
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, LARGE_ELEMENTS, Ledger, is_large, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
@@ -518,6 +527,7 @@ class _CheckTally:
         counted = f"{observation.problem} (in {len(self.failed)} of {total} samples{all_of})"
         evidence = counted if case else observation.problem
         usual = fix_of(subject.op, check.name, check.fix, case, varied, separation) if case else check.fix
+        usual = WRAPPED_FIX if WRAPPED in observation.problem else usual
         where = (
             f"{describe_arguments(subject.op, case)}; {case.label}; seed {samples.seed}"
             if case
