@@ -61,21 +61,54 @@ def lengths(ns: str, draw: Callable[..., Tensor]) -> sl.Op[..., Any]:
 def test_a_tensor_that_a_builder_always_makes_alike_is_named(ns: str) -> None:
     report = audited(lengths(f"{ns}a", lambda rng, sizes: torch.full((sizes["n"],), sizes["m"])))
     assert report.verdict == "incomplete", report.headline
-    assert "no sample shows that lengths changes the results: let the builder of samples draw" in report.headline
+    assert "no sample shows that lengths changes the results: let the builder of samples draw it" in report.headline
     drawn = lengths(f"{ns}b", lambda rng, sizes: torch.randint(0, sizes["m"] + 1, (sizes["n"],), generator=rng))
     assert audited(drawn).verdict == "failed"
 
 
-def test_a_scalar_that_the_reference_reads_in_vain_is_named(ns: str) -> None:
+def test_a_scalar_that_a_builder_always_gives_alike_is_named(ns: str) -> None:
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: Float32[Tensor, "n"], a: float = 1.0, b: float = 2.0) -> Float32[Tensor, "n"]:
+        return x * a * b
+
+    scaled.samples(lambda rng, sizes, dtype, device: (torch.randn(sizes["n"], generator=rng), sizes["a"], 2.0))
+    report = audited(scaled)
+    assert report.verdict == "incomplete", report.headline
+    assert "no sample shows that b changes the results" in report.headline
+
+
+def test_a_scalar_that_the_reference_reads_in_vain_is_named_and_proven(ns: str) -> None:
+    """It may be a limit that the reference checks."""
+
     @sl.op(f"{ns}::plus")
-    def plus(x: Float32[Tensor, "n"], checked: bool = False) -> Float32[Tensor, "n"]:
-        if checked and x.dim() != 1:
-            raise ValueError("one dim")
+    def plus(x: Float32[Tensor, "n"], most: int = 1 << 20) -> Float32[Tensor, "n"]:
+        if len(x) > most + 100:
+            raise ValueError("too many")
         return x + 1
 
     report = audited(plus)
-    assert report.verdict == "incomplete", report.headline
-    assert "no sample shows that checked changes the results: declare @op.samples" in report.headline
+    assert report.proven, report.headline
+    assert "no sample shows that most changes the results" in report.findings[0].evidence
+
+
+# Another scalar, or more elements, for which the scalar ``fine`` matters.
+SWITCHED: dict[str, Callable[[Tensor, int, int, bool], Tensor]] = {
+    "other scalars": lambda x, pad, step, fine: x * step + (pad > 0 and fine),
+    "more elements": lambda x, pad, step, fine: x * step + pad + torch.arange(len(x)) // (64 if fine else 128),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_a_scalar_is_tried_with_others_and_with_more_elements(ns: str, name: str) -> None:
+    rule = SWITCHED[name]
+
+    @sl.op(f"{ns}::switched", requires=("pad >= 0", "step >= 1", "2 * pad <= step"))
+    def switched(x: Float32[Tensor, "n"], pad: int = 0, step: int = 1, fine: bool = True) -> Float32[Tensor, "n"]:
+        return rule(x, pad, step, fine)
+
+    switched.kernel("cpu", lambda x, pad, step, fine: rule(x, pad, step, True))
+    report = audited(switched)
+    assert report.verdict == "failed", report.headline
 
 
 def test_what_cannot_have_an_effect_makes_no_verdict_incomplete(ns: str) -> None:

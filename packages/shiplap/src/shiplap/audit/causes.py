@@ -53,7 +53,7 @@ VALUE_FIXES = {
             "compute with numbers as small as these: do not round them to zero or raise them to a constant, and divide "
             "by them instead of multiplying by a reciprocal, which is infinite"
         ),
-        ("ties", "constant"): "treat elements that are equal as the reference does, also all of them",
+        ("ties", "constant", "shared"): "treat elements that are equal as the reference does, also all of them",
         ("large", "overflowing", "beyond float16", "saturating"): (
             "keep intermediate results in range: subtract the maximum before exp, and sum in float32"
         ),

@@ -27,7 +27,7 @@ from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.admitted_axes import admits_beyond, admits_large, unseen_dtypes
-from shiplap.sampling.argument_effects import arguments_without_effect
+from shiplap.sampling.argument_effects import arguments_without_effect, is_never_varied
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.difference_pattern import WRAPPED
 from shiplap.sampling.finding import Finding
@@ -46,7 +46,7 @@ from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
-SHOWN_FIX = "numbers for which it does, such as equal ones, or let the reference not read it"
+SHOWN_FIX = "and return the scalars that it is asked for"
 LARGE_RESULTS = "the results for such a tensor are too large to be made"
 NO_LARGE_SAMPLE = "the builder of samples makes none, though the declaration admits them"
 TILE = 64  # elements of a usual tile of a kernel: beyond them, it needs several
@@ -440,11 +440,11 @@ class _CheckTally:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
         if unseen := self._unseen_dtypes():
             evidence.append(f"no sample has {', '.join(unseen)}: {UNSEEN_DTYPES_FIX}")
-        if ignored := self._arguments_without_effect():
-            evidence.append(ignored)
+        ignored, hidden = self._arguments_without_effect()
+        evidence += [ignored] if ignored else []
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
         # Samples that were not observed could have failed.
-        whole = not (self.cut or self.missed or unseen or unreached or ignored)
+        whole = not (self.cut or self.missed or unseen or unreached or hidden)
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _unseen_dtypes(self) -> list[str]:
@@ -456,15 +456,21 @@ class _CheckTally:
         looks = AUDIT["dtype", "value"] == self.check.name
         return unseen_dtypes(self.subject.op.spec, self.seen) if looks and varied else []
 
-    def _arguments_without_effect(self) -> str:
-        """Return a text that names the arguments that change no result of the reference on any examined sample, with
-        advice. It is empty if there are none, and for a check that need not look at other scalars.
+    def _arguments_without_effect(self) -> tuple[str, bool]:
+        """Return a text that names the arguments that change no result of the reference on any examined sample, and
+        whether the builder of samples hides one of them. The text is empty if there are none, and for a check that need
+        not look at other scalars.
         """
         if AUDIT["scalar", "value"] != self.check.name or self.cut:
-            return ""
-        names = [a.name for a in arguments_without_effect(self.subject.samples, self.seen)]
-        builder = "let the builder of samples draw" if self.subject.op.sampler else "declare @op.samples, which draws"
-        return f"no sample shows that {' or '.join(names)} changes the results: {builder} {SHOWN_FIX}" if names else ""
+            return "", False
+        samples, seen = self.subject.samples, self.seen
+        found = arguments_without_effect(samples, seen)
+        hidden = [a.name for a in found if is_never_varied(samples, seen, a)]
+        builder = (
+            "let the builder of samples draw it" if self.subject.op.sampler else "declare @op.samples, which draws it"
+        )
+        names, fix = (hidden, f": {builder}, {SHOWN_FIX}") if hidden else ([a.name for a in found], "")
+        return f"no sample shows that {' or '.join(names)} changes the results{fix}" if names else "", bool(hidden)
 
     def _unreached_sizes(self) -> list[str]:
         """Return texts that name the sizes that no examined sample has because samples were left out for their time.

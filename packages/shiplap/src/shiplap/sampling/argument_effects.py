@@ -36,7 +36,7 @@ from shiplap.sampling.values import PLAIN_KINDS, SHARED_NUMBERS, SOME_ZEROS, SPE
 from shiplap.sampling.work_estimate import why_too_large
 
 NUMBERS = ("int", "float", "bool", "str", "complex", "Scalar", "dtype", "list[int]", "list[float]", "list[bool]")
-MOST_CASES, MOST_VALUES = 64, 4  # samples that are looked at, and values of a scalar that are tried
+MOST_CASES, MOST_VALUES = 64, 4  # samples that are looked at for a tensor, and values of a scalar that are tried
 MOST_FITS = 2000  # combinations of sizes and scalars that are tried for a pair of scalars
 LARGER = 3  # larger samples, in which more numbers may be equal
 PROBED_CASES = 2  # samples in which zeros and ones take the place of a tensor
@@ -51,10 +51,19 @@ def arguments_without_effect(samples: Samples, cases: Iterable[SampleCase]) -> l
     value, and a tensor of which the reference reads the sizes alone. The list is empty for an op of random results.
     """
     op = samples.op
-    few = [*islice((c for c in cases if 0 < c.numel <= MAX_KEPT_ELEMENTS), MOST_CASES)]
-    if op.spec.random or not few:
+    small = [c for c in cases if 0 < c.numel <= MAX_KEPT_ELEMENTS][::-1]  # those of `revealing_samples` first
+    if op.spec.random or not small:
         return []
-    return [a for a in op.spec.args if _is_read(op, a.name) and not _has_effect(samples, few, a)]
+    return [a for a in op.spec.args if _is_read(op, a.name) and not _has_effect(samples, small, a)]
+
+
+def is_never_varied(samples: Samples, cases: Iterable[SampleCase], arg: Arg) -> bool:
+    """Return whether the argument ``arg``, which changes the results of none of ``cases``, is a tensor, or a scalar
+    that has its usual value in all of them although others were asked for. The builder of samples decides on both. Any
+    other scalar may be a limit that the reference checks, and nothing tells it from one for which no sample was found.
+    """
+    index, usual = samples.spec.args.index(arg), dict(samples.base.scalars).get(arg.name)
+    return arg.scalar is None or all(_are_equal(c.args[index], usual) for c in cases)
 
 
 def revealing_samples(samples: Samples, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
@@ -146,7 +155,7 @@ def _tensor_has_effect(samples: Samples, cases: Iterable[SampleCase], arg: Arg) 
     """
     op, index, compared = samples.op, samples.spec.args.index(arg), list[SampleCase]()
     drawn = Samples(op, samples.seed + 1, str(samples.device))
-    for case in (c for c in cases if tensors_among([c.args[index]])):
+    for case in islice((c for c in cases if tensors_among([c.args[index]])), MOST_CASES):
         if (other := drawn.make(case.recipe)) is not None:
             if _changes(op, case, arg, other.args[index]):
                 return True
