@@ -92,9 +92,11 @@ def test_a_scalar_that_the_reference_reads_in_vain_is_named_and_proven(ns: str) 
 
 
 # Another scalar, or more elements, for which the scalar ``fine`` matters.
-SWITCHED: dict[str, Callable[[Tensor, int, int, bool], Tensor]] = {
-    "other scalars": lambda x, pad, step, fine: x * step + (pad > 0 and fine),
-    "more elements": lambda x, pad, step, fine: x * step + pad + torch.arange(len(x)) // (64 if fine else 128),
+SWITCHED: dict[str, Callable[[Tensor, int, int, bool, bool], Tensor]] = {
+    "other scalars": lambda x, pad, step, off, fine: x * step + (pad > 0 and fine and not off),
+    "more elements": lambda x, pad, step, off, fine: (
+        x * step + pad + off + torch.arange(len(x)) // (64 if fine else 99)
+    ),
 }
 
 
@@ -103,10 +105,12 @@ def test_a_scalar_is_tried_with_others_and_with_more_elements(ns: str, name: str
     rule = SWITCHED[name]
 
     @sl.op(f"{ns}::switched", requires=("pad >= 0", "step >= 1", "2 * pad <= step"))
-    def switched(x: Float32[Tensor, "n"], pad: int = 0, step: int = 1, fine: bool = True) -> Float32[Tensor, "n"]:
-        return rule(x, pad, step, fine)
+    def switched(
+        x: Float32[Tensor, "n"], pad: int = 0, step: int = 1, off: bool = False, fine: bool = True
+    ) -> Float32[Tensor, "n"]:
+        return rule(x, pad, step, off, fine)
 
-    switched.kernel("cpu", lambda x, pad, step, fine: rule(x, pad, step, True))
+    switched.kernel("cpu", lambda x, pad, step, off, fine: rule(x, pad, step, off, True))
     report = audited(switched)
     assert report.verdict == "failed", report.headline
 

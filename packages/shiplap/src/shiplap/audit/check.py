@@ -469,7 +469,7 @@ class _CheckTally:
         builder = (
             "let the builder of samples draw it" if self.subject.op.sampler else "declare @op.samples, which draws it"
         )
-        names, fix = (hidden, f": {builder}, {SHOWN_FIX}") if hidden else ([a.name for a in found], "")
+        names, fix = (hidden, f": {builder} it, {SHOWN_FIX}") if hidden else ([a.name for a in found], "")
         return f"no sample shows that {' or '.join(names)} changes the results{fix}" if names else "", bool(hidden)
 
     def _unreached_sizes(self) -> list[str]:
