@@ -94,9 +94,7 @@ def test_a_scalar_that_the_reference_reads_in_vain_is_named_and_proven(ns: str) 
 # Another scalar, or more elements, for which the scalar ``fine`` matters.
 SWITCHED: dict[str, Callable[[Tensor, int, int, bool, bool], Tensor]] = {
     "other scalars": lambda x, pad, step, off, fine: x * step + (pad > 0 and fine and not off),
-    "more elements": lambda x, pad, step, off, fine: (
-        x * step + pad + off + torch.arange(len(x)) // (64 if fine else 99)
-    ),
+    "more elements": lambda x, pad, step, off, fine: x * step + pad + off + torch.arange(len(x)) // (99 - 35 * fine),
 }
 
 
