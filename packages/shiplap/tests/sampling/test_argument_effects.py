@@ -71,7 +71,7 @@ def test_a_scalar_that_a_builder_always_gives_alike_is_named(ns: str) -> None:
     def scaled(x: Float32[Tensor, "n"], a: float = 1.0, b: float = 2.0) -> Float32[Tensor, "n"]:
         return x * a * b
 
-    scaled.samples(lambda rng, sizes, dtype, device: (torch.randn(sizes["n"], generator=rng), sizes["a"], 2.0))
+    scaled.samples(lambda rng, sizes, dtype, device: (torch.randn(sizes["n"], generator=rng), sizes["a"], 3.0))
     report = audited(scaled)
     assert report.verdict == "incomplete", report.headline
     assert "no sample shows that b changes the results" in report.headline

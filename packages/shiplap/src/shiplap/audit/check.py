@@ -466,9 +466,7 @@ class _CheckTally:
         samples, seen = self.subject.samples, self.seen
         found = arguments_without_effect(samples, seen)
         hidden = [a.name for a in found if is_never_varied(samples, seen, a)]
-        builder = (
-            "let the builder of samples draw it" if self.subject.op.sampler else "declare @op.samples, which draws it"
-        )
+        builder = "let the builder of samples draw" if self.subject.op.sampler else "declare @op.samples, which draws"
         names, fix = (hidden, f": {builder} it, {SHOWN_FIX}") if hidden else ([a.name for a in found], "")
         return f"no sample shows that {' or '.join(names)} changes the results{fix}" if names else "", bool(hidden)
 

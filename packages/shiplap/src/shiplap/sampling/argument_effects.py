@@ -62,22 +62,28 @@ def is_never_varied(samples: Samples, cases: Iterable[SampleCase], arg: Arg) -> 
     that has its usual value in all of them although others were asked for. The builder of samples decides on both. Any
     other scalar may be a limit that the reference checks, and nothing tells it from one for which no sample was found.
     """
-    index, usual = samples.spec.args.index(arg), dict(samples.base.scalars).get(arg.name)
-    return arg.scalar is None or all(_are_equal(c.args[index], usual) for c in cases)
+    index = samples.spec.args.index(arg)
+    return arg.scalar is None or all(_are_equal(c.args[index], _usual_value(samples, arg)) for c in cases)
+
+
+def _usual_value(samples: Samples, arg: Arg) -> Any:
+    """Return the value of the argument ``arg`` in the base sample of the op. A builder of samples may have made it."""
+    return samples.build(samples.base).args[samples.spec.args.index(arg)]
 
 
 def revealing_samples(samples: Samples, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
     """Yield a sample for each argument that none of ``cases`` shows to change results. The argument changes those of
     this sample. For a scalar, a sample with its usual value follows. Yield none if no such sample is found.
     """
-    op, end, first = samples.op, time.process_time() + SEARCH_S, _on_cpu(samples.build(samples.base))
+    op, end = samples.op, time.process_time() + SEARCH_S
     for arg in arguments_without_effect(samples, cases):
-        usual = first.args[samples.spec.args.index(arg)]
+        usual = tree_map(lambda t: t.cpu(), [_usual_value(samples, arg)])[0]
         for recipe in _recipes_to_try(samples, arg):
             case = samples.make(recipe) if time.process_time() < end else None
             if case is not None and _may_be_compared(op, case) and _changes(op, _on_cpu(case), arg, usual):
                 yield case
-                other = samples.make(recipe.but(scalars={arg.name: usual})) if arg.scalar is not None else None
+                named = {arg.name: dict(samples.base.scalars)[arg.name]} if arg.scalar is not None else {}
+                other = samples.make(recipe.but(scalars=named)) if named else None
                 yield from [other] if other is not None and _may_be_compared(op, other) else []
                 break
 
@@ -101,7 +107,8 @@ def _recipes_to_try(samples: Samples, arg: Arg) -> Iterator[SampleRecipe]:
     tried = values.pop(arg.name)
     others = [{name: v} for name, given in values.items() for v in given]
     yield from (_fit_scalars(samples, {**other, arg.name: v}) for other in others for v in tried)
-    yield from (c.recipe.but(scalars={arg.name: v}) for c in samples.wide() for v in tried)
+    wide = [c.recipe for c in samples.wide() if c.numel <= MAX_KEPT_ELEMENTS]
+    yield from (r.but(scalars={arg.name: v}) for r in wide for v in tried)
     bases = [base, *(c.recipe for c in samples.grown(LARGER))]
     yield from (b.but(scalars={arg.name: v}, values=kind) for kind in kinds for b in bases for v in tried)
 
@@ -143,9 +150,9 @@ def _has_effect(samples: Samples, cases: Sequence[SampleCase], arg: Arg) -> bool
     """
     if arg.tensor is not None:
         return _tensor_has_effect(samples, cases, arg)
-    usual = dict(samples.base.scalars).get(arg.name)
-    asked = [c for c in cases if dict(c.recipe.scalars).get(arg.name) != usual]
+    asked = [c for c in cases if dict(c.recipe.scalars).get(arg.name) != dict(samples.base.scalars).get(arg.name)]
     known = arg.scalar not in NUMBERS or arg.name in dict(samples.base.sizes) or not asked
+    usual = _usual_value(samples, arg)
     return known or any(_changes(samples.op, c, arg, usual) for c in asked)
 
 
