@@ -62,8 +62,8 @@ def is_never_varied(samples: Samples, cases: Iterable[SampleCase], arg: Arg) -> 
     that has its usual value in all of them although others were asked for. The builder of samples decides on both. Any
     other scalar may be a limit that the reference checks, and nothing tells it from one for which no sample was found.
     """
-    index = samples.spec.args.index(arg)
-    return arg.scalar is None or all(_are_equal(c.args[index], _usual_value(samples, arg)) for c in cases)
+    index, usual = samples.spec.args.index(arg), _usual_value(samples, arg)
+    return arg.scalar is None or all(_are_equal(c.args[index], usual) for c in cases)
 
 
 def _usual_value(samples: Samples, arg: Arg) -> Any:
@@ -79,7 +79,9 @@ def revealing_samples(samples: Samples, cases: Iterable[SampleCase]) -> Iterator
     for arg in arguments_without_effect(samples, cases):
         usual = tree_map(lambda t: t.cpu(), [_usual_value(samples, arg)])[0]
         for recipe in _recipes_to_try(samples, arg):
-            case = samples.make(recipe) if time.process_time() < end else None
+            if time.process_time() > end:
+                return
+            case = samples.make(recipe)
             if case is not None and _may_be_compared(op, case) and _changes(op, _on_cpu(case), arg, usual):
                 yield case
                 named = {arg.name: dict(samples.base.scalars)[arg.name]} if arg.scalar is not None else {}
