@@ -213,7 +213,7 @@ WAYS: dict[str, tuple[Callable[[str, Path], dict[str, Any]], str]] = {
     ),
     "a builder of one scalar": (
         lambda ns, folder: {"op": scaled, "checks": ["numerics"], "samples": made(a=1.0)},
-        "scalar x value is untouched",
+        "no sample shows that a changes the results",
     ),
     "a builder that fails": (
         lambda ns, folder: {"op": one_with(ns, lambda x: x + 1), "checks": ["edges"], "samples": build_only_first},

@@ -1,6 +1,7 @@
 """Mistakes of declarations that authors make: each is refused with its cause, and what the fix says can be done."""
 
 import enum
+import inspect
 from collections.abc import Callable
 from typing import Literal
 
@@ -53,6 +54,25 @@ def test_annotations_that_no_schema_has(ns, name):
     f.__annotations__ |= {"other": annotation, "return": Float[Tensor, "n"]}
     with fails("SL103", fix, where=f"{ns}::f, argument 'other'"):
         sl.op(f"{ns}::f")(f)
+
+
+@pytest.mark.parametrize("name", ["kernel", "cls"])
+def test_keywords_that_are_parameters_of_the_compiler(ns, name):
+    """A compiled call of such an op ended in torch's own error."""
+
+    def f(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x
+
+    def named(kind):
+        return inspect.Parameter(name, kind, default=1, annotation=int)
+
+    f.__annotations__ |= {name: int}
+    first = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Float[Tensor, "n"])
+    f.__signature__ = inspect.Signature([first, named(inspect.Parameter.KEYWORD_ONLY)])
+    with fails("SL103", "rename the argument, or declare it before the *", where=f"{ns}::f, argument {name!r}"):
+        sl.op(f"{ns}::f")(f)
+    f.__signature__ = inspect.Signature([first, named(inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+    assert [a.name for a in sl.op(f"{ns}::g")(f).spec.args] == ["x", name]
 
 
 DIMS = {

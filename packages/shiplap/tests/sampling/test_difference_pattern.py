@@ -45,6 +45,15 @@ def test_patterns_of_other_dtypes(dtype):
     assert describe_pattern(got != expected, got, expected) == ", all of [3:], each is off by 3"
 
 
+@pytest.mark.parametrize(("bits", "narrow"), [(32, torch.int32), (16, torch.int16), (8, torch.uint8)])
+def test_integers_that_have_wrapped_around(bits, narrow):
+    expected = torch.tensor([(1 << bits) + 7, 3, 5 << bits, (9 << bits) + 1])
+    text = f"each is off by a multiple of 2^{bits}, as numbers of {bits} bits that have wrapped around"
+    got = expected.to(narrow).long()
+    assert describe_pattern(got != expected, got, expected) == f", {text}"
+    assert describe_pattern(got != expected, got.double(), expected.double()) == ""
+
+
 def test_results_without_such_patterns():
     ones = torch.ones(4)
     assert describe_pattern(ones.bool(), 3 * ones, ones) == ""  # any relation of equal numbers would be one of chance

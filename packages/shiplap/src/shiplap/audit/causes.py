@@ -36,6 +36,7 @@ EMPTY_FIX = "return early where a tensor has no elements, with results of the de
 REQUIRES_FIX = (
     "the reference itself is not finite there: exclude the value of the scalar with requires=, such as requires='a > 0'"
 )
+WRAPPED_FIX = "widen integers before a product or a sum, and not its result: it has wrapped around in the narrow dtype"
 STATE_FIX = "keep nothing from call to call, or tell calls apart by every argument and by the contents of tensors"
 THRESHOLD_FIX = "branch where the reference does: values at or next to a number in the code are wrong"
 OWN_FIXES = ("special",)  # checks whose fix follows from the kind of values, also where another axis varies
@@ -52,7 +53,7 @@ VALUE_FIXES = {
             "compute with numbers as small as these: do not round them to zero or raise them to a constant, and divide "
             "by them instead of multiplying by a reciprocal, which is infinite"
         ),
-        ("ties", "constant"): "treat elements that are equal as the reference does, also all of them",
+        ("ties", "constant", "shared"): "treat elements that are equal as the reference does, also all of them",
         ("large", "overflowing", "beyond float16", "saturating"): (
             "keep intermediate results in range: subtract the maximum before exp, and sum in float32"
         ),

@@ -10,7 +10,15 @@ from functools import partial
 
 import torch
 
-from shiplap.audit.causes import EMPTY, environment_fault, fix_of, lack_in_reasons, names_of_varied, varied_of
+from shiplap.audit.causes import (
+    EMPTY,
+    WRAPPED_FIX,
+    environment_fault,
+    fix_of,
+    lack_in_reasons,
+    names_of_varied,
+    varied_of,
+)
 from shiplap.audit.separation import separate
 from shiplap.audit.small_example import describe_example
 from shiplap.audit.target import write_reproducer
@@ -19,7 +27,9 @@ from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error_line
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.admitted_axes import admits_beyond, admits_large, unseen_dtypes
+from shiplap.sampling.argument_effects import arguments_without_effect, is_never_varied
 from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
+from shiplap.sampling.difference_pattern import WRAPPED
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.ledger import AUDIT, LARGE_ELEMENTS, Ledger, is_large, varied_axes
 from shiplap.sampling.recipe import SampleRecipe
@@ -36,6 +46,7 @@ from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 UNSEEN_DTYPES_FIX = "narrow the declaration's dtypes, or let reference and builder of samples take these"
+SHOWN_FIX = "and return the scalars that it is asked for"
 LARGE_RESULTS = "the results for such a tensor are too large to be made"
 NO_LARGE_SAMPLE = "the builder of samples makes none, though the declaration admits them"
 TILE = 64  # elements of a usual tile of a kernel: beyond them, it needs several
@@ -429,9 +440,11 @@ class _CheckTally:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
         if unseen := self._unseen_dtypes():
             evidence.append(f"no sample has {', '.join(unseen)}: {UNSEEN_DTYPES_FIX}")
+        ignored, hidden = self._arguments_without_effect()
+        evidence += [ignored] if ignored else []
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
         # Samples that were not observed could have failed.
-        whole = not self.cut and not self.missed and not unseen and not unreached
+        whole = not (self.cut or self.missed or unseen or unreached or hidden)
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _unseen_dtypes(self) -> list[str]:
@@ -442,6 +455,20 @@ class _CheckTally:
         varied = any("dtype" in self.subject.axes_of(case) for case in self.seen)
         looks = AUDIT["dtype", "value"] == self.check.name
         return unseen_dtypes(self.subject.op.spec, self.seen) if looks and varied else []
+
+    def _arguments_without_effect(self) -> tuple[str, bool]:
+        """Return a text that names the arguments that change no result of the reference on any examined sample, and
+        whether the builder of samples hides one of them. The text is empty if there are none, and for a check that need
+        not look at other scalars.
+        """
+        if AUDIT["scalar", "value"] != self.check.name or self.cut:
+            return "", False
+        samples, seen = self.subject.samples, self.seen
+        found = arguments_without_effect(samples, seen)
+        hidden = [a.name for a in found if is_never_varied(samples, seen, a)]
+        builder = "let the builder of samples draw" if self.subject.op.sampler else "declare @op.samples, which draws"
+        names, fix = (hidden, f": {builder} it, {SHOWN_FIX}") if hidden else ([a.name for a in found], "")
+        return f"no sample shows that {' or '.join(names)} changes the results{fix}" if names else "", bool(hidden)
 
     def _unreached_sizes(self) -> list[str]:
         """Return texts that name the sizes that no examined sample has because samples were left out for their time.
@@ -504,6 +531,7 @@ class _CheckTally:
         counted = f"{observation.problem} (in {len(self.failed)} of {total} samples{all_of})"
         evidence = counted if case else observation.problem
         usual = fix_of(subject.op, check.name, check.fix, case, varied, separation) if case else check.fix
+        usual = WRAPPED_FIX if WRAPPED in observation.problem else usual
         where = (
             f"{describe_arguments(subject.op, case)}; {case.label}; seed {samples.seed}"
             if case

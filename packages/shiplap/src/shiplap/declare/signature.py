@@ -41,6 +41,7 @@ ListOption = Literal[
     "unordered",
 ]
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
+COMPILER_NAMES = ("kernel", "cls")  # parameters of the functions of torch's compiler that get the keywords of a call
 # Keywords that take one name or several.
 LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
@@ -357,6 +358,22 @@ def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
             expected="a name of ASCII letters, no _ first",
             fix="rename the argument",
         )
+
+
+def check_keyword_names(spec: OpSpec) -> None:
+    """Raise ``SL103`` for a keyword-only argument that torch's compiler could not pass: a function of its own that gets
+    the keywords of the call has a parameter of this name.
+    """
+    for arg in spec.args:
+        if arg.keyword_only and arg.name in COMPILER_NAMES:
+            raise error(
+                "SL103",
+                what="torch's compiler cannot pass this argument",
+                where=f"{spec.name}, argument {arg.name!r}",
+                got=f"the keyword-only argument {arg.name}, which is a parameter of the compiler's own function",
+                expected="another name, or an argument that a call may pass by position",
+                fix="rename the argument, or declare it before the *",
+            )
 
 
 def _check_argument(where: str, arg: Arg) -> None:

@@ -41,7 +41,7 @@ from shiplap.declare.kernel import (
 )
 from shiplap.declare.schema import BELOW_AUTOGRAD, public_schema
 from shiplap.declare.sharding_rule import failure_hooks
-from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
+from shiplap.declare.signature import DeclarationKeywords, check_keyword_names, check_keywords, check_op_name, read_spec
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.declare.values import Result, Returned, Value
@@ -591,4 +591,5 @@ class OpDecorator:
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
         """Return the registered op that the annotated function ``fn`` declares. ``fn`` is its reference."""
         spec = read_spec(self.name, fn, **self.declaration)
+        check_keyword_names(spec)
         return (ConvertingOp if spec.converts else Op)(spec, fn)

@@ -15,6 +15,7 @@ from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import scalar_candidates
+from shiplap.sampling.values import SHARED_NUMBERS
 
 _OF_ANOTHER_DEVICE = "device type for generator"  # in torch's error for a tensor that is drawn on another device
 
@@ -35,7 +36,7 @@ def build_arguments(
     usual = {a.name: next(iter(scalar_candidates(a)), 1) for a in op.spec.scalars if a.name in huge}
     floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
     wanted = {k: usual.get(k, v) for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
-    if recipe.values != "normal" and builder_takes_values(op):
+    if recipe.values not in ("normal", SHARED_NUMBERS) and builder_takes_values(op):
         wanted["values"] = recipe.values
     build, dtype = bind_sampler(op.spec, op.sampler), getattr(torch, floats[0]) if floats else torch.float32
     try:

@@ -14,6 +14,7 @@ CLOSE = 1e-4  # relative deviation up to which factors and offsets count as equa
 SLIGHT = 100 * CLOSE  # relative deviation up to which a difference is slight
 FEWEST = 3  # elements whose factor or offset is no chance
 MOST_COMPARED = 1 << 22  # elements of a result that is looked at
+WRAPPED = "have wrapped around"  # part of a text about integers of a dtype that is too narrow
 MOST_SORTED = 1 << 16  # elements of a result whose order is compared
 
 
@@ -76,6 +77,8 @@ def describe_relation(bad: Tensor, got: Tensor, expected: Tensor) -> str:
         return "each is 0"
     if bool((e == 0).all()):
         return "each is expected to be 0"
+    if bits := _wrapped_bits(got[bad], expected[bad]):
+        return f"each is off by a multiple of 2^{bits}, as numbers of {bits} bits that {WRAPPED}"
     if text := next(_moved(bad, whole_g, whole_e), ""):
         return text
     if g.numel() < FEWEST or _alike(e):
@@ -83,6 +86,17 @@ def describe_relation(bad: Tensor, got: Tensor, expected: Tensor) -> str:
     if bool((e != 0).all()) and _alike(factors := g / e):
         return f"each is {float(factors.mean()):.4g} times the expected"
     return f"each is off by {float((g - e).mean()):.4g}" if _alike(g - e) else ""
+
+
+def _wrapped_bits(got: Tensor, expected: Tensor) -> int:
+    """Return the number of bits of the widest integer dtype whose numbers, if they wrap around, differ from integers
+    ``expected`` as those of ``got`` do. Return 0 if there is none.
+    """
+    if got.is_floating_point() or expected.is_floating_point():
+        return 0
+    off = got.long() - expected.long()
+    fitting = (bits for bits in (32, 16, 8) if bool((off % (1 << bits) == 0).all()))
+    return next((bits for bits in fitting if bits > 8 or off.numel() >= FEWEST), 0)
 
 
 def _alike(values: Tensor) -> bool:

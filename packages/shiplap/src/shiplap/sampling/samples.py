@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import chain, cycle, islice, product
 from typing import Any
 
@@ -41,6 +40,7 @@ from shiplap.sampling.boundary_sizes import (
 from shiplap.sampling.boundary_sizes import uneven_member_sizes as uneven_lists
 from shiplap.sampling.builder import build_arguments, builder_takes_values
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
+from shiplap.sampling.changed_values import change_values
 from shiplap.sampling.code_constants import CodeConstants, find_code_constants, threshold_value_kind
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
@@ -60,11 +60,11 @@ from shiplap.sampling.sizes import (
 from shiplap.sampling.values import (
     CROWDED_KINDS,
     PLAIN_KINDS,
+    SHARED_NUMBERS,
     SOME_ZEROS,
     SPECIAL_KINDS,
     as_numbers,
     draw_values,
-    with_some_zeros,
 )
 
 MAX_SAMPLE_ELEMENTS = 1 << 21  # the most elements of all arguments of a sample
@@ -162,8 +162,8 @@ class Samples:
             if self.op.sampler
             else self._drawn(recipe, env, rng)
         )
-        if recipe.values == SOME_ZEROS and self._keeps_values:
-            drawn = tree_map(partial(with_some_zeros, rng=rng), drawn)
+        if self._keeps_values or recipe.values == SHARED_NUMBERS:
+            drawn = change_values(drawn, recipe.values, rng)
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
         return SampleCase(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 

@@ -46,6 +46,7 @@ RANGE_KINDS = ("tiny", "sunk", "saturating")
 """Kinds of finite values beside which a kernel may put a constant: an epsilon, or a number for minus infinity."""
 CROWDED_KINDS = ("cancelling", "ties", "masked")
 """Kinds of values of which so many are alike that a buffer for equal or neighbouring ones is too small."""
+SHARED_NUMBERS = "shared"  # the kind of a builder's values of which many are equal, also in different tensors
 SOME_ZEROS = "mostly zero"  # of the kinds the one that the values of a builder are given: some of them are zero then
 AROUND_PREFIX = "around "  # followed by numbers: values at these, and next to them on both sides
 INTEGER_STEPS, LARGEST_ROUNDED = 8.0, float(1 << 20)  # steps between 0 and 1 of rounded numbers, and their bound
@@ -76,17 +77,6 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
         return torch.complex(*(_floats_of_kind(part, real, kind, rng) for part in parts)).to(dtype)
     drawn = _floats_of_kind(values, dtype, kind, rng).to(dtype)
     return _vary_nan_bits(drawn, rng) if kind == "nan" and dtype.itemsize > 1 else drawn
-
-
-def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return a copy of the float tensor ``t`` with a random tenth of its elements, and at least one, set to zero.
-    Return ``t`` itself if it is an integer, float8 or empty tensor.
-    """
-    if not t.is_floating_point() or t.itemsize < 2 or not t.numel():
-        return t
-    chosen = torch.rand(t.shape, generator=rng) < 0.1
-    chosen.view(-1)[int(torch.randint(t.numel(), (1,), generator=rng))] = True
-    return t.masked_fill(chosen.to(t.device), 0)
 
 
 def as_numbers(t: Tensor, wanted: str) -> Tensor:

@@ -7,6 +7,7 @@ from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.sampling.argument_effects import revealing_samples
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import pairs_of_scalars, scalars_of_sizes, scalars_of_ties
@@ -16,12 +17,17 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield the samples on which the check ``numerics`` calls the op. They are samples with each kind of values, with
-    other dtypes, without optional arguments, with other scalars, and with larger sizes.
+    other dtypes, without optional arguments, with other scalars, and with larger sizes. Samples for arguments
+    that have changed no result yet come last.
     """
     big = list(islice(samples.grown(2), 2))
-    yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
-    yield from chain(pairs_of_scalars(samples), scalars_of_sizes(samples), scalars_of_ties(samples))
-    yield from (with_other_values(samples.op, c) for c in big)
+    usual = chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
+    combined = chain(pairs_of_scalars(samples), scalars_of_sizes(samples), scalars_of_ties(samples))
+    known: list[SampleCase] = []
+    for case in chain(usual, combined, (with_other_values(samples.op, c) for c in big)):
+        known.append(case)
+        yield case
+    yield from revealing_samples(samples, known)
 
 
 def observe_numerics(op: Op, case: SampleCase) -> Observation:
