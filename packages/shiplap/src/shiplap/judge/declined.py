@@ -23,9 +23,9 @@ def decline_form(case: JudgeSession, form: InputForm, base: Shapes) -> Iterator[
     An exception that the candidate raises for a special memory layout, for a size that is much larger than those of the
     reference's own inputs or that the reference takes by chance, for an argument that ``get_inputs`` leaves out, or for
     a list that is longer, is recorded as unchecked, since no caller gets a wrong result from it. ``base`` are the
-    shapes from which those of the form were varied. If the machine lacks memory for the reference at a large size, that is
-    recorded as a missing check. If the form has a tensor where the reference's own inputs have None, an exception or a
-    wrong result is recorded as a missing check. The reference may not be meant for such a tensor.
+    shapes from which those of the form were varied. If the machine lacks memory for the reference at a large size, that
+    is recorded as a missing check. If the form has a tensor where the reference's own inputs have None, an exception or
+    a wrong result is recorded as a missing check. The reference may not be meant for such a tensor.
     """
     try:
         yield
