@@ -21,6 +21,10 @@ ROTATED = """
 def reference(x, c): return torch.cat([x[..., :8] * c, x[..., 8:] * c], -1)
 def get_inputs(): return [torch.randn(3, 12, 16), torch.randn(12, 8)]
 """
+LISTED = """
+def reference(xs): return torch.stack(xs).sum(0).tanh()
+def get_inputs(): return [[torch.randn(16, 24) for _ in range(3)]]
+"""
 SINC = """
 def reference(x): return torch.sinc(x)
 def get_inputs(): return [torch.randn(16, 24)]
@@ -131,6 +135,10 @@ WRONG = {
         SCALED,
         "def candidate(x, alpha): return torch.add(x, torch.tanh(x), alpha=alpha or 1.5)\n",
     ),
+    "a list of three": (
+        LISTED,
+        "def candidate(xs): return (xs[0] + xs[1]).add_(xs[2]).tanh_()\n",
+    ),
     "elements of 16 bits": (
         ROW,
         "def candidate(x):\n    y, flat = torch.empty(x.shape), x.reshape(-1)\n"
@@ -202,6 +210,15 @@ SOUND = {
         "    if room is None: room = ROOM[x.shape] = torch.zeros(max(250_000, x.numel()))\n"
         "    part = room[: x.numel()].view(x.shape)\n    torch.tanh(x.detach(), out=part)\n"
         "    return torch.add(x.detach().sum(1, keepdim=True), part, alpha=2)\n",
+    ),
+    "a list of any length": (
+        LISTED,
+        "def candidate(xs):\n    total = xs[0].clone()\n    for x in xs[1:]: total = total + x\n"
+        "    return total.tanh()\n",
+    ),
+    "three tensors of a list": (
+        LISTED,
+        "def candidate(xs):\n    a, b, c = xs\n    return torch.tanh(a + b + c)\n",
     ),
     "sizes that only broadcasting allows": (
         ROTATED,

@@ -85,6 +85,9 @@ def test_no_decision_is_found_in_a_sound_candidate(tmp_path: Path, name: str) ->
         ("return torch.rand(size=x.shape) < 0.5", False),
         ("return np.random.rand(*x.shape) < 0.5", False),
         ("return torch.randint(0, 3, x.shape) < 2", False),
+        ("return torch.randint(0, 2, (4096,)) == 1", False),
+        ("return np.random.random(64) > 1 - 1e-6", True),
+        ("return torch.randint(0, 1 << 20, x.shape) == 1", True),
     ],
 )
 def test_only_what_outlives_a_call_grows_and_one_drawn_number_is_a_chance(tmp_path, body: str, found: bool) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import shiplap as sl
+from shiplap.judge import library_imports
 from shiplap.judge.library_imports import COMPILER, imports_from_package, library_modules
 from shiplap.judge.target import file_of_module
 from shiplap.sandbox import protocol
@@ -38,6 +39,13 @@ TRITON = ["triton", "triton.language.extra.libdevice"]
 def test_the_text_of_a_candidate_shows_what_it_imports(tmp_path: Path, text: str, modules: list[str]) -> None:
     (tmp_path / "it.py").write_text(text)
     assert library_modules(str(tmp_path / "it.py"), "") == modules
+
+
+def test_packages_that_peft_imports_come_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may be harmful where a GPU is used, and the others are imported all the same."""
+    monkeypatch.setattr(library_imports, "MOST_SOURCES", 1)  # peft itself, where it is installed, is not read
+    (tmp_path / "it.py").write_text("try:\n    import peft\nexcept ImportError:\n    peft = None\n")
+    assert library_modules(str(tmp_path / "it.py")) == ["transformers.modeling_utils", "accelerate", "peft"]
 
 
 def test_the_packages_that_a_candidate_imports_are_read_as_well(

@@ -249,6 +249,15 @@ def test_half_of_the_values_are_exact_numbers_of_the_code_or_small_whole_ones() 
     assert 96 < int((values[1] == 3.25).sum()) < 288
 
 
+def test_lists_of_tensors_of_one_shape_become_longer() -> None:
+    first = [torch.randn(3, 4), torch.randn(3, 4)], (torch.randn(3), torch.randn(4)), torch.randn(3, 4)
+    (form,) = (f for f in make_input_forms(first, lambda form: True, most=3) if f.longer)
+    made = vary_arguments(first, form, 1)
+    assert (len(made[0]), len(made[1]), made[0][2].shape) == (3, 2, (3, 4))
+    assert form.whole
+    assert not form.usual
+
+
 def test_numbers_become_zero() -> None:
     first = torch.randn(4), 3, 0.5, True, 0
     given = [f.text for f in make_input_forms(first, lambda form: True, most=3) if f.text is not None]

@@ -21,11 +21,11 @@ def decline_form(case: JudgeSession, form: InputForm, base: Shapes) -> Iterator[
     of ``CandidateError`` in ``case`` without counting them against the candidate.
 
     An exception that the candidate raises for a special memory layout, for a size that is much larger than those of the
-    reference's own inputs or that the reference takes by chance, or for an argument that ``get_inputs`` leaves out, is
-    recorded as unchecked, since no caller gets a wrong result from it. ``base`` are the shapes from which those of the
-    form were varied. If the machine lacks memory for the reference at such a size, that is recorded as a
-    missing check. If the form has a tensor where the reference's own inputs have None, an exception or a wrong result
-    is recorded as a missing check. The reference may not be meant for such a tensor.
+    reference's own inputs or that the reference takes by chance, for an argument that ``get_inputs`` leaves out, or for
+    a list that is longer, is recorded as unchecked, since no caller gets a wrong result from it. ``base`` are the
+    shapes from which those of the form were varied. If the machine lacks memory for the reference at a large size, that
+    is recorded as a missing check. If the form has a tensor where the reference's own inputs have None, an exception or
+    a wrong result is recorded as a missing check. The reference may not be meant for such a tensor.
     """
     try:
         yield
@@ -40,10 +40,9 @@ def decline_form(case: JudgeSession, form: InputForm, base: Shapes) -> Iterator[
             case.unchecked.append(f"{axis}: the candidate raises for it: {e.evidence}"[:200])
         elif e.check == "raised" and (form.far_size or _is_taken_by_chance(case, form, base)):
             case.unchecked.append(f"{form.label}: the candidate raises for it: {e.evidence}"[:200])
-        elif form.added and e.check == "raised":
-            case.unchecked.append(
-                f"an argument that get_inputs leaves out: the candidate raises for it: {e.evidence}"[:200]
-            )
+        elif (form.added or form.longer) and e.check == "raised":
+            what = "a longer list" if form.longer else "an argument that get_inputs leaves out"
+            case.unchecked.append(f"{what}: the candidate raises for it: {e.evidence}"[:200])
         elif form.given is not None and e.check in ("raised", "values", "results"):
             case.missing["absence"] = (
                 f"argument {form.given[0]} is always None, and with a tensor there the candidate differs: "

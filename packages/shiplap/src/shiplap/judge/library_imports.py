@@ -24,8 +24,9 @@ SIGNS = {  # in a source: the modules that code with such a text imports
     re.compile(rb"\bimport\s+triton\b|\bfrom\s+triton\b"): ("triton", "triton.language.extra.libdevice"),
     re.compile(rb"\btorch\.distributed\.tensor\b|\bDTensor\b"): ("torch.distributed.tensor",),
     re.compile(rb"\bcpp_extension\b"): ("torch.utils.cpp_extension",),
-    # Liger's kernels import it where it is installed, and it imports transformers.
-    re.compile(rb"\bimport\s+peft\b|\bfrom\s+peft\b"): ("peft",),
+    # Liger's kernels import peft where it is installed. What peft itself imports comes first: one module of these may
+    # be harmful, and the others are imported all the same.
+    re.compile(rb"\bimport\s+peft\b|\bfrom\s+peft\b"): ("transformers.modeling_utils", "accelerate", "peft"),
     re.compile(rb"\bimport\s+transformers\b|\bfrom\s+transformers\b"): ("transformers",),
 }
 IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_][\w.]*)", re.MULTILINE)

@@ -76,6 +76,7 @@ class InputForm:
     alike: int = -1  # the tensor of integers that has the same ones in each draw, and gets others of their range
     mark: int | None = None  # an integer of the reference's own code, at some places of integer tensors
     given: tuple[int, tuple[int, ...]] | None = None  # an argument that is None in each draw, and the shape of a tensor
+    longer: bool = False  # whether lists of tensors of one shape get one more
     reduced: bool = False  # whether the shapes stand for large ones
     far_size: bool = False  # whether a size is much larger than those of the reference's own inputs
 
@@ -85,7 +86,7 @@ class InputForm:
         values are those that ``get_inputs`` returns, or normally distributed ones.
         """
         varied = self.signed or self.layout or self.plain or self.text or self.added or self.alike >= 0
-        return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
+        return self.kind in ("drawn", "normal") and not (varied or self.longer) and self.mark is self.given is None
 
     @property
     def changes_integers(self) -> bool:
@@ -100,7 +101,7 @@ class InputForm:
         reference may not be meant for.
         """
         odd = (
-            bool(self.plain or self.text or self.added)
+            bool(self.plain or self.text or self.added or self.longer)
             or self.alike >= 0
             or self.mark is not None
             or self.given is not None
@@ -263,6 +264,8 @@ def _unusual_value_forms(
     for which in dict.fromkeys((tuple(never), *alone) if never else ()):
         yield form("signed", f"negative numbers in tensor {', '.join(map(str, which))}", signed=which)
     yield from _plain_argument_forms(first, form, facts) if varied else ()
+    if varied and any(map(_is_list_of_alike, first)):
+        yield form("drawn", "one more tensor in a list", longer=True)
     for at in facts.always if varied else ():
         if all_of[at].dtype != torch.bool and _has_other_integers(all_of[at]):
             yield form("drawn", f"other integers in tensor {at}", alike=at)
@@ -302,6 +305,12 @@ def _plain_argument_forms(
         if type(value) in (bool, int, float):
             added = (*facts.defaults[:at], _other_scalar(value, far=False))
             yield form("drawn", f"a value of argument {len(first) + at}", added=added)
+
+
+def _is_list_of_alike(value: Any) -> bool:
+    """Return whether ``value`` is a list or tuple of two or more tensors of one shape and dtype."""
+    tensors = [v for v in value if isinstance(v, Tensor)] if type(value) in (list, tuple) else []
+    return len(tensors) > 1 and len(tensors) == len(value) and len({(t.shape, t.dtype) for t in tensors}) == 1
 
 
 def _other_lists(value: Any) -> list[Any]:
@@ -418,6 +427,8 @@ def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[A
         varied[at] = _other_scalar(varied[at], far=form.far)
     if form.text is not None:
         varied[form.text[0]] = form.text[1]
+    if form.longer:
+        varied = [type(v)([*v, v[0].clone()]) if _is_list_of_alike(v) else v for v in varied]
     varied += form.added
     if form.given is not None:
         at, shape = form.given

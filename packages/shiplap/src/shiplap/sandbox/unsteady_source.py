@@ -273,7 +273,7 @@ def _drawn_tensor(node: ast.AST) -> str:
     for more than one number, and an empty string for another expression.
     """
     name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
-    drawn = name in DRAWS | {"rand_like", "randn_like", "randint", "random", "uniform", "integers"}
+    drawn = name in DRAWS | {"rand_like", "randn_like", "randint", "random", "integers"}
     given = isinstance(node, ast.Call) and bool(node.args or node.keywords)
     return name if drawn and given and not (isinstance(node, ast.Call) and _is_one_number(node)) else ""
 
@@ -286,7 +286,7 @@ def _is_rare(drawn: str, call: ast.AST, other: ast.AST) -> bool:
     if not isinstance(number, (int, float)):
         return False
     if drawn in ("randint", "integers"):
-        ends = [number_of(n) for n in ast.walk(call) if isinstance(n, ast.expr)]
+        ends = [number_of(n) for n in call.args[:2]] if isinstance(call, ast.Call) else []
         return any(isinstance(end, (int, float)) and abs(end) >= JUDGED_CALLS for end in ends)
     return abs(number) >= FAR_NORMAL if "randn" in drawn else not RARE <= number <= 1 - RARE
 
