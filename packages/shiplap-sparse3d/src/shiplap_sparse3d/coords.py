@@ -34,6 +34,7 @@ __all__ = [
     "refuse_rows",
     "require",
     "require_scenes",
+    "require_tensor",
     "tap_offsets",
 ]
 
@@ -48,6 +49,16 @@ def refuse_rows(op: str, bad: Tensor, message: str) -> None:
     """
     if bool(bad.any()):
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
+
+
+def require_tensor(where: str, value: Any) -> None:
+    """Raise ``SL209`` if ``value`` is no tensor, such as an array of NumPy, a list or None. ``where`` names the
+    argument in the error. Anything with a method ``dim`` is taken for a tensor, as proxies of ``torch.fx`` are.
+    """
+    if not hasattr(value, "dim"):
+        got, fix = f"a {type(value).__name__}", "convert it with torch.as_tensor"
+        got, fix = ("None", "pass a tensor") if value is None else (got, fix)
+        raise error("SL209", where=where, got=got, expected="a torch.Tensor", fix=fix)
 
 
 def check_rows(where: str, feats: Tensor, voxels: int) -> None:

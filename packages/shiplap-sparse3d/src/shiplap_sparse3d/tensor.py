@@ -21,6 +21,7 @@ from shiplap_sparse3d.coords import (
     check_scenes,
     keys_of,
     require,
+    require_tensor,
 )
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.memory import available_bytes
@@ -64,9 +65,11 @@ class SparseTensor(Arithmetic):
         ``geometry``. Raise ``SL201``, ``SL202``, ``SL204``, ``SL208`` or ``SL209`` for arguments that do not fit each
         other.
         """
+        require_tensor("SparseTensor, argument 'feats'", feats)
         if geometry is None:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
+            require_tensor("SparseTensor, argument 'coords'", coords)
             coords, feats = as_many_rows(coords, feats)
             if spatial_shape is None:
                 spatial_shape, batch_size = _grid_of(coords, batch_size)
@@ -83,6 +86,7 @@ class SparseTensor(Arithmetic):
         """Return the sparse tensor of the cells of ``dense [b, c, *spatial]`` in which any channel is not zero, in
         ascending order. Their number depends on the data, so the host waits for a GPU.
         """
+        require_tensor("SparseTensor.from_dense", dense)
         coords, feats = cells_in_use(dense.movedim(1, -1))
         return cls(feats, coords, dense.shape[2:], dense.shape[0])
 
@@ -464,6 +468,18 @@ def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
         )
 
 
+def require_sparse(where: str, *tensors: Any) -> None:
+    """Raise ``SL209`` if one of ``tensors`` is not a ``SparseTensor``, and ``SL208`` if there is none. ``where`` names
+    the function or module in the error.
+    """
+    if not tensors:
+        raise error("SL208", where=where, got="no tensors", expected="1 or more")
+    for x in tensors:
+        if not isinstance(x, SparseTensor):
+            got, fix = f"a {type(x).__name__}", "pass sparse3d.SparseTensor(feats, coords, spatial_shape)"
+            raise error("SL209", where=where, got=got, expected="a SparseTensor", fix=fix)
+
+
 def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
     """Return one sparse tensor with the channels (``dim`` 1) or the scenes (``dim`` 0) of all ``tensors`` in turn.
 
@@ -471,7 +487,9 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
         ArgumentError: ``SL202`` for channels on different voxels or scenes of different grids, ``SL208`` for another
             ``dim``.
     """
-    first, where = tensors[0], f"sparse3d.cat, dim {dim}"
+    where = f"sparse3d.cat, dim {dim}"
+    require_sparse(where, *tensors)
+    first = tensors[0]
     for other in tensors[1:]:
         if dim == 1 and not first.geometry.same(other.geometry):
             raise error(
@@ -521,6 +539,7 @@ def voxelize(
         ArgumentError: ``SL211`` for points that are below ``origin``, beyond ``spatial_shape`` or not finite, and for
             scenes outside ``[0, batch_size)``. ``SL201`` to ``SL208`` for arguments that do not fit each other.
     """
+    require_tensor("sparse3d.voxelize, argument 'points'", points)
     if points.dim() != 2 or points.shape[1] != 3:
         raise error(
             "SL201", where="sparse3d.voxelize, argument 'points'", got=f"shape {tuple(points.shape)}", expected="[p, 3]"
