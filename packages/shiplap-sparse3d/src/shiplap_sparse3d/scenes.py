@@ -12,7 +12,50 @@ from torch.utils.data import default_collate
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.axes import Axes, per_axis
-from shiplap_sparse3d.tensor import SparseTensor, cat, require_sparse
+from shiplap_sparse3d.tensor import SparseTensor
+
+
+def require_sparse(where: str, *tensors: Any) -> None:
+    """Raise ``SL209`` if one of ``tensors`` is not a ``SparseTensor``, and ``SL208`` if there is none. ``where`` names
+    the function or module in the error.
+    """
+    if not tensors:
+        raise error("SL208", where=where, got="no tensors", expected="1 or more")
+    for x in tensors:
+        if not isinstance(x, SparseTensor):
+            got, fix = f"a {type(x).__name__}", "pass sparse3d.SparseTensor(feats, coords, spatial_shape)"
+            raise error("SL209", where=where, got=got, expected="a SparseTensor", fix=fix)
+
+
+def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
+    """Return one sparse tensor with the channels (``dim`` 1) or the scenes (``dim`` 0) of all ``tensors`` in turn.
+
+    Raises:
+        ArgumentError: ``SL202`` for channels on different voxels or scenes of different grids, ``SL208`` for another
+            ``dim``.
+    """
+    where = f"sparse3d.cat, dim {dim}"
+    require_sparse(where, *tensors)
+    first = tensors[0]
+    for other in tensors[1:]:
+        if dim == 1 and not first.geometry.same(other.geometry):
+            raise error(
+                "SL202", where=where, got=f"{first} and {other} on other voxels", expected="tensors on the same voxels"
+            )
+        if dim == 0 and first.spatial_shape != other.spatial_shape:
+            raise error("SL202", where=where, got=f"{first} and {other}", expected="grids of one size")
+    if dim == 1:
+        return first.replace(torch.cat([t.feats for t in tensors], 1))
+    if dim != 0:
+        raise error("SL208", where=where, got=dim, expected="0 (scenes) or 1 (channels)")
+    moved, scenes = [], 0
+    for t in tensors:
+        b = t.coords[:, :1]
+        # Padding keeps its -1.
+        moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
+        scenes += t.batch_size
+    padded = any(t.geometry.padded for t in tensors)
+    return first._with_voxels(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
 
 
 def collate(samples: Sequence[Any]) -> Any:

@@ -13,7 +13,8 @@ from shiplap_sparse3d.axes import expand_axes, per_axis
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import Geometry, GeometryOrigin
 from shiplap_sparse3d.reentrant import refuse_checkpoint as refuse_reentrant
-from shiplap_sparse3d.tensor import SparseTensor, require_sparse
+from shiplap_sparse3d.scenes import require_sparse
+from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["SparseModule"]
 

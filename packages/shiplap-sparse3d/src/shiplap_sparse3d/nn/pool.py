@@ -11,7 +11,8 @@ from shiplap_sparse3d import pooling
 from shiplap_sparse3d.axes import Axes, per_axis
 from shiplap_sparse3d.nn.module import SparseModule, origin_of
 from shiplap_sparse3d.plan import Plan
-from shiplap_sparse3d.tensor import SparseTensor, require_sparse
+from shiplap_sparse3d.scenes import require_sparse
+from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = [
     "GlobalPool",

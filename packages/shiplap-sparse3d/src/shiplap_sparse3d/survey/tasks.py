@@ -119,11 +119,10 @@ class SurveyJob:
         """Return the first stored number along ``axis`` whose cell is at or above ``low`` and below ``high``, and the
         number after the last one. Stored numbers are compared in a fraction of the time that their cells would take.
         """
-        scale, offset, edge = self.scales[axis], self.offsets[axis], self.model.voxel[axis]
-        # Rounding keeps the order, and numbers that ascend with the cells have the sign of the scale.
-        ends = [bisect_left(_STORED, cell, key=lambda n: (n * abs(scale) + offset) / edge) for cell in (low, high)]
-        first, end = (_STORED[place] for place in ends)
-        return (first, end) if scale > 0 else (1 - end, 1 - first)
+        step, offset, edge = abs(self.scales[axis]), self.offsets[axis], self.model.voxel[axis]
+        # Rounding keeps the order. With a scale below 0, cells ascend with the negated numbers.
+        first, end = (bisect_left(_STORED, c, key=lambda n: (n * step + offset) / edge) - 2**31 for c in (low, high))
+        return (first, end) if self.scales[axis] > 0 else (1 - end, 1 - first)
 
     def with_points(self, segments: Sequence[SortedSegment]) -> SurveyJob:
         """Return this job with the table and the extent of all points. ``segments`` are the results of
@@ -187,8 +186,7 @@ def points_between(job: SurveyJob, rows: Tensor, low: Cells, high: Cells) -> np.
     inside = np.ones(len(rows), bool)
     for axis, numbers in enumerate(rows.numpy().T[2:4].copy()):  # contiguous numbers are compared faster
         first, end = job.stored_range(axis, int(low[axis]), int(high[axis]))
-        inside &= numbers >= first
-        inside &= numbers < end
+        inside &= (numbers >= first) & (numbers < end)
     return inside
 
 
@@ -320,8 +318,7 @@ def question_of(job: SurveyJob, tile: Tile) -> TileQuestion:
         inside = torch.from_numpy(points_between(job, rows, box.low, box.high))
         rows, feats = rows[inside], feats[inside]
     wanted = torch.from_numpy(np.flatnonzero(points_between(job, rows, *job.tiling.core(tile))))
-    axes = zip(job.cells(rows).numpy(), box.low, strict=True)
-    local = np.stack([axis - first for axis, first in axes], 1, dtype=np.int32, casting="unsafe")
+    local = (job.cells(rows).numpy().T - box.low).astype(np.int32, order="C")
     return TileQuestion(rows[wanted], torch.from_numpy(local), feats, box.shape, wanted)
 
 
@@ -338,15 +335,14 @@ def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
         torch.cuda.set_device(device)  # of this thread
     with torch.inference_mode():
         question = question_of(job, tile)
-        made = question.cells, question.feats, question.wanted
-        # From page-locked memory, so that no thread waits for a copy.
-        cells, feats, wanted = (each.pin_memory() for each in made) if gpu else made
+        # In page-locked memory, so that no thread waits for a copy.
+        made = [each.pin_memory() if gpu else each for each in (question.cells, question.feats, question.wanted)]
         # Also since a captured graph of the user's has one memory.
         with state.lock, evaluation_mode(model.net):
             if gpu and state.beside is None:
                 state.beside = torch.cuda.Stream(device, priority=-1)
             with torch.cuda.stream(state.beside) if gpu else contextlib.nullcontext():
-                cells, feats, wanted = (each.to(device, non_blocking=True) for each in (cells, feats, wanted))
+                cells, feats, wanted = (each.to(device, non_blocking=True) for each in made)
                 scene = model.scene(cells, feats, question.grid)
                 scene.voxels.geometry.build(state.recipe)
             if gpu:
