@@ -66,6 +66,9 @@ class SparseTensor(Arithmetic):
         other.
         """
         require_tensor("SparseTensor, argument 'feats'", feats)
+        if isinstance(feats, SparseTensor):
+            where, fix = "SparseTensor, argument 'feats'", "pass its features, x.feats"
+            raise error("SL209", where=where, got="a SparseTensor", expected="a torch.Tensor", fix=fix)
         if geometry is None:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")

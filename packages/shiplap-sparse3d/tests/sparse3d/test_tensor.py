@@ -244,6 +244,7 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "coordinates of NumPy": ("SL209", lambda: sparse3d.SparseTensor(scene().feats, scene().coords.numpy(), GRID, 2)),
     "coordinates in a list": ("SL209", lambda: sparse3d.SparseTensor(scene().feats, scene().coords.tolist())),
     "no features": ("SL209", lambda: scene().replace(None)),
+    "a sparse tensor as features": ("SL209", lambda: scene().replace(scene().relu())),
     "voxels of NumPy": ("SL209", lambda: sparse3d.SparseConv3d(4, 4, 3)(scene(), scene().coords.numpy())),
     "volume of NumPy": ("SL209", lambda: sparse3d.SparseTensor.from_dense(scene().dense().numpy())),
     "points of NumPy": ("SL209", lambda: sparse3d.voxelize(np.ones((5, 3)), torch.ones(5, 1), 1.0)),
