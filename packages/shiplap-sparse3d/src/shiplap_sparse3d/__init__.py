@@ -110,7 +110,7 @@ from shiplap_sparse3d.postprocess import (
 )
 from shiplap_sparse3d.quantize import PointTensor, QuantizedPoints, sparse_quantize
 from shiplap_sparse3d.rows import chosen_rows
-from shiplap_sparse3d.scenes import collate, crop, neighbor_indexes, union
+from shiplap_sparse3d.scenes import cat, collate, crop, neighbor_indexes, union
 from shiplap_sparse3d.serialize import (
     decode_seq,
     encode_seq,
@@ -119,7 +119,7 @@ from shiplap_sparse3d.serialize import (
     z_order_decode,
     z_order_encode,
 )
-from shiplap_sparse3d.tensor import Geometry, SparseTensor, Strided, cat, voxelize
+from shiplap_sparse3d.tensor import Geometry, SparseTensor, Strided, voxelize
 
 __all__ = [
     "BatchNorm",

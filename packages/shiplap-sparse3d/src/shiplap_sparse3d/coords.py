@@ -25,6 +25,7 @@ __all__ = [
     "check_coords",
     "check_rows",
     "check_scenes",
+    "count_axes",
     "inside_grid",
     "is_known_size",
     "is_known_to_hold",
@@ -34,6 +35,7 @@ __all__ = [
     "refuse_rows",
     "require",
     "require_scenes",
+    "require_tensor",
     "tap_offsets",
 ]
 
@@ -48,6 +50,31 @@ def refuse_rows(op: str, bad: Tensor, message: str) -> None:
     """
     if bool(bad.any()):
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
+
+
+def require_tensor(where: str, value: Any) -> None:
+    """Raise ``SL209`` if ``value`` is no tensor, such as an array of NumPy, a list or None. ``where`` names the
+    argument in the error. Anything with a method ``dim`` is taken for a tensor, as proxies of ``torch.fx`` are.
+    """
+    if not hasattr(value, "dim"):
+        got, fix = f"a {type(value).__name__}", "convert it with torch.as_tensor"
+        got, fix = ("None", "pass a tensor") if value is None else (got, fix)
+        raise error("SL209", where=where, got=got, expected="a torch.Tensor", fix=fix)
+
+
+def count_axes(coords: Tensor) -> int:
+    """Return the number of spatial axes of ``coords``, ``int32 [n, 1 + axes]``. Raise ``SL209``, ``SL201`` or ``SL204``
+    for another form, and ``SL201`` unless there are 1 to 4 axes.
+    """
+    where = "Geometry, argument 'coords'"
+    require_tensor(where, coords)
+    if coords.dim() != 2 or coords.dtype != torch.int32:
+        id, got = ("SL201", f"{coords.dim()} dims") if coords.dim() != 2 else ("SL204", coords.dtype)
+        raise error(id, where=where, got=got, expected="int32 [n, 1 + axes]")
+    axes: int = coords.shape[1] - 1
+    if not 1 <= axes <= 4:
+        raise error("SL201", where=where, got=f"{axes + 1} columns", expected="2 to 5")
+    return axes
 
 
 def check_rows(where: str, feats: Tensor, voxels: int) -> None:

@@ -21,7 +21,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Axes, Triple, expand_axes, per_axis, same_numbers
-from shiplap_sparse3d.coords import assert_some_rows, check_scenes, require_scenes
+from shiplap_sparse3d.coords import assert_some_rows, check_scenes, count_axes, require_scenes
 from shiplap_sparse3d.offsets import (
     box_offsets,
     connect_by_offsets,
@@ -154,12 +154,7 @@ class Geometry:
     bounded = True
 
     def __init__(self, coords: Tensor, spatial_shape: Axes | None, batch_size: int, *, padded: bool = False) -> None:
-        if coords.dim() != 2 or coords.dtype != torch.int32:
-            id, got = ("SL201", f"{coords.dim()} dims") if coords.dim() != 2 else ("SL204", coords.dtype)
-            raise error(id, where="Geometry, argument 'coords'", got=got, expected="int32 [n, 1 + axes]")
-        self.ndim = coords.shape[1] - 1
-        if not 1 <= self.ndim <= 4:
-            raise error("SL201", where="Geometry, argument 'coords'", got=f"{self.ndim + 1} columns", expected="2 to 5")
+        self.ndim = count_axes(coords)
         lead = 3 - self.ndim
         self.coords = _with_leading_axes(coords, lead) if lead > 0 else coords
         self.bounded = spatial_shape is not None
@@ -376,7 +371,7 @@ class Geometry:
 
     def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
         """Return ``voxels``, a tensor in a grid ``shape``, as a geometry. Raise ``SL202`` for other axes or scenes."""
-        if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
+        if not isinstance(voxels, Geometry) and (getattr(voxels, "ndim", 0) != 2 or voxels.shape[1] == self.ndim + 1):
             voxels = Geometry(voxels, shape, self.batch_size)
         there = voxels
         if not isinstance(there, Geometry) or there.ndim != self.ndim or there.batch_size != self.batch_size:
@@ -387,13 +382,15 @@ class Geometry:
         return there
 
     def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
-        """Return the output grid of a layer with ``window``, or None for voxels without a grid. For a strided window it
-        has all outputs whose first kernel cell lies before the end of the padded input grid.
+        """Return the output grid of a layer with ``window`` onto given voxels, or None for voxels without a grid. For a
+        strided window it has all outputs whose first kernel cell lies before the end of the padded input grid. For a
+        transposed one it is the largest that torch makes with an output padding below the stride.
         """
         if not self.bounded:
             return None
         if window.output_padding is not None:
-            return window.shape(self.spatial_shape)[-self.ndim :]
+            axes = zip(window.shape(self.spatial_shape), window.stride, window.output_padding, strict=True)
+            return tuple(cells + max(0, step - 1 - extra) for cells, step, extra in axes)[-self.ndim :]
         axes = zip(self.spatial_shape, window.stride, window.padding, strict=True)
         return tuple((cells + p - 1) // step + 1 for cells, step, p in axes)[-self.ndim :]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import GridLookup, check_coords, check_rows, refuse_rows
+from shiplap_sparse3d.coords import GridLookup, check_coords, check_rows, refuse_rows, require_tensor
 from shiplap_sparse3d.cpu import LIBRARY
 from shiplap_sparse3d.ops import rows_under
 
@@ -202,12 +202,15 @@ def grid_sample_3d(
         raise error(
             "SL208", where="grid_sample_3d", got=f"shape {tuple(shape)}", expected="(batches, channels, X, Y, Z)"
         )
+    for name, value in (("feats", feats), ("coords", coords), ("grid", grid)):
+        require_tensor(f"grid_sample_3d, argument {name!r}", value)
     check_rows("grid_sample_3d", feats, coords.shape[0])
     queries, spatial = grid.float(), list(shape[2:])
     if mode == "trilinear":
         indices, weights = trilinear_map(coords, queries, spatial)
     elif mode == "nearest":
-        indices = nearest_map(coords, queries, spatial)[..., None]
+        # The middle of the cell: a point just below a border would be rounded into the next cell.
+        indices = nearest_map(coords, (grid.floor() + 0.5).float(), spatial)[..., None]
         # The nearest voxel is a weighted sum of one row.
         weights = torch.ones_like(indices, dtype=torch.float32)
     else:

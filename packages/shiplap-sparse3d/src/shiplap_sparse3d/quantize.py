@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.axes import Axes
-from shiplap_sparse3d.coords import check_rows, require
+from shiplap_sparse3d.coords import check_rows, require, require_tensor
 from shiplap_sparse3d.grid_sample import grid_sample_3d
 from shiplap_sparse3d.tensor import SparseTensor, voxelize
 
@@ -61,6 +61,7 @@ def sparse_quantize(
             not finite.
     """
     where = "sparse3d.sparse_quantize"
+    require_tensor(f"{where}, argument 'points'", points)
     if points.dim() != 2:
         raise error("SL201", where=f"{where}, argument 'points'", got=f"{points.dim()} dims", expected="[p, d]")
     if conflict not in ("vote", "ignore"):
@@ -77,6 +78,7 @@ def sparse_quantize(
         raise error("SL211", where=where, got=f"point {row} = {points[row].tolist()}", expected="cells below 2**31")
     for given in (feats, labels):
         if given is not None:
+            require_tensor(f"{where}, features and labels", given)
             check_rows(where, given, points.shape[0])
     # In int64, since graphs of torch 2.11 take the inverse to have the dtype of the argument.
     coords, inverse = torch.unique(cells.long(), dim=0, return_inverse=True)
@@ -135,6 +137,8 @@ class PointTensor:
 
     def __post_init__(self) -> None:
         """Raise ``SL201`` unless the points are ``[p, 3]``, and ``SL202`` if there are not as many rows of features."""
+        require_tensor("PointTensor, argument 'points'", self.points)
+        require_tensor("PointTensor, argument 'feats'", self.feats)
         if self.points.dim() != 2 or self.points.shape[1] != 3:
             got = f"shape {tuple(self.points.shape)}"
             raise error("SL201", where="PointTensor, argument 'points'", got=got, expected="[p, 3]")

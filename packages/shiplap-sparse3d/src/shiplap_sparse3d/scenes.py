@@ -5,13 +5,57 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.axes import Axes, per_axis
-from shiplap_sparse3d.tensor import SparseTensor, cat
+from shiplap_sparse3d.tensor import SparseTensor
+
+
+def require_sparse(where: str, *tensors: Any) -> None:
+    """Raise ``SL209`` if one of ``tensors`` is not a ``SparseTensor``, and ``SL208`` if there is none. ``where`` names
+    the function or module in the error.
+    """
+    if not tensors:
+        raise error("SL208", where=where, got="no tensors", expected="1 or more")
+    for x in tensors:
+        if not isinstance(x, SparseTensor):
+            got, fix = f"a {type(x).__name__}", "pass sparse3d.SparseTensor(feats, coords, spatial_shape)"
+            raise error("SL209", where=where, got=got, expected="a SparseTensor", fix=fix)
+
+
+def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
+    """Return one sparse tensor with the channels (``dim`` 1) or the scenes (``dim`` 0) of all ``tensors`` in turn.
+
+    Raises:
+        ArgumentError: ``SL202`` for channels on different voxels or scenes of different grids, ``SL208`` for another
+            ``dim``.
+    """
+    where = f"sparse3d.cat, dim {dim}"
+    require_sparse(where, *tensors)
+    first = tensors[0]
+    for other in tensors[1:]:
+        if dim == 1 and not first.geometry.same(other.geometry):
+            raise error(
+                "SL202", where=where, got=f"{first} and {other} on other voxels", expected="tensors on the same voxels"
+            )
+        if dim == 0 and first.spatial_shape != other.spatial_shape:
+            raise error("SL202", where=where, got=f"{first} and {other}", expected="grids of one size")
+    if dim == 1:
+        return first.replace(torch.cat([t.feats for t in tensors], 1))
+    if dim != 0:
+        raise error("SL208", where=where, got=dim, expected="0 (scenes) or 1 (channels)")
+    moved, scenes = [], 0
+    for t in tensors:
+        b = t.coords[:, :1]
+        # Padding keeps its -1.
+        moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
+        scenes += t.batch_size
+    padded = any(t.geometry.padded for t in tensors)
+    return first._with_voxels(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -19,8 +63,8 @@ def collate(samples: Sequence[Any]) -> Any:
 
     Sparse tensors become one tensor with as many scenes. Cells, ``int32 [n_i, d]``, get the number of their scene as
     the first column and are joined, as the coordinates of a ``SparseTensor``. Other tensors of at least one dimension,
-    such as features and labels, are joined along the first one. Tuples, lists and dicts are collated element by
-    element. Anything else is passed to torch's ``default_collate``.
+    such as features and labels, are joined along the first one. Arrays of NumPy become tensors. Tuples, lists and dicts
+    are collated element by element. Anything else is passed to torch's ``default_collate``.
 
     Raises:
         ArgumentError: ``SL208`` for no samples, ``SL202`` for samples of different structure, channels or grids.
@@ -33,6 +77,8 @@ def collate(samples: Sequence[Any]) -> Any:
         raise error("SL202", where="sparse3d.collate", got=f"samples of {kinds}", expected="samples of one type")
     if isinstance(first, SparseTensor):
         return cat(samples, 0)
+    if isinstance(first, np.ndarray) and first.ndim:
+        return _join_rows([*map(torch.from_numpy, samples)])
     if isinstance(first, Tensor) and first.dim():
         return _join_rows(samples)
     if isinstance(first, Mapping):
@@ -82,8 +128,7 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
         ArgumentError: ``SL202`` for other grids, batches or channels, ``SL208`` for padded tensors and for none.
     """
     where = "sparse3d.union"
-    if not len(tensors):
-        raise error("SL208", where=where, got="no tensors", expected="1 or more")
+    require_sparse(where, *tensors)
     first = tensors[0]
     total = first.feats
     for other in tensors[1:]:
@@ -112,6 +157,7 @@ def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
     bound is one int, or one for each axis. In a padded tensor the voxels outside the box become padding, so the number
     of rows stays.
     """
+    require_sparse("sparse3d.crop", x)
     ndim = x.geometry.ndim
     bounds = [torch.tensor(per_axis(value, name, ndim)) for value, name in ((low, "low"), (high, "high"))]
     start, stop = (bound.to(x.coords.device) for bound in bounds)
@@ -125,6 +171,7 @@ def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1)
     ``dilation`` are one number for all axes, or one for each. ``feats[indexes]`` are the neighbours' features where the
     result ``indexes`` is not -1.
     """
+    require_sparse("sparse3d.neighbor_indexes", x)
     # Row numbers have no gradient, so the tables of the way back are not needed.
     table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table
     return table

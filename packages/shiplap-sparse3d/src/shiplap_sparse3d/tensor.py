@@ -21,13 +21,14 @@ from shiplap_sparse3d.coords import (
     check_scenes,
     keys_of,
     require,
+    require_tensor,
 )
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.memory import available_bytes
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.rows import cells_in_use, rows_where
 
-__all__ = ["Geometry", "SparseTensor", "Strided", "cat", "voxelize"]
+__all__ = ["Geometry", "SparseTensor", "Strided", "voxelize"]
 
 
 class SparseTensor(Arithmetic):
@@ -64,9 +65,14 @@ class SparseTensor(Arithmetic):
         ``geometry``. Raise ``SL201``, ``SL202``, ``SL204``, ``SL208`` or ``SL209`` for arguments that do not fit each
         other.
         """
+        require_tensor("SparseTensor, argument 'feats'", feats)
+        if isinstance(feats, SparseTensor):
+            where, fix = "SparseTensor, argument 'feats'", "pass its features, x.feats"
+            raise error("SL209", where=where, got="a SparseTensor", expected="a torch.Tensor", fix=fix)
         if geometry is None:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
+            require_tensor("SparseTensor, argument 'coords'", coords)
             coords, feats = as_many_rows(coords, feats)
             if spatial_shape is None:
                 spatial_shape, batch_size = _grid_of(coords, batch_size)
@@ -83,6 +89,7 @@ class SparseTensor(Arithmetic):
         """Return the sparse tensor of the cells of ``dense [b, c, *spatial]`` in which any channel is not zero, in
         ascending order. Their number depends on the data, so the host waits for a GPU.
         """
+        require_tensor("SparseTensor.from_dense", dense)
         coords, feats = cells_in_use(dense.movedim(1, -1))
         return cls(feats, coords, dense.shape[2:], dense.shape[0])
 
@@ -464,35 +471,6 @@ def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
         )
 
 
-def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
-    """Return one sparse tensor with the channels (``dim`` 1) or the scenes (``dim`` 0) of all ``tensors`` in turn.
-
-    Raises:
-        ArgumentError: ``SL202`` for channels on different voxels or scenes of different grids, ``SL208`` for another
-            ``dim``.
-    """
-    first, where = tensors[0], f"sparse3d.cat, dim {dim}"
-    for other in tensors[1:]:
-        if dim == 1 and not first.geometry.same(other.geometry):
-            raise error(
-                "SL202", where=where, got=f"{first} and {other} on other voxels", expected="tensors on the same voxels"
-            )
-        if dim == 0 and first.spatial_shape != other.spatial_shape:
-            raise error("SL202", where=where, got=f"{first} and {other}", expected="grids of one size")
-    if dim == 1:
-        return first.replace(torch.cat([t.feats for t in tensors], 1))
-    if dim != 0:
-        raise error("SL208", where=where, got=dim, expected="0 (scenes) or 1 (channels)")
-    moved, scenes = [], 0
-    for t in tensors:
-        b = t.coords[:, :1]
-        # Padding keeps its -1.
-        moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
-        scenes += t.batch_size
-    padded = any(t.geometry.padded for t in tensors)
-    return first._with_voxels(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
-
-
 def voxelize(
     points: Tensor,
     feats: Tensor,
@@ -521,6 +499,7 @@ def voxelize(
         ArgumentError: ``SL211`` for points that are below ``origin``, beyond ``spatial_shape`` or not finite, and for
             scenes outside ``[0, batch_size)``. ``SL201`` to ``SL208`` for arguments that do not fit each other.
     """
+    require_tensor("sparse3d.voxelize, argument 'points'", points)
     if points.dim() != 2 or points.shape[1] != 3:
         raise error(
             "SL201", where="sparse3d.voxelize, argument 'points'", got=f"shape {tuple(points.shape)}", expected="[p, 3]"

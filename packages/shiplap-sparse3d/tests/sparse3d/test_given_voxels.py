@@ -50,6 +50,16 @@ def test_transposed_convolution_onto_the_voxels_of_an_encoder():
     assert torch.equal(up(down, x).coords, x.coords)
 
 
+def test_coordinates_of_an_encoder_fit_whatever_its_strided_layer_left_out():
+    """A kernel of 2 with a stride of 2 leaves out the last of an odd number of cells, and torch pads the outputs."""
+    x = scene(60, GRID, 3)
+    assert (x.coords[:, 1] == GRID[0] - 1).any()
+    down = sparse3d.SparseConv3d(3, 4, 2, 2, **DOUBLE)(x)
+    up = sparse3d.SparseConvTranspose3d(4, 3, 2, 2, **DOUBLE)
+    dense = nn.functional.conv_transpose3d(down.dense(), up.weight.permute(4, 0, 1, 2, 3), up.bias, 2, 0, 1)
+    torch.testing.assert_close(up(down, x.coords).feats, at(dense, x.coords))
+
+
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 2, 1), (2, 2, 1), (3, (2, 1, 3), 2), (5, 3, 1)])
 def test_outputs_at_floors_are_those_cells_of_a_centred_convolution(kernel, stride, dilation):
     x = scene(50, GRID, 3)

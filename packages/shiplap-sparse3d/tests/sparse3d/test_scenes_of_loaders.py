@@ -37,6 +37,9 @@ def test_samples_of_a_loader_become_a_batch():
     assert (batch.batch_size, batch.spatial_shape) == (3, GRID)
     assert torch.equal(batch.coords, coords)
     assert [len(part) for part in batch.decomposed_features] == [5, 8, 0]
+    arrays = sparse3d.collate([(s.cells.numpy(), s.feats.numpy()) for s in samples])
+    assert torch.equal(arrays[0], coords)
+    assert torch.equal(arrays[1], feats)
 
 
 @pytest.mark.parametrize("conflict", ["vote", "ignore"])
@@ -117,6 +120,15 @@ def test_points_give_voxels_and_take_features_of_voxels(mode):
         rows = batch == b
         alone = sparse3d.PointTensor(here.feats[rows], points[rows]).sample(x[b], mode)
         torch.testing.assert_close(got.feats[rows], alone.feats)
+
+
+def test_a_point_is_in_one_voxel_whatever_asks():
+    """In float64 a point may lie so near to the next cell that float32 has it there."""
+    points = torch.tensor([[2 - 1e-9, 1.0, 3 - 1e-12]], dtype=torch.float64)
+    here = sparse3d.PointTensor(torch.ones(1, 2, dtype=torch.float64), points)
+    x = here.voxelize((6, 6, 6), 1)
+    assert x.coords.tolist() == [[0, 1, 1, 2]]
+    assert torch.equal(here.sample(x, "nearest").feats, here.feats)
 
 
 class PointNet(nn.Module):

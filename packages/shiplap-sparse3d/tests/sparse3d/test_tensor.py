@@ -240,6 +240,27 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "negative padding": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, padding=-1)),
     "dilation of none": ("SL208", lambda: sparse3d.SparseMaxPool3d(3, dilation=0)),
     "negative channels": ("SL208", lambda: sparse3d.SubMConv3d(-4, 4, 3)),
+    "features of NumPy": ("SL209", lambda: sparse3d.SparseTensor(scene().feats.numpy(), scene().coords, GRID, 2)),
+    "coordinates of NumPy": ("SL209", lambda: sparse3d.SparseTensor(scene().feats, scene().coords.numpy(), GRID, 2)),
+    "coordinates in a list": ("SL209", lambda: sparse3d.SparseTensor(scene().feats, scene().coords.tolist())),
+    "no features": ("SL209", lambda: scene().replace(None)),
+    "a sparse tensor as features": ("SL209", lambda: scene().replace(scene().relu())),
+    "voxels of NumPy": ("SL209", lambda: sparse3d.SparseConv3d(4, 4, 3)(scene(), scene().coords.numpy())),
+    "volume of NumPy": ("SL209", lambda: sparse3d.SparseTensor.from_dense(scene().dense().numpy())),
+    "points of NumPy": ("SL209", lambda: sparse3d.voxelize(np.ones((5, 3)), torch.ones(5, 1), 1.0)),
+    "quantised points of NumPy": ("SL209", lambda: sparse3d.sparse_quantize(np.ones((5, 3)))),
+    "quantised labels of NumPy": ("SL209", lambda: sparse3d.sparse_quantize(torch.ones(5, 3), labels=np.ones(5, int))),
+    "point tensor of NumPy": ("SL209", lambda: sparse3d.PointTensor(torch.ones(5, 1), np.ones((5, 3)))),
+    "samples at points of NumPy": (
+        "SL209",
+        lambda: sparse3d.grid_sample_3d(scene().feats, scene().coords, (2, 4, *GRID), np.ones((2, 1, 3))),
+    ),
+    "pooling of features": ("SL209", lambda: sparse3d.GlobalPool()(scene().feats)),
+    "cat of features": ("SL209", lambda: sparse3d.cat([scene(), scene().feats])),
+    "cat of nothing": ("SL208", lambda: sparse3d.cat([])),
+    "union of features": ("SL209", lambda: sparse3d.union([scene(), scene().feats])),
+    "crop of features": ("SL209", lambda: sparse3d.crop(scene().feats, 0, 3)),
+    "neighbours of features": ("SL209", lambda: sparse3d.neighbor_indexes(scene().feats)),
 }
 
 

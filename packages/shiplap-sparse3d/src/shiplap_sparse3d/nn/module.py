@@ -13,6 +13,7 @@ from shiplap_sparse3d.axes import expand_axes, per_axis
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.geometry import Geometry, GeometryOrigin
 from shiplap_sparse3d.reentrant import refuse_checkpoint as refuse_reentrant
+from shiplap_sparse3d.scenes import require_sparse
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["SparseModule"]
@@ -50,14 +51,7 @@ class SparseModule(nn.Module):
         """Raise ``SL209`` if ``x`` is not a sparse tensor, and ``SL201`` if it does not have ``ndim`` axes. Raise
         ``SL202`` if its features and its voxels differ in number.
         """
-        if not isinstance(x, SparseTensor):
-            raise error(
-                "SL209",
-                where=type(self).__name__,
-                got=f"a {type(x).__name__}",
-                expected="a SparseTensor",
-                fix="pass sparse3d.SparseTensor(feats, coords, spatial_shape)",
-            )
+        require_sparse(type(self).__name__, x)
         if x.geometry.ndim != ndim:
             raise error(
                 "SL201",

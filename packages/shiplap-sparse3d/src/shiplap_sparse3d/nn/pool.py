@@ -11,6 +11,7 @@ from shiplap_sparse3d import pooling
 from shiplap_sparse3d.axes import Axes, per_axis
 from shiplap_sparse3d.nn.module import SparseModule, origin_of
 from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.scenes import require_sparse
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = [
@@ -268,6 +269,7 @@ class GlobalPool(SparseModule):
         """Return the maximum, mean or sum (by ``mode``) of the features of each scene, ``[batch_size, c]``. Padding
         rows are left out.
         """
+        require_sparse("GlobalPool", x)
         self._check_gradient(x)
         return pooling.global_pool(x.feats, x.geometry.coords, x.batch_size, self.mode)
 
