@@ -15,12 +15,11 @@ import torch
 from typer.testing import CliRunner
 
 from shiplap.doctor import Break, Diagnosis, Recompile, SourcePlace, probe
+from shiplap.doctor.laboratory import Laboratory, Run
 from shiplap.doctor.printed import different_lines, zeros_in_output
 from shiplap.doctor.remedies import REMEDIES, list_remedies
 from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
 from shiplap.doctor.trial import (
-    Laboratory,
-    Run,
     _rows_computed_always,
     _try_entries,
     make_case,
@@ -58,7 +57,7 @@ def test_a_remedy_has_to_remove_its_entry_and_keep_all_results() -> None:
     assert reason_of_refusal(ITEM, before, run(ITEM)) == "the entry was still there"
     assert reason_of_refusal(ITEM, before, run(taken)).startswith("another break took its place")
     assert reason_of_refusal(ITEM, before, run(other)) == ""  # it lay behind
-    assert reason_of_refusal(ITEM, before, run(other, replace(other, call="b"))) == "2 entries instead of 1"
+    assert reason_of_refusal(ITEM, before, run(other, replace(other, call="b"))) == "there are more entries: 2 instead of 1"
     assert reason_of_refusal(ITEM, before, run(differences=("f, call 1: outputs differ",))).startswith("f, call 1")
     assert (
         reason_of_refusal(ITEM, before, run(status=1))

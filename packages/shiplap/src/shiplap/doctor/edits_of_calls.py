@@ -116,13 +116,13 @@ def in_outermost_function(editor: Editor) -> Editor:
     def edit(case: Case) -> Iterator[Edits]:
         """Yield the edits of ``editor`` of the enclosing function if the line is in the outermost compiled function."""
         node = case.own.statement(case.line) if case.own is not None else None
-        if case.own is not None and node is not None and _is_outermost(case, case.own, node):
+        if case.own is not None and node is not None and is_outermost(case, case.own, node):
             yield from editor(case)
 
     return edit
 
 
-def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
+def is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
     """Return whether ``node`` is known to be in the outermost compiled function: that has the decorator
     ``torch.compile``, or the break or recompile came in the compilation of no other one. It is not outermost if another
     compiled function may call it.
@@ -334,16 +334,19 @@ def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:
 
     Torch moves calls out of the outermost compiled function alone.
     """
-    return _is_outermost(case, source, node) and _may_run_later(source, node)
+    return is_outermost(case, source, node) and _may_run_later(source, node)
 
 
 def _may_run_later(source: Source, node: ast.stmt) -> bool:
     """Return whether the statement ``node`` of a function may run at the end of the function.
 
     It may not if it is inside of ``with`` or ``try``, whose context has then ended, or if a statement that runs after
-    it may write to an object, which the statement may read.
+    it may write to an object, which the statement may read. It may not either if it measures a time, which would
+    include what lies between.
     """
     parents, function = source.parents(), enclosing_function(source, node)
+    if measures_time(source, node):
+        return False
     first = (node.end_lineno or node.lineno) + 1
     around = parents[node]
     while around in parents and around is not function:
@@ -353,6 +356,23 @@ def _may_run_later(source: Source, node: ast.stmt) -> bool:
             first = around.lineno  # its next round runs after the statement, too
         around = parents[around]
     return function is not None and not writes_to_objects(function, first)
+
+
+# A call that reads a clock whose readings are subtracted from each other.
+_CLOCK = re.compile(
+    r"\b(time|perf_counter|monotonic|process_time|thread_time|elapsed_time)(_ns)?\(|\bnow\(.*-|-.*\bnow\("
+)
+
+
+def measures_time(source: Source, node: ast.stmt) -> bool:
+    """Return whether the statement ``node`` reads a clock, or uses a variable or attribute to which its function
+    assigns the reading of one.
+    """
+    function = enclosing_function(source, node)
+    assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)] if function is not None else []
+    read = {ast.unparse(t) for n in assigned for t in n.targets if _CLOCK.search(ast.unparse(n.value))}
+    used = {ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
+    return bool(_CLOCK.search(ast.unparse(node)) or read & used)
 
 
 @of_statement

@@ -15,7 +15,7 @@ from shiplap.doctor.edits_of_values import enclosing_function
 
 # Helpers that the edits insert into the program. A compiled module stays a module, since the program may read its
 # attributes.
-_VERSIONS = '''
+VERSIONS = '''
 def compile_each(kind, **options):
     """Return a decorator that compiles a function once for each value of ``kind(...)`` of its arguments."""
     import functools
@@ -99,7 +99,7 @@ _ATTRIBUTES = "tuple(v for m in {model}.modules() for v in vars(m).values() if i
 _Keys = Callable[[Case, str, str], Iterator[str]]
 
 
-def _compile_by_kind(name: str, helper: str, keys: _Keys) -> Editor:
+def compile_by_kind(name: str, helper: str, keys: _Keys) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and compiles with it in place of
     ``torch.compile``. The helper gets a function that tells kinds of calls apart, by the expressions of ``keys``.
 
@@ -288,6 +288,6 @@ class _Advanced(ast.NodeTransformer):
         return self.number if ast.unparse(node) == self.read else self.generic_visit(node)
 
 
-compile_versions = _compile_by_kind("compile_each", _VERSIONS, _keys_of)
-compile_repeated = _compile_by_kind("compile_repeated", _REPEATED, _keys_of)
-compile_outcomes = _compile_by_kind("compile_each", _VERSIONS, _outcomes_of)
+compile_versions = compile_by_kind("compile_each", VERSIONS, _keys_of)
+compile_repeated = compile_by_kind("compile_repeated", _REPEATED, _keys_of)
+compile_outcomes = compile_by_kind("compile_each", VERSIONS, _outcomes_of)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shiplap.doctor import (
     edits,
+    edits_in_front,
     edits_of_branches,
     edits_of_calls,
     edits_of_compilation,
@@ -19,6 +20,7 @@ from shiplap.doctor import (
     edits_of_functions,
     edits_of_selections,
     edits_of_shortcuts,
+    edits_of_sizes,
     edits_of_values,
     edits_of_versions,
 )
@@ -244,6 +246,13 @@ REMEDIES: tuple[Remedy, ...] = (
         caveat="a failed check raises RuntimeError, on a GPU at the next synchronisation",
     ),
     Remedy(
+        "ask_in_front",
+        "ask the condition in front of the call, and compile a function of its own for each answer",
+        edits_in_front.ask_in_front,
+        ("branch", "item"),
+        caveat="the condition is evaluated in front of each call, which waits for its value",
+    ),
+    Remedy(
         "draw_op",
         "draw the random number in an op",
         edits_of_draws.draw_as_op,
@@ -257,6 +266,14 @@ REMEDIES: tuple[Remedy, ...] = (
         ("system", "object", "tensor", "other"),
         call=r"rand|[Gg]enerator",
         caveat="the op uses the generator of the module level that it finds when it runs",
+    ),
+    Remedy(
+        "in_front",
+        "make the call in front of the compiled function and pass its result",
+        edits_in_front.compute_in_front,
+        ("system", "foreign", "object", "numpy", "other", "item", "branch", "shape", "lock", "import", "tensor"),
+        caveat="the call is made at the start of each call of the compiled function",
+        prints=True,
     ),
     Remedy(
         "declare",
@@ -341,6 +358,21 @@ REMEDIES: tuple[Remedy, ...] = (
         "compile a function of its own for each outcome of the conditions on the number",
         edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_versions.compile_outcomes),
         ("counter", "attribute", "value"),
+        caveat="the conditions are computed once more in front of each call",
+    ),
+    Remedy(
+        "sizes_in_front",
+        "make the call that depends on sizes in front of the compiled function and pass its result",
+        edits_in_front.compute_sizes_in_front,
+        ("size", "small", "length", "lazy", "attribute", "counter", "identity"),
+        caveat="the call is made at the start of each call of the compiled function, without a compiler",
+        prints=True,
+    ),
+    Remedy(
+        "size_outcomes",
+        "compile a function of its own for each outcome of the conditions on sizes",
+        edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_sizes.compile_size_outcomes),
+        ("size", "small"),
         caveat="the conditions are computed once more in front of each call",
     ),
     Remedy(
