@@ -22,6 +22,7 @@ from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
 from shiplap.doctor.trial import (
     _rows_computed_always,
     _try_entries,
+    _with_uncompiled_end,
     make_case,
     reason_of_refusal,
     try_remedies,
@@ -57,7 +58,10 @@ def test_a_remedy_has_to_remove_its_entry_and_keep_all_results() -> None:
     assert reason_of_refusal(ITEM, before, run(ITEM)) == "the entry was still there"
     assert reason_of_refusal(ITEM, before, run(taken)).startswith("another break took its place")
     assert reason_of_refusal(ITEM, before, run(other)) == ""  # it lay behind
-    assert reason_of_refusal(ITEM, before, run(other, replace(other, call="b"))) == "there are more entries: 2 instead of 1"
+    assert (
+        reason_of_refusal(ITEM, before, run(other, replace(other, call="b")))
+        == "there are more entries: 2 instead of 1"
+    )
     assert reason_of_refusal(ITEM, before, run(differences=("f, call 1: outputs differ",))).startswith("f, call 1")
     assert (
         reason_of_refusal(ITEM, before, run(status=1))
@@ -116,6 +120,46 @@ def test_a_remedy_that_brings_another_entry_comes_second(tmp_path: Path) -> None
     laboratory.edited = (grows,)
     found, later = _try_entries(laboratory, laboratory.run({}, "compare"))[0]
     assert (found.remedy, found.removed, later.removed) == ("torch_hint", True, False)
+
+
+def test_remedies_that_need_each_other_are_found_together(tmp_path: Path) -> None:
+    """A setting removes the entry, and another one takes its place, which has a remedy of its own."""
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+
+    class Followed(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            text = texts.get("program.py", "")
+            if "capture_scalar_outputs" not in text:
+                return run(self.item)
+            follower = replace(self.item, cause="print", call="print", place=place, reason="print")
+            return run(*(() if self.cured_by in text else (follower,)), counts={"outputs": 3})
+
+    laboratory = Followed(tmp_path, "reorderable_logging_functions.add(print)")
+    (found,), texts, after = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.remedy, found.removed, found.outputs) == ("torch_hint + reorder_print", True, 3)
+    assert found.title == "use the setting that torch names; let it print behind the compiled part"
+    assert found.refused["torch_hint"] == "another break took its place: print"
+    assert "capture_scalar_outputs" in texts["program.py"]
+    assert not after.entries
+    laboratory.cured_by = "nothing writes this"
+    (found,), texts, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.remedy, texts) == ("", {})
+
+
+def test_a_program_that_fails_only_compiled_is_compared_with_its_uncompiled_run(tmp_path: Path) -> None:
+    class Failing(Program1):
+        def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, **_: Any) -> Run:
+            cured = "x * (x.sum())" in texts.get("program.py", "")
+            return run(*(() if cured else (self.item,)), status=int(not cured and not uncompiled))
+
+    laboratory = Failing(tmp_path, "")
+    failed = laboratory.run({}, "compare")
+    first = _with_uncompiled_end(laboratory, failed)
+    assert (first.status, first.uncured, first.entries) == (0, True, failed.entries)
+    (found,), _, _ = _try_entries(laboratory, first)
+    assert found.remedy == "keep_tensor"
+    says = "with this edit the program ended with exit status 1, without compilation with 0"
+    assert reason_of_refusal(laboratory.item, first, run(status=1)) == says
 
 
 @pytest.mark.parametrize("left_out", [False, True])
@@ -203,8 +247,10 @@ def test_no_side_is_picked_whose_gradient_may_be_nan(tmp_path: Path, value: str,
 
 
 def test_a_time_that_is_not_measured_any_more_is_no_remedy(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import time\nimport torch\n\ndef f(x):\n    return x, time.time()\n")
-    place = replace(PLACE, file=str(tmp_path / "program.py"), line=5, code="return x, time.time()")
+    (tmp_path / "program.py").write_text(
+        "import time\nimport torch\n\ndef f(x):\n    start = time.time()\n    return x, time.time() - start\n"
+    )
+    place = replace(PLACE, file=str(tmp_path / "program.py"), line=5, code="start = time.time()")
     item = replace(ITEM, place=place, user=place, chain=(place,), cause="system", call="time.time", hints=())
 
     class Clock(Laboratory):

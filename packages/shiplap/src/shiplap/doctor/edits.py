@@ -411,7 +411,6 @@ def guard_call(text: str, named: str = "") -> Editor:
     return edit
 
 
-guard_value = guard_call("(0.0 if torch.compiler.is_compiling() else {call})")  # the reading of a clock
 # A question that the compiler cannot answer: ``x.is_inference()``.
 guard_predicate = guard_call("(not torch.compiler.is_compiling() and {call})", r"is_inference(_mode_enabled)?$")
 

@@ -7,7 +7,7 @@ import builtins
 import re
 from collections.abc import Iterator
 
-from shiplap.doctor.edits import Case, Edits, Source, calls_on_line, of_statement
+from shiplap.doctor.edits import Case, Edits, Source, calls_on_line, indent_of, of_statement
 from shiplap.doctor.edits_of_branches import METHODS, modules_of_torch
 from shiplap.doctor.edits_of_calls import is_call_of_torch, is_outermost, with_helper
 from shiplap.doctor.edits_of_compilation import find_compile_sites
@@ -84,24 +84,51 @@ def compute_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     the module level. The call at fault itself may also get arguments as they are. As an alternative, a number is passed
     as a tensor.
     """
-    places = [(source, node)]
-    for file, line in case.callers:
-        other = case.source(file)
-        caller = other.statement(line)
-        places += [(other, caller)] if caller is not None else []
-    for number, (each, statement) in enumerate(places):
+    places = [(source, node, case.line), *_statements_that_lead_to(case)]
+    for number, (each, statement, line) in enumerate(places):
         function = enclosing_function(each, statement)
         if function is None or not _may_be_earlier(case, each, function, statement):
             continue
-        line = case.line if number == 0 else case.callers[number - 1][1]
         for call in calls_on_line(statement, line):
             code = each.code(call)
             own = number == 0 and ast.unparse(call.func) == case.subject
+            if isinstance(statement, ast.Expr) and statement.value is call:
+                yield from _call_in_front(case, each, function, statement)
+                continue
             if _BOUND_TO_PLACE.search(code) or not _is_known_outside(each, function, statement, call, tensors=own):
                 continue
             name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
             yield from _pass_value(case, each, function, call, name, code)
             yield from _pass_value(case, each, function, call, name, f"torch.as_tensor({code})")
+
+
+def _statements_that_lead_to(case: Case) -> Iterator[tuple[Source, ast.stmt, int]]:
+    """Yield (file, statement, line) of each call that leads to the line of the break, from the innermost on. If torch
+    compiled the function around that line by itself, yield the statements that call a function of its name.
+    """
+    for file, line in case.callers:
+        source = case.source(file)
+        if (caller := source.statement(line)) is not None:
+            yield source, caller, line
+    for source in () if case.callers else case.sources():
+        for call in (n for n in ast.walk(source.tree) if isinstance(n, ast.Call)):
+            if ast.unparse(call.func).rpartition(".")[2] == case.function:
+                statement = source.statement(call.lineno)
+                if statement is not None:
+                    yield source, statement, call.lineno
+
+
+def _call_in_front(case: Case, source: Source, function: ast.FunctionDef, node: ast.Expr) -> Iterator[Edits]:
+    """Yield the edits that make the call of the statement ``node`` in front of each call of ``function``, of which it
+    is the first statement.
+    """
+    before = function.body[: function.body.index(node)]
+    documented = all(isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) for n in before)
+    if not documented or not _is_known_outside(source, function, node, node.value, tensors=True):
+        return
+    called, name = source.code(node), unused_name(source, "is_called")
+    text = f"if not {name}:\n{indent_of(source, node)}    {called}"
+    yield from _pass_value(case, source, function, node, name, f"({called}, True)[1]", text=text)
 
 
 def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
@@ -124,7 +151,7 @@ def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
                         continue
                     if _is_known_outside(source, function, node, call, tensors=False):
                         name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
-                        yield from _pass_value(case, source, function, call, name, code)
+                        yield from _pass_value(case, source, function, call, name, code, more=("dynamic=True",))
 
 
 def _defined(source: Source) -> set[str]:
@@ -145,7 +172,8 @@ def _may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node:
     """Return whether each call of ``function`` reaches the statement ``node``, and what precedes it in the function
     changes nothing that is read there, as far as the source code shows.
     """
-    if node not in function.body or function.args.kwarg or not is_outermost(case, source, node):
+    outermost = is_outermost(case, source, node) or _is_compiled_itself(case, source, function)
+    if node not in function.body or function.args.kwarg or not outermost:
         return False
     leaves = ast.Return | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await | ast.Assert | ast.Try | ast.With
     before = function.body[: function.body.index(node)]
@@ -156,6 +184,28 @@ def _may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node:
         return False
     # Such a hook changes the arguments behind the call in front.
     return not any("forward_pre_hook" in each.text for each in case.sources())
+
+
+def _is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) -> bool:
+    """Return whether all known uses of ``torch.compile`` behind the break or recompile compile ``function`` itself, or
+    an object of a class of the file whose method ``forward`` it is.
+    """
+    parents, compiled = source.parents(), set[str]()
+    for place, site, decorated in find_compile_sites(case):
+        if decorated is not None:
+            compiled.add(decorated.name if place.file == source.file and decorated.lineno == function.lineno else "")
+            continue
+        given = site.args[0] if isinstance(site, ast.Call) and site.args else None
+        assigned = [
+            n.value
+            for n in ast.walk(place.tree)
+            if isinstance(n, ast.Assign) and given is not None and ast.unparse(n.targets[0]) == ast.unparse(given)
+        ]
+        made = assigned[0] if len(assigned) == 1 else given
+        compiled.add(ast.unparse(made.func if isinstance(made, ast.Call) else made) if made is not None else "")
+    around = parents.get(function)
+    name = around.name if isinstance(around, ast.ClassDef) and function.name == "forward" else function.name
+    return compiled == {name}
 
 
 def _is_known_outside(
@@ -190,10 +240,20 @@ def _is_known_outside(
 
 
 def _pass_value(
-    case: Case, source: Source, function: ast.FunctionDef, value: ast.expr, name: str, code: str
+    case: Case,
+    source: Source,
+    function: ast.FunctionDef,
+    value: ast.expr | ast.stmt,
+    name: str,
+    code: str,
+    *,
+    text: str = "",
+    more: tuple[str, ...] = (),
 ) -> Iterator[Edits]:
     """Yield the edits that pass ``code``, which is evaluated in front of each call of ``function``, as its argument
     ``name``, which then stands for the expression ``value`` in it. Other callers leave it out.
+
+    ``text`` replaces ``value`` where that is a statement, and ``more`` has further options of ``torch.compile``.
     """
     name, given = unused_name(source, name), function.args
     parameters = [*given.posonlyargs, *given.args, *([given.vararg] if given.vararg else []), *given.kwonlyargs]
@@ -205,12 +265,15 @@ def _pass_value(
     star = "" if given.vararg or given.kwonlyargs else ", *"
     edits = [
         Edit(source.file, at, at, f"{star}, {name}=None"),
-        source.replace(value, f"({name} if {name} is not None else {source.code(value)})"),
+        source.replace(value, text or f"({name} if {name} is not None else {source.code(value)})"),
     ]
     for place, site, decorated in find_compile_sites(case):
-        if place.file != source.file or (decorated is not function if decorated else not is_call_of_torch(site)):
+        if place.file != source.file or (
+            decorated.lineno != function.lineno if decorated else not is_call_of_torch(site)
+        ):
             continue
-        options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in _keywords(site)]
+        kept = [k for k in _keywords(site) if not any(o.startswith(f"{k.arg}=") for o in more)]
+        options = [*(f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in kept), *more]
         model = source.code(site.args[0]) if decorated is None and isinstance(site, ast.Call) else ""
         passed, evaluated = model, code
         if model and re.search(r"\bself\b", code):

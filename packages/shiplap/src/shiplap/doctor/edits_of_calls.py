@@ -376,6 +376,33 @@ def measures_time(source: Source, node: ast.stmt) -> bool:
 
 
 @of_statement
+def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits after which compiled code reads 0.0 from each clock that the function around ``node`` reads.
+
+    Yield nothing if a reading leaves the function, or is subtracted from one that the function has not made: the
+    difference would be no time at all.
+    """
+    function = enclosing_function(source, node)
+    if function is None:
+        return
+    parents = source.parents()
+    reads = [n for n in ast.walk(function) if isinstance(n, ast.Call) and ast.unparse(n.func) == case.subject]
+    stored = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and n.value in reads]
+    names = {ast.unparse(t) for n in stored for t in n.targets}
+    for read in reads:
+        above = parents[read]
+        other = above.right if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) else None
+        differs = other is not None and ast.unparse(other) in names
+        kept = isinstance(above, ast.Assign) and all(isinstance(t, ast.Name) for t in above.targets)
+        if not differs and not kept:
+            return
+    bare = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
+    if reads and all(isinstance(parents[n], ast.BinOp) for n in bare):
+        edits = [source.replace(n, f"(0.0 if torch.compiler.is_compiling() else {source.code(n)})") for n in reads]
+        yield (*([] if source.imports("torch") else [source.after_imports("import torch")]), *edits)
+
+
+@of_statement
 def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that passes the keyword arguments of a call of ``Function.apply`` by position, in the order of the
     parameters of ``forward``. If ``forward`` has keyword-only parameters, its ``*`` is removed.

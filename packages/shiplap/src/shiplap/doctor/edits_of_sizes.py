@@ -25,7 +25,10 @@ def _outcomes_of_sizes(case: Case, parameters: str, model: str) -> Iterator[str]
     """
     source = case.own
     node = source.statement(case.line) if source is not None else None
-    function = enclosing_function(source, node) if source is not None and node is not None else None
+    # Where torch names no line that reads the size, the line is that of the function.
+    function = node if isinstance(node, ast.FunctionDef) else None
+    if source is not None and node is not None and function is None:
+        function = enclosing_function(source, node)
     argument, _, dim = case.subject.partition(", dim ")
     if source is None or function is None or function.name != case.function or argument not in _required(function):
         return
@@ -142,4 +145,4 @@ def _sizes_in_variables(function: ast.FunctionDef, line: int) -> dict[str, str]:
     return found
 
 
-compile_size_outcomes = compile_by_kind("compile_each", VERSIONS, _outcomes_of_sizes)
+compile_size_outcomes = compile_by_kind("compile_each", VERSIONS, _outcomes_of_sizes, ("dynamic=True",))

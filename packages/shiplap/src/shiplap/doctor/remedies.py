@@ -371,7 +371,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "size_outcomes",
         "compile a function of its own for each outcome of the conditions on sizes",
-        edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_sizes.compile_size_outcomes),
+        edits_of_sizes.compile_size_outcomes,
         ("size", "small"),
         caveat="the conditions are computed once more in front of each call",
     ),
@@ -462,7 +462,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "eager_clock",
         "read the clock in eager mode only",
-        edits.guard_value,
+        edits_of_calls.guard_clock,
         ("system",),
         call=r"^time\.\w+$",
         caveat="compiled code reads 0.0, so that what it computes from it is no time",
