@@ -157,6 +157,12 @@ class Source:
         """Return the edit of this file that replaces the syntax node ``node`` by ``text``."""
         return Edit(self.file, *self.span(node), text)
 
+    def replace_span(self, start: int, end: int, text: str) -> Edit:
+        """Return the edit of this file that replaces the characters from ``start`` up to but without ``end`` by
+        ``text``.
+        """
+        return Edit(self.file, start, end, text)
+
     def statement(self, line: int) -> ast.stmt | None:
         """Return the syntax node of the innermost statement that covers the line ``line``, or None if there is none."""
         return innermost_statement(self.tree, line)

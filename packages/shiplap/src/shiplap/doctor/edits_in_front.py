@@ -60,16 +60,16 @@ def ask_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     variables of the module level, and call functions of torch.
     """
     function = enclosing_function(source, node)
-    if not isinstance(node, ast.If) or function is None or not _may_be_earlier(case, source, function, node):
+    if not isinstance(node, ast.If) or function is None or not may_be_earlier(case, source, function, node):
         return
     modules = modules_of_torch(source)
     for called in (ast.unparse(n.func) for n in ast.walk(node.test) if isinstance(n, ast.Call)):
         of_torch = called.partition(".")[0] in modules or called.rpartition(".")[2] in METHODS
         if not (of_torch or called in _QUESTIONS) or DRAWING.search(called) or re.search(r"[^_]_$", called):
             return
-    if _is_known_outside(source, function, node, node.test, tensors=True):
+    if is_known_outside(source, function, node, node.test, tensors=True):
         code = f"bool({source.code(node.test)})"
-        yield from _pass_value(case, source, function, node.test, "is_asked", code)
+        yield from pass_value(case, source, function, node.test, "is_asked", code)
 
 
 # Functions of Python that a condition may call.
@@ -87,7 +87,7 @@ def compute_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     places = [(source, node, case.line), *_statements_that_lead_to(case)]
     for number, (each, statement, line) in enumerate(places):
         function = enclosing_function(each, statement)
-        if function is None or not _may_be_earlier(case, each, function, statement):
+        if function is None or not may_be_earlier(case, each, function, statement):
             continue
         for call in calls_on_line(statement, line):
             code = each.code(call)
@@ -95,11 +95,11 @@ def compute_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
             if isinstance(statement, ast.Expr) and statement.value is call:
                 yield from _call_in_front(case, each, function, statement)
                 continue
-            if _BOUND_TO_PLACE.search(code) or not _is_known_outside(each, function, statement, call, tensors=own):
+            if _BOUND_TO_PLACE.search(code) or not is_known_outside(each, function, statement, call, tensors=own):
                 continue
             name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
-            yield from _pass_value(case, each, function, call, name, code)
-            yield from _pass_value(case, each, function, call, name, f"torch.as_tensor({code})")
+            yield from pass_value(case, each, function, call, name, code)
+            yield from pass_value(case, each, function, call, name, f"torch.as_tensor({code})")
 
 
 def _statements_that_lead_to(case: Case) -> Iterator[tuple[Source, ast.stmt, int]]:
@@ -124,11 +124,11 @@ def _call_in_front(case: Case, source: Source, function: ast.FunctionDef, node: 
     """
     before = function.body[: function.body.index(node)]
     documented = all(isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) for n in before)
-    if not documented or not _is_known_outside(source, function, node, node.value, tensors=True):
+    if not documented or not is_known_outside(source, function, node, node.value, tensors=True):
         return
     called, name = source.code(node), unused_name(source, "is_called")
     text = f"if not {name}:\n{indent_of(source, node)}    {called}"
-    yield from _pass_value(case, source, function, node, name, f"({called}, True)[1]", text=text)
+    yield from pass_value(case, source, function, node, name, f"({called}, True)[1]", text=text)
 
 
 def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
@@ -141,7 +141,7 @@ def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
             if (source.file, function.lineno) not in case.frames:
                 continue
             for node in function.body:
-                if not _may_be_earlier(case, source, function, node):
+                if not may_be_earlier(case, source, function, node):
                     continue
                 for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
                     code = source.code(call)
@@ -149,9 +149,9 @@ def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
                     own = root == "self" or root in _defined(source)
                     if not own or _BOUND_TO_PLACE.search(code) or not _PROPERTY.search(_property_in(call)):
                         continue
-                    if _is_known_outside(source, function, node, call, tensors=False):
+                    if is_known_outside(source, function, node, call, tensors=False):
                         name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
-                        yield from _pass_value(case, source, function, call, name, code, more=("dynamic=True",))
+                        yield from pass_value(case, source, function, call, name, code, more=("dynamic=True",))
 
 
 def _defined(source: Source) -> set[str]:
@@ -168,11 +168,11 @@ def _property_in(call: ast.Call) -> str:
     return next((text for text in found if _PROPERTY.search(text)), "")
 
 
-def _may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node: ast.stmt) -> bool:
+def may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node: ast.stmt) -> bool:
     """Return whether each call of ``function`` reaches the statement ``node``, and what precedes it in the function
     changes nothing that is read there, as far as the source code shows.
     """
-    outermost = is_outermost(case, source, node) or _is_compiled_itself(case, source, function)
+    outermost = is_outermost(case, source, node) or is_compiled_itself(case, source, function)
     if node not in function.body or function.args.kwarg or not outermost:
         return False
     leaves = ast.Return | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await | ast.Assert | ast.Try | ast.With
@@ -186,7 +186,7 @@ def _may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node:
     return not any("forward_pre_hook" in each.text for each in case.sources())
 
 
-def _is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) -> bool:
+def is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) -> bool:
     """Return whether all known uses of ``torch.compile`` behind the break or recompile compile ``function`` itself, or
     an object of a class of the file whose method ``forward`` it is.
     """
@@ -208,7 +208,7 @@ def _is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) -
     return compiled == {name}
 
 
-def _is_known_outside(
+def is_known_outside(
     source: Source, function: ast.FunctionDef, node: ast.stmt, value: ast.expr, *, tensors: bool
 ) -> bool:
     """Return whether the expression ``value`` of the statement ``node`` only reads what is known in front of a call of
@@ -239,11 +239,11 @@ def _is_known_outside(
     return True
 
 
-def _pass_value(
+def pass_value(
     case: Case,
     source: Source,
     function: ast.FunctionDef,
-    value: ast.expr | ast.stmt,
+    value: ast.expr | ast.stmt | tuple[int, int],
     name: str,
     code: str,
     *,
@@ -253,11 +253,13 @@ def _pass_value(
     """Yield the edits that pass ``code``, which is evaluated in front of each call of ``function``, as its argument
     ``name``, which then stands for the expression ``value`` in it. Other callers leave it out.
 
-    ``text`` replaces ``value`` where that is a statement, and ``more`` has further options of ``torch.compile``.
+    ``value`` may also be given by its offsets. ``text`` replaces it where it is a statement, and ``more`` has further
+    options of ``torch.compile``.
     """
     name, given = unused_name(source, name), function.args
     parameters = [*given.posonlyargs, *given.args, *([given.vararg] if given.vararg else []), *given.kwonlyargs]
     defaults = [d for d in (*given.defaults, *given.kw_defaults) if d is not None]
+    span = value if isinstance(value, tuple) else source.span(value)
     code = re.sub(r"\s*\n\s*", " ", code)
     if not parameters or "#" in code:
         return
@@ -265,7 +267,7 @@ def _pass_value(
     star = "" if given.vararg or given.kwonlyargs else ", *"
     edits = [
         Edit(source.file, at, at, f"{star}, {name}=None"),
-        source.replace(value, text or f"({name} if {name} is not None else {source.code(value)})"),
+        source.replace_span(*span, text or f"({name} if {name} is not None else {source.text[span[0] : span[1]]})"),
     ]
     for place, site, decorated in find_compile_sites(case):
         if place.file != source.file or (

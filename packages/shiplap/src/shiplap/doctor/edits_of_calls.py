@@ -218,9 +218,8 @@ def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits
     statement ``node``, which has the form ``self.a.b(...)``. The edits give a name to an object that is passed to
     ``torch.compile`` without one.
 
-    Return an empty string for other statements, and if the function uses ``self.a`` besides. Return it as well if it is
-    not known that there is one object: if the program creates the class at several places, in a function or a loop,
-    derives another class from it, or copies objects.
+    Return an empty string for other statements, if the function uses ``self.a`` besides, and if there may be several
+    objects of the class.
     """
     parents, around = source.parents(), node
     while around in parents and not isinstance(around, ast.ClassDef):
@@ -233,6 +232,17 @@ def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits
     uses = [n for n in ast.walk(function) if isinstance(n, ast.Attribute) and ast.unparse(n) == owner[0]]
     if len(uses) > 1:
         return "", ()
+    return only_object(case, source, around)
+
+
+def only_object(case: Case, source: Source, around: ast.ClassDef) -> tuple[str, Edits]:
+    """Return ``(name, edits)`` of the variable of the module level that holds the only object of the class ``around``.
+    The edits give a name to an object that is passed to ``torch.compile`` without one.
+
+    Return an empty string if it is not known that there is one object: if the program creates the class at several
+    places, in a function or a loop, derives another class from it, or copies objects.
+    """
+    parents = source.parents()
     others = [each for each in case.sources() if each.file != source.file]
     copied = any(re.search(r"\bcopy\b|\bdeepcopy\b", each.text) for each in (source, *others))
     elsewhere = any(re.search(rf"\b{around.name}\b", each.text) for each in others)
@@ -256,7 +266,7 @@ def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits
     return "", ()
 
 
-class _Renaming(ast.NodeTransformer):
+class Renaming(ast.NodeTransformer):
     """A converter of a syntax tree in which the variable ``self`` gets another name."""
 
     def __init__(self, name: str) -> None:
@@ -289,7 +299,7 @@ def later_function(
     used = variables_of_functions(source, node)
     code = source.code(node)
     if named and "self" in used:
-        code = ast.unparse(_Renaming(named).visit(copy.deepcopy(node)))
+        code = ast.unparse(Renaming(named).visit(copy.deepcopy(node)))
         called = re.sub(r"^self\b", named, called)
         used.remove("self")
     # The function gets tensors and numbers alone, and what it calls is looked up in the module.
@@ -334,10 +344,10 @@ def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:
 
     Torch moves calls out of the outermost compiled function alone.
     """
-    return is_outermost(case, source, node) and _may_run_later(source, node)
+    return is_outermost(case, source, node) and can_run_later(source, node)
 
 
-def _may_run_later(source: Source, node: ast.stmt) -> bool:
+def can_run_later(source: Source, node: ast.stmt) -> bool:
     """Return whether the statement ``node`` of a function may run at the end of the function.
 
     It may not if it is inside of ``with`` or ``try``, whose context has then ended, or if a statement that runs after

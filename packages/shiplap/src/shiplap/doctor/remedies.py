@@ -21,6 +21,7 @@ from shiplap.doctor import (
     edits_of_selections,
     edits_of_shortcuts,
     edits_of_sizes,
+    edits_of_states,
     edits_of_values,
     edits_of_versions,
 )
@@ -155,6 +156,13 @@ REMEDIES: tuple[Remedy, ...] = (
         ("print", "system", "foreign", "object", "disabled", "other", "item", "numpy"),
         caveat="the op counts its calls in a tensor on the CPU, which keeps the function out of CUDA graphs",
         prints=True,
+    ),
+    Remedy(
+        "update_later",
+        "update the program's numbers behind the compiled part",
+        edits_of_states.update_later,
+        ("branch", "item"),
+        caveat="the statements run after the compiled part around them",
     ),
     Remedy(
         "drop_marker",
@@ -359,6 +367,13 @@ REMEDIES: tuple[Remedy, ...] = (
         edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_versions.compile_outcomes),
         ("counter", "attribute", "value"),
         caveat="the conditions are computed once more in front of each call",
+    ),
+    Remedy(
+        "update_in_front",
+        "update the program's numbers in front of the compiled function",
+        edits_of_states.update_in_front,
+        ("value", "attribute", "counter", "lazy", "branch", "item", "other"),
+        caveat="the statements run at the start of each call of the compiled function, without a compiler",
     ),
     Remedy(
         "sizes_in_front",
