@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from shiplap.doctor.edits import Case, Edits, Source, calls_on_line, indent_of, of_statement
 from shiplap.doctor.edits_of_branches import METHODS, modules_of_torch
-from shiplap.doctor.edits_of_calls import is_call_of_torch, is_outermost, with_helper
+from shiplap.doctor.edits_of_calls import is_call_of_torch, is_outermost, may_be_inlined, with_helper
 from shiplap.doctor.edits_of_compilation import find_compile_sites
 from shiplap.doctor.edits_of_functions import DRAWING, unused_name, writes_to_objects
 from shiplap.doctor.edits_of_values import enclosing_function, expressions_asked
@@ -188,8 +188,10 @@ def may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node: 
 
 def is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) -> bool:
     """Return whether all known uses of ``torch.compile`` behind the break or recompile compile ``function`` itself, or
-    an object of a class of the file whose method ``forward`` it is.
+    an object of a class of the file whose method ``forward`` it is. Another compiled function must not call it.
     """
+    if may_be_inlined(case, function):
+        return False
     parents, compiled = source.parents(), set[str]()
     for place, site, decorated in find_compile_sites(case):
         if decorated is not None:

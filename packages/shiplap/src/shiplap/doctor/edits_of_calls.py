@@ -128,7 +128,7 @@ def is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
     compiled function may call it.
     """
     function = enclosing_function(source, node)
-    if function is None or _may_be_inlined(case, function):
+    if function is None or may_be_inlined(case, function):
         return False
     return _is_decorated(function) or set(case.frames) == {(source.file, function.lineno)}
 
@@ -138,7 +138,7 @@ def _is_decorated(function: ast.FunctionDef) -> bool:
     return any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list)
 
 
-def _may_be_inlined(case: Case, function: ast.FunctionDef) -> bool:
+def may_be_inlined(case: Case, function: ast.FunctionDef) -> bool:
     """Return whether a compiled function other than ``function`` may call it, directly or through others.
 
     All functions of the program count that name it, or that name one of these. The methods among them count as

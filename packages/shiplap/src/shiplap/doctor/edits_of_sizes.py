@@ -70,10 +70,12 @@ def _conditions(source: Source, function: ast.FunctionDef) -> list[ast.expr]:
         test = n.test if isinstance(n, ast.If | ast.IfExp | ast.Assert) else None
         if isinstance(n, ast.Call) and ast.unparse(n.func) in ("min", "max") and len(n.args) == 2:
             test = ast.Compare(n.args[0], [ast.LtE()], [n.args[1]], lineno=n.lineno)
-        around = parents[n] if n is not function else function
+        if test is None:
+            continue
+        around = parents[n]
         while around is not function and not isinstance(around, ast.If | ast.IfExp | ast.While | ast.Try | ast.Lambda):
             around = parents[around]
-        if test is not None and around is function:
+        if around is function:
             found.append(test)
     return found
 
