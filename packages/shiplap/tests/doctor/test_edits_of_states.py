@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shiplap.doctor.edits_of_states import update_in_front, update_later
+from shiplap.doctor.edits_of_states import prepare_in_front, update_in_front, update_later
 from tests.doctor.programs import CountingBackend, proposals
 
 PLATEAU = """
@@ -107,3 +107,44 @@ def test_numbers_that_something_else_uses_stay(tmp_path: Path, old: str, new: st
     source = BEST.replace(old, new)
     assert source != BEST
     assert proposals(tmp_path, source, update_later, "loss.item", "", "forward", "item") == []
+
+
+SPANS = """
+    import numpy as np
+    import torch
+    rng = np.random.default_rng(0)
+    @torch.compile(backend=count)
+    def f(x, size=2):
+        mask = np.zeros(x.shape[0], dtype=bool)
+        for start in rng.choice(x.shape[0] - size, 2, replace=False):  # HERE
+            mask[start : start + size] = True
+        y = torch.where(torch.from_numpy(mask), 0.0, x)
+        return y * 2
+"""
+
+
+def test_draws_for_sizes_are_made_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = SPANS.replace(", size=2", "").replace("size", "2")
+    text, _ = proposals(tmp_path, source, prepare_in_front, "rng.choice", "", "f", "system")
+    assert "def prepare_f(x):" in text
+    assert "(mask,) = prepared" in text
+    count = CountingBackend()
+    f = loaded(text, monkeypatch, count)["f"]
+    for _ in range(3):
+        assert 2 <= int((f(torch.ones(9)) == 0).sum()) <= 4
+    assert count.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),  # a size that may be missing
+        ("mask = np.zeros", "x = x + 1\n        mask = np.zeros"),
+        ("mask = np.zeros", "self.mask = np.zeros"),
+        ("mask[start : start + 2]", "x[start : start + 2]"),
+        ("x.shape[0] - 2", "int(x.sum())"),
+    ],
+)
+def test_what_uses_a_tensor_stays(tmp_path: Path, old: str, new: str) -> None:
+    source = SPANS.replace(", size=2", "").replace("size", "2").replace(old, new) if old else SPANS
+    assert proposals(tmp_path, source, prepare_in_front, "rng.choice", "", "f", "system") == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from shiplap.doctor.edits import Case, Edits, Source, calls_on_line, indent_of, of_statement
 from shiplap.doctor.edits_of_branches import METHODS, modules_of_torch
@@ -211,10 +211,17 @@ def is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) ->
 
 
 def is_known_outside(
-    source: Source, function: ast.FunctionDef, node: ast.stmt, value: ast.expr, *, tensors: bool
+    source: Source,
+    function: ast.FunctionDef,
+    node: ast.stmt,
+    value: ast.expr | ast.stmt,
+    *,
+    tensors: bool,
+    made: Collection[str] = (),
 ) -> bool:
-    """Return whether the expression ``value`` of the statement ``node`` only reads what is known in front of a call of
-    ``function``. If ``tensors`` is false, it may read properties of arguments alone, such as sizes.
+    """Return whether ``value``, an expression of the statement ``node`` or a statement, only reads what is known in
+    front of a call of ``function``, and the variables ``made``. If ``tensors`` is false, it may read properties of
+    arguments alone, such as sizes.
     """
     before = function.body[: function.body.index(node)]
     inner = [n for each in before for n in ast.walk(each)]
@@ -223,12 +230,13 @@ def is_known_outside(
     arguments = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
     optional = {a.arg for a in given.args[len(given.args) - len(given.defaults) :]} | {a.arg for a in given.kwonlyargs}
     outside = source.assigned_names() | _defined(source) | modules_of_torch(source) | set(dir(builtins))
-    asked, parents = expressions_asked(value), source.parents()
+    asked = expressions_asked(value) if isinstance(value, ast.expr) else set[str]()
+    parents = source.parents()
     kinds = ast.Lambda | ast.NamedExpr | ast.Await | ast.Starred | ast.comprehension | ast.Yield
     for n in ast.walk(value):
         if isinstance(n, kinds) or (isinstance(n, ast.keyword) and n.arg is None):
             return False
-        if not isinstance(n, ast.Name):
+        if not isinstance(n, ast.Name) or n.id in made:
             continue
         known = n.id in arguments or n.id in outside or source.imports(n.id)
         if n.id in stored or not known or (n.id in optional and n.id not in asked):

@@ -151,3 +151,56 @@ def _is_used_besides(case: Case, source: Source, block: Sequence[ast.stmt]) -> b
                 if used and n not in inside:
                     return True
     return not (attributes or names)
+
+
+@of_statement
+def prepare_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that run the statements at the beginning of the compiled function which use no tensor, such as
+    draws of NumPy for the sizes of the arguments, in front of each call. The variables that they leave are passed as
+    they are or, as an alternative, as tensors.
+    """
+    function, parents = enclosing_function(source, node), source.parents()
+    while function is not None and parents.get(node) is not function and isinstance(parents.get(node), ast.stmt):
+        above = parents[node]
+        assert isinstance(above, ast.stmt)
+        node = above
+    if function is None or node not in function.body:
+        return
+    body = [n for n in function.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+    end = next((i for i, n in enumerate(body) if not _prepares(source, function, body[: i + 1])), len(body))
+    block = body[:end]
+    left = [n for n in assigned_names(block) if block and n in names_read_after(source, block[-1])]
+    if node not in block or not left or not may_be_earlier(case, source, function, block[0]):
+        return
+    used = list(dict.fromkeys(n for each in block for n in variables_of_functions(source, each)))
+    used = [n for n in used if n not in assigned_names(block)]
+    name, flag = unused_name(source, f"prepare_{function.name}"), unused_name(source, "prepared")
+    code, indent = whole_lines(source, block), indent_of(source, block[0])
+    if f"def {name}(" in source.text or re.search(r"\"\"\"|'''|\\\n", code):
+        return
+    values = f"({', '.join(left)},)"
+    text = f"if {flag} is None:\n{reindent(code, f'{indent}    ')}\n{indent}else:\n{indent}    {values} = {flag}"
+    span = (source.span(block[0])[0], source.span(block[-1])[1])
+    for returned in (values, f"tuple(map(torch.as_tensor, {values}))"):
+        lines = f"def {name}({', '.join(used)}):\n{reindent(code, '    ')}\n    return {returned}"
+        made = source.before_definition(function.lineno, lines)
+        for edits in pass_value(case, source, function, span, flag, f"{name}({', '.join(used)})", text=text):
+            if made is not None:
+                yield made, *edits
+
+
+def _prepares(source: Source, function: ast.FunctionDef, block: list[ast.stmt]) -> bool:
+    """Return whether the last statement of ``block``, the beginning of ``function``, uses no tensor, writes to nothing
+    that outlives the block, and leaves neither the function nor the block.
+    """
+    made, node = set(assigned_names(block)), block[-1]
+    if made & {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}:
+        return False
+    leaves = ast.Return | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await | ast.Try | ast.With | ast.Global
+    for n in ast.walk(node):
+        if isinstance(n, leaves | ast.Nonlocal | ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
+            return False
+        stored = isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load)
+        if stored and not (isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name) and n.value.id in made):
+            return False
+    return is_known_outside(source, function, block[0], node, tensors=False, made=made)

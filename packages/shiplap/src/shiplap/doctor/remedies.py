@@ -284,6 +284,14 @@ REMEDIES: tuple[Remedy, ...] = (
         prints=True,
     ),
     Remedy(
+        "prepare_in_front",
+        "run the statements that use no tensor in front of the compiled function and pass their results",
+        edits_of_states.prepare_in_front,
+        ("system", "foreign", "object", "numpy", "other", "item", "branch", "shape", "tensor"),
+        caveat="the statements run at the start of each call of the compiled function",
+        prints=True,
+    ),
+    Remedy(
         "declare",
         "declare the expression as an op",
         edits_of_values.declare_expression,
