@@ -20,6 +20,7 @@ from shiplap.doctor.printed import different_lines, zeros_in_output
 from shiplap.doctor.remedies import REMEDIES, list_remedies
 from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
 from shiplap.doctor.trial import (
+    _is_gone,
     _rows_computed_always,
     _try_entries,
     _with_uncompiled_end,
@@ -201,6 +202,15 @@ def test_an_entry_whose_own_remedies_failed_may_go_with_another(tmp_path: Path, 
     assert not tried["b"].remedy
     text = " ".join(str(each) for each in tried["b"].lines(1))
     assert ("it goes with the remedy of another entry" in text) == (not other)
+
+
+def test_a_recompile_that_torch_names_by_another_value_is_not_gone() -> None:
+    first, second = (
+        Recompile(PLACE, cause="length", title="", subject=name, values=(), guard=f"len({name}) == 1", fix="")
+        for name in ("kept", "times")
+    )
+    assert _is_gone(first, run(first, second), run(second))
+    assert not _is_gone(first, run(first, second), run(replace(second, times=2)))
 
 
 def test_a_break_in_the_lines_of_an_edit_is_none_of_the_program(tmp_path: Path) -> None:
