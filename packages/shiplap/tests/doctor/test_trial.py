@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -429,11 +430,24 @@ def test_the_same_function_agrees_on_recorded_inputs(tmp_path: Path) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x * w).sum() + torch.rand(())
 
+    torch.manual_seed(5)
     observed(tmp_path, "record", f, torch.ones(3), torch.ones(3, requires_grad=True))
     torch.manual_seed(5)
     again = observed(tmp_path, "compare", f, torch.zeros(3), torch.ones(3, requires_grad=True))
     assert again.differences == []
     assert again.counts == {"outputs": 1, "gradients": 1, "calls": 1}
+
+
+def test_what_a_call_draws_changes_no_later_number(tmp_path: Path) -> None:
+    """An edit may draw more numbers in a call, or in front of it, where the next call begins."""
+    for mode, more in (("record", 0), ("compare", 3)):
+        torch.manual_seed(5)
+        random.seed(5)
+        again = observed(tmp_path, mode, lambda x, more=more: (torch.rand(more), x)[1], torch.ones(3))
+        later = torch.rand(()), random.random()
+        expected = later if mode == "record" else expected
+    assert again.differences == []
+    assert later == expected
 
 
 @pytest.mark.parametrize(
