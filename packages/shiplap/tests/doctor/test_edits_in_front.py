@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shiplap.doctor.edits import Case
-from shiplap.doctor.edits_in_front import ask_in_front, compute_in_front, compute_sizes_in_front
+from shiplap.doctor.edits_in_front import condition_in_front, compute_in_front, compute_sizes_in_front
 from shiplap.doctor.edits_of_sizes import compile_size_outcomes
 from shiplap.doctor.scratch import apply_edits
 from tests.doctor.programs import CountingBackend, proposals
@@ -73,7 +73,7 @@ def test_a_call_that_may_differ_in_front_stays(tmp_path: Path, old: str, new: st
     assert proposals(tmp_path, source, compute_in_front, "SCALE.get", "", "forward", "object") == []
 
 
-ASKED = """
+MASKED = """
     import torch
     @torch.compile(backend=count)
     def f(x, mask=None):
@@ -83,8 +83,8 @@ ASKED = """
 """
 
 
-def test_a_condition_on_an_argument_is_asked_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = proposals(tmp_path, ASKED, ask_in_front, "", "", "f", "branch")
+def test_a_condition_on_an_argument_is_evaluated_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = proposals(tmp_path, MASKED, condition_in_front, "", "", "f", "branch")
     count = CountingBackend()
     f = loaded(text, monkeypatch, count)["f"]
     x, full, half = torch.ones(2), torch.tensor([True, True]), torch.tensor([True, False])
@@ -104,7 +104,7 @@ def test_a_condition_on_an_argument_is_asked_in_front(tmp_path: Path, monkeypatc
     ],
 )
 def test_a_condition_that_may_differ_in_front_stays(tmp_path: Path, old: str, new: str) -> None:
-    assert proposals(tmp_path, ASKED.replace(old, new), ask_in_front, "", "", "f", "branch") == []
+    assert proposals(tmp_path, MASKED.replace(old, new), condition_in_front, "", "", "f", "branch") == []
 
 
 SIZED = """
@@ -138,7 +138,7 @@ def test_a_table_that_depends_on_a_size_is_kept_outside(tmp_path: Path, monkeypa
     assert count.frame_count == 1
 
 
-def test_sizes_that_a_function_asks_about_tell_its_calls_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditions_on_sizes_give_calls_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
     import torch
     LIMIT = 6

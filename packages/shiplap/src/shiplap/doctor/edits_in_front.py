@@ -52,7 +52,7 @@ _PROPERTY = re.compile(r"\.(shape|dtype|device|ndim|size|dim|numel|is_cuda)$")
 
 
 @of_statement
-def ask_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+def condition_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits that evaluate the condition of ``node``, an ``if`` of the compiled function itself, in front of
     each call. The answer is passed to the function, of which each answer has a compiled version.
 
@@ -69,7 +69,7 @@ def ask_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
             return
     if is_known_outside(source, function, node, node.test, tensors=True):
         code = f"bool({source.code(node.test)})"
-        yield from pass_value(case, source, function, node.test, "is_asked", code)
+        yield from pass_value(case, source, function, node.test, "condition_value", code)
 
 
 # Functions of Python that a condition may call.
@@ -177,10 +177,10 @@ def may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node: 
         return False
     leaves = ast.Return | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await | ast.Assert | ast.Try | ast.With
     before = function.body[: function.body.index(node)]
-    told = [n for n in before if isinstance(n, ast.Expr) and not isinstance(n.value, ast.Constant)]
+    effects = [n for n in before if isinstance(n, ast.Expr) and not isinstance(n.value, ast.Constant)]
     inner = [n for each in before for n in ast.walk(each)]
     draws = any(isinstance(n, ast.Call) and DRAWING.search(ast.unparse(n.func)) for n in inner)
-    if told or draws or any(isinstance(n, leaves) for n in inner) or any(map(writes_to_objects, before)):
+    if effects or draws or any(isinstance(n, leaves) for n in inner) or any(map(writes_to_objects, before)):
         return False
     # Such a hook changes the arguments behind the call in front.
     return not any("forward_pre_hook" in each.text for each in case.sources())

@@ -16,9 +16,9 @@ _SIZE = re.compile(r"(\w+)\.shape\[-?\d+\]|(\w+)\.size\(-?\d+\)|len\((\w+)\)")
 
 
 def _outcomes_of_sizes(case: Case, parameters: str, model: str) -> Iterator[str]:
-    """Yield the expressions that compute, in front of a call, all conditions which the compiled function asks about
-    sizes of the argument that varied. Yield nothing if one of them depends on anything else than sizes of arguments,
-    numbers of the module level and attributes of the compiled object, whose source code is ``model``.
+    """Yield the expressions that compute, in front of a call, all conditions of the compiled function on sizes of the
+    argument that varied. Yield nothing if one of them depends on anything else than sizes of arguments, numbers of the
+    module level and attributes of the compiled object, whose source code is ``model``.
 
     A second alternative for sizes of 0 and 1 also computes whether the size is one of these. ``parameters`` are those
     of the compiled function.
@@ -61,8 +61,8 @@ def _annotation(argument: ast.arg) -> str:
 
 
 def _conditions(source: Source, function: ast.FunctionDef) -> list[ast.expr]:
-    """Return the conditions that each call of ``function`` asks as far as it gets there: those of statements that are
-    in no other condition, and of ``a if b else c`` in them. The comparison that ``min(a, b)`` or ``max(a, b)`` makes is
+    """Return the conditions that each call of ``function`` evaluates if it gets as far: those of statements that are in
+    no other condition, and of ``a if b else c`` in them. The comparison that ``min(a, b)`` or ``max(a, b)`` makes is
     one of them.
     """
     parents, found = source.parents(), list[ast.expr]()
@@ -84,7 +84,7 @@ class _SizesOutside(ast.NodeTransformer):
     """A converter of a condition in a function to the same condition outside of it, in front of the call.
 
     Attributes:
-        arguments: the arguments whose sizes the condition asks about.
+        arguments: the arguments whose sizes the condition compares.
         computable: whether the condition has the same value outside.
     """
 

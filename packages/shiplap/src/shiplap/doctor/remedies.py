@@ -254,9 +254,9 @@ REMEDIES: tuple[Remedy, ...] = (
         caveat="a failed check raises RuntimeError, on a GPU at the next synchronisation",
     ),
     Remedy(
-        "ask_in_front",
-        "ask the condition in front of the call, and compile a function of its own for each answer",
-        edits_in_front.ask_in_front,
+        "condition_in_front",
+        "evaluate the condition in front of the call, and compile a function of its own for each answer",
+        edits_in_front.condition_in_front,
         ("branch", "item"),
         caveat="the condition is evaluated in front of each call, which waits for its value",
     ),
