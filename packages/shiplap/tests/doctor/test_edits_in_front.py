@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shiplap.doctor.edits import Case
-from shiplap.doctor.edits_in_front import condition_in_front, compute_in_front, compute_sizes_in_front
+from shiplap.doctor.edits_in_front import compute_in_front, compute_sizes_in_front, condition_in_front
 from shiplap.doctor.edits_of_sizes import compile_size_outcomes
 from shiplap.doctor.scratch import apply_edits
 from tests.doctor.programs import CountingBackend, proposals
