@@ -15,7 +15,9 @@ import argparse
 import fcntl
 import json
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,20 @@ RESULT = ROOT / "benchmarks" / "results" / "doctor_remedies.json"
 
 
 def treat(program: Path) -> dict[str, Any]:
-    """Return the entries of one program, each with the remedy that helped or the reasons why none did."""
-    os.chdir(program.parent)
+    """Return the entries of one program, each with the remedy that helped or the reasons why none did.
+
+    It runs in a folder of its own, since all Python files of a folder are one program to the doctor.
+    """
     report = program.read_text().splitlines()[0].strip('"')
-    try:
-        treated = try_remedies([sys.executable, program.name], measure=False)
-    except ShiplapError as e:
-        return {"report": report, "error": str(e).splitlines()[0], "entries": []}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(program, folder)
+        os.chdir(folder)
+        try:
+            treated = try_remedies([sys.executable, program.name], measure=False)
+        except ShiplapError as e:
+            return {"report": report, "error": str(e).splitlines()[0], "entries": []}
+        finally:
+            os.chdir(ROOT)
     entries = [
         {
             "line": t.where.rpartition(":")[2],

@@ -1022,8 +1022,35 @@ def test_effects_and_clocks_in_eager_mode(tmp_path: Path) -> None:
     (effect,) = proposals(tmp_path, "import torch\ndef f(x):\n    log(x)  # HERE\n", edits.guard_effect)
     assert "    if not torch.compiler.is_compiling():\n        log(x)  # HERE\n" in effect
     assert proposals(tmp_path, "import torch\ndef f(x):\n    y = log(x)  # HERE\n", edits.guard_effect) == []
-    (clock,) = proposals(tmp_path, "import time, torch\nt = time.time()  # HERE\n", edits.guard_value, "time.time")
-    assert "t = (0.0 if torch.compiler.is_compiling() else time.time())" in clock
+
+
+CLOCKS = """
+    import time, torch
+    def f(x, spent):
+        t = time.time()  # HERE
+        {}
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "count"),
+    [
+        ("spent.append(time.time() - t)", 2),
+        ("x.started = t", 0),  # a reading leaves the function
+        ("spent.append(time.time() - x.started)", 0),  # the difference of 0 and a time is no time
+        ("spent.append(time.time())", 0),
+    ],
+)
+def test_a_function_reads_all_its_clocks_or_none(tmp_path: Path, rest: str, count: int) -> None:
+    source = CLOCKS.format(rest)
+    found = proposals(tmp_path, source, edits_of_calls.guard_clock, "time.time")
+    assert [text.count("(0.0 if torch.compiler.is_compiling() else time.time())") for text in found] == [2] * (
+        count > 0
+    )
+    later = source.replace("t = time.time()  # HERE", "t = time.time()").replace(rest, f"{rest}  # HERE")
+    # What is called later measures what lies between as well.
+    assert proposals(tmp_path, later, edits_of_calls.call_later, "time.time", "", "f", "system") == []
 
 
 def test_columns_are_counted_in_bytes(tmp_path: Path) -> None:

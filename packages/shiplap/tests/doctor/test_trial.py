@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +16,15 @@ import torch
 from typer.testing import CliRunner
 
 from shiplap.doctor import Break, Diagnosis, Recompile, SourcePlace, probe
+from shiplap.doctor.laboratory import Laboratory, Run
 from shiplap.doctor.printed import different_lines, zeros_in_output
 from shiplap.doctor.remedies import REMEDIES, list_remedies
 from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
 from shiplap.doctor.trial import (
-    Laboratory,
-    Run,
+    _is_gone,
     _rows_computed_always,
     _try_entries,
+    _with_uncompiled_end,
     make_case,
     reason_of_refusal,
     try_remedies,
@@ -58,7 +60,10 @@ def test_a_remedy_has_to_remove_its_entry_and_keep_all_results() -> None:
     assert reason_of_refusal(ITEM, before, run(ITEM)) == "the entry was still there"
     assert reason_of_refusal(ITEM, before, run(taken)).startswith("another break took its place")
     assert reason_of_refusal(ITEM, before, run(other)) == ""  # it lay behind
-    assert reason_of_refusal(ITEM, before, run(other, replace(other, call="b"))) == "2 entries instead of 1"
+    assert (
+        reason_of_refusal(ITEM, before, run(other, replace(other, call="b")))
+        == "there are more entries: 2 instead of 1"
+    )
     assert reason_of_refusal(ITEM, before, run(differences=("f, call 1: outputs differ",))).startswith("f, call 1")
     assert (
         reason_of_refusal(ITEM, before, run(status=1))
@@ -119,6 +124,46 @@ def test_a_remedy_that_brings_another_entry_comes_second(tmp_path: Path) -> None
     assert (found.remedy, found.removed, later.removed) == ("torch_hint", True, False)
 
 
+def test_remedies_that_need_each_other_are_found_together(tmp_path: Path) -> None:
+    """A setting removes the entry, and another one takes its place, which has a remedy of its own."""
+    place = replace(PLACE, file=str(tmp_path / "program.py"))
+
+    class Followed(Program1):
+        def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+            text = texts.get("program.py", "")
+            if "capture_scalar_outputs" not in text:
+                return run(self.item)
+            follower = replace(self.item, cause="print", call="print", place=place, reason="print")
+            return run(*(() if self.cured_by in text else (follower,)), counts={"outputs": 3})
+
+    laboratory = Followed(tmp_path, "reorderable_logging_functions.add(print)")
+    (found,), texts, after = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.remedy, found.removed, found.outputs) == ("torch_hint + reorder_print", True, 3)
+    assert found.title == "use the setting that torch names; let it print behind the compiled part"
+    assert found.refused["torch_hint"] == "another break took its place: print"
+    assert "capture_scalar_outputs" in texts["program.py"]
+    assert not after.entries
+    laboratory.cured_by = "nothing writes this"
+    (found,), texts, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.remedy, texts) == ("", {})
+
+
+def test_a_program_that_fails_only_compiled_is_compared_with_its_uncompiled_run(tmp_path: Path) -> None:
+    class Failing(Program1):
+        def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, **_: Any) -> Run:
+            cured = "x * (x.sum())" in texts.get("program.py", "")
+            return run(*(() if cured else (self.item,)), status=int(not cured and not uncompiled))
+
+    laboratory = Failing(tmp_path, "")
+    failed = laboratory.run({}, "compare")
+    first = _with_uncompiled_end(laboratory, failed)
+    assert (first.status, first.uncured, first.entries) == (0, True, failed.entries)
+    (found,), _, _ = _try_entries(laboratory, first)
+    assert found.remedy == "keep_tensor"
+    says = "with this edit the program ended with exit status 1, without compilation with 0"
+    assert reason_of_refusal(laboratory.item, first, run(status=1)) == says
+
+
 @pytest.mark.parametrize("left_out", [False, True])
 def test_a_value_is_kept_only_if_a_call_leaves_it_out(tmp_path: Path, left_out: bool) -> None:
     """Where no call does so, equal results say nothing about the calls that do."""
@@ -158,6 +203,15 @@ def test_an_entry_whose_own_remedies_failed_may_go_with_another(tmp_path: Path, 
     assert not tried["b"].remedy
     text = " ".join(str(each) for each in tried["b"].lines(1))
     assert ("it goes with the remedy of another entry" in text) == (not other)
+
+
+def test_a_recompile_that_torch_names_by_another_value_is_not_gone() -> None:
+    first, second = (
+        Recompile(PLACE, cause="length", title="", subject=name, values=(), guard=f"len({name}) == 1", fix="")
+        for name in ("kept", "times")
+    )
+    assert _is_gone(first, run(first, second), run(second))
+    assert not _is_gone(first, run(first, second), run(replace(second, times=2)))
 
 
 def test_a_break_in_the_lines_of_an_edit_is_none_of_the_program(tmp_path: Path) -> None:
@@ -204,8 +258,10 @@ def test_no_side_is_picked_whose_gradient_may_be_nan(tmp_path: Path, value: str,
 
 
 def test_a_time_that_is_not_measured_any_more_is_no_remedy(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import time\nimport torch\n\ndef f(x):\n    return x, time.time()\n")
-    place = replace(PLACE, file=str(tmp_path / "program.py"), line=5, code="return x, time.time()")
+    (tmp_path / "program.py").write_text(
+        "import time\nimport torch\n\ndef f(x):\n    start = time.time()\n    return x, time.time() - start\n"
+    )
+    place = replace(PLACE, file=str(tmp_path / "program.py"), line=5, code="start = time.time()")
     item = replace(ITEM, place=place, user=place, chain=(place,), cause="system", call="time.time", hints=())
 
     class Clock(Laboratory):
@@ -374,11 +430,24 @@ def test_the_same_function_agrees_on_recorded_inputs(tmp_path: Path) -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x * w).sum() + torch.rand(())
 
+    torch.manual_seed(5)
     observed(tmp_path, "record", f, torch.ones(3), torch.ones(3, requires_grad=True))
     torch.manual_seed(5)
     again = observed(tmp_path, "compare", f, torch.zeros(3), torch.ones(3, requires_grad=True))
     assert again.differences == []
     assert again.counts == {"outputs": 1, "gradients": 1, "calls": 1}
+
+
+def test_what_a_call_draws_changes_no_later_number(tmp_path: Path) -> None:
+    """An edit may draw more numbers in a call, or in front of it, where the next call begins."""
+    for mode, more in (("record", 0), ("compare", 3)):
+        torch.manual_seed(5)
+        random.seed(5)
+        again = observed(tmp_path, mode, lambda x, more=more: (torch.rand(more), x)[1], torch.ones(3))
+        later = torch.rand(()), random.random()
+        expected = later if mode == "record" else expected
+    assert again.differences == []
+    assert later == expected
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,12 @@ class Source:
         """Return the edit of this file that replaces the syntax node ``node`` by ``text``."""
         return Edit(self.file, *self.span(node), text)
 
+    def replace_span(self, start: int, end: int, text: str) -> Edit:
+        """Return the edit of this file that replaces the characters from ``start`` up to but without ``end`` by
+        ``text``.
+        """
+        return Edit(self.file, start, end, text)
+
     def statement(self, line: int) -> ast.stmt | None:
         """Return the syntax node of the innermost statement that covers the line ``line``, or None if there is none."""
         return innermost_statement(self.tree, line)
@@ -411,7 +417,6 @@ def guard_call(text: str, named: str = "") -> Editor:
     return edit
 
 
-guard_value = guard_call("(0.0 if torch.compiler.is_compiling() else {call})")  # the reading of a clock
 # A question that the compiler cannot answer: ``x.is_inference()``.
 guard_predicate = guard_call("(not torch.compiler.is_compiling() and {call})", r"is_inference(_mode_enabled)?$")
 

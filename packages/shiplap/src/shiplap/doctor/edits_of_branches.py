@@ -41,7 +41,7 @@ def pick_values(test, yes, no):
 # Functions of Python that neither change an object nor fail for values that the condition keeps away.
 _PURE = frozenset({"abs", "dict", "enumerate", "len", "list", "max", "min", "range", "reversed", "sum", "tuple", "zip"})
 # Methods of tensors, and those of dicts and texts that change nothing.
-_METHODS = frozenset({*dir(Tensor), "items", "keys", "format", "join"})
+METHODS = frozenset({*dir(Tensor), "items", "keys", "format", "join"})
 # Functions of torch and methods that draw numbers, change statistics or raise errors for some values of arguments.
 _RISKY = re.compile(
     rf"{DRAWING.pattern}|batch_norm|instance_norm|cholesky|inv|solve|eig|svd|gather|index|take|embedding|one_hot|item|"
@@ -90,7 +90,7 @@ def pick_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     before, read = names_before(source, first), names_read_after(source, last)
     read -= _temporary_names(function, first.lineno, last.end_lineno or last.lineno)
     tested = frozenset(n.id for n in ast.walk(node.test) if isinstance(n, ast.Name))
-    branch = _Branch(case, source, unused_name(source, "is_true"), tested, _modules_of_torch(source))
+    branch = _Branch(case, source, unused_name(source, "is_true"), tested, modules_of_torch(source))
     assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
     # A variable of the module would change in each call, and a value that is None in some calls cannot be computed on.
     asked = expressions_asked(node.test) & expressions_read([*node.body, *node.orelse])
@@ -225,7 +225,7 @@ def _statement_lines(branch: _Branch, node: ast.stmt, holds: bool) -> list[str] 
     return [f"{ast.unparse(target)} = {code}"]
 
 
-def _modules_of_torch(source: Source) -> frozenset[str]:
+def modules_of_torch(source: Source) -> frozenset[str]:
     """Return the names by which the program knows torch and its modules, such as ``F``."""
     found = {"torch"}  # the edit imports it where it is missing
     for n in ast.walk(source.tree):
@@ -282,7 +282,7 @@ def _is_harmless(value: ast.expr, tested: frozenset[str], modules: frozenset[str
                 continue
             # A method of self or of another object may be a module with statistics of its own.
             method = isinstance(n.func, ast.Attribute) and not re.match(r"self\b|super\b|\w+\.add$", called)
-            of_torch = called.partition(".")[0] in modules or called.rpartition(".")[2] in _METHODS
+            of_torch = called.partition(".")[0] in modules or called.rpartition(".")[2] in METHODS
             if not method or not of_torch or _RISKY.search(called) or re.search(r"[^_]_$", called):
                 return False
             if any(k.arg in ("out", "inplace", None) for k in n.keywords):

@@ -116,19 +116,19 @@ def in_outermost_function(editor: Editor) -> Editor:
     def edit(case: Case) -> Iterator[Edits]:
         """Yield the edits of ``editor`` of the enclosing function if the line is in the outermost compiled function."""
         node = case.own.statement(case.line) if case.own is not None else None
-        if case.own is not None and node is not None and _is_outermost(case, case.own, node):
+        if case.own is not None and node is not None and is_outermost(case, case.own, node):
             yield from editor(case)
 
     return edit
 
 
-def _is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
+def is_outermost(case: Case, source: Source, node: ast.stmt | ast.expr) -> bool:
     """Return whether ``node`` is known to be in the outermost compiled function: that has the decorator
     ``torch.compile``, or the break or recompile came in the compilation of no other one. It is not outermost if another
     compiled function may call it.
     """
     function = enclosing_function(source, node)
-    if function is None or _may_be_inlined(case, function):
+    if function is None or may_be_inlined(case, function):
         return False
     return _is_decorated(function) or set(case.frames) == {(source.file, function.lineno)}
 
@@ -138,7 +138,7 @@ def _is_decorated(function: ast.FunctionDef) -> bool:
     return any(re.match(r"torch\.compile\b", ast.unparse(mark)) for mark in function.decorator_list)
 
 
-def _may_be_inlined(case: Case, function: ast.FunctionDef) -> bool:
+def may_be_inlined(case: Case, function: ast.FunctionDef) -> bool:
     """Return whether a compiled function other than ``function`` may call it, directly or through others.
 
     All functions of the program count that name it, or that name one of these. The methods among them count as
@@ -218,9 +218,8 @@ def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits
     statement ``node``, which has the form ``self.a.b(...)``. The edits give a name to an object that is passed to
     ``torch.compile`` without one.
 
-    Return an empty string for other statements, and if the function uses ``self.a`` besides. Return it as well if it is
-    not known that there is one object: if the program creates the class at several places, in a function or a loop,
-    derives another class from it, or copies objects.
+    Return an empty string for other statements, if the function uses ``self.a`` besides, and if there may be several
+    objects of the class.
     """
     parents, around = source.parents(), node
     while around in parents and not isinstance(around, ast.ClassDef):
@@ -233,6 +232,17 @@ def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits
     uses = [n for n in ast.walk(function) if isinstance(n, ast.Attribute) and ast.unparse(n) == owner[0]]
     if len(uses) > 1:
         return "", ()
+    return only_object(case, source, around)
+
+
+def only_object(case: Case, source: Source, around: ast.ClassDef) -> tuple[str, Edits]:
+    """Return ``(name, edits)`` of the variable of the module level that holds the only object of the class ``around``.
+    The edits give a name to an object that is passed to ``torch.compile`` without one.
+
+    Return an empty string if it is not known that there is one object: if the program creates the class at several
+    places, in a function or a loop, derives another class from it, or copies objects.
+    """
+    parents = source.parents()
     others = [each for each in case.sources() if each.file != source.file]
     copied = any(re.search(r"\bcopy\b|\bdeepcopy\b", each.text) for each in (source, *others))
     elsewhere = any(re.search(rf"\b{around.name}\b", each.text) for each in others)
@@ -256,7 +266,7 @@ def _name_of_self(case: Case, source: Source, node: ast.AST) -> tuple[str, Edits
     return "", ()
 
 
-class _Renaming(ast.NodeTransformer):
+class Renaming(ast.NodeTransformer):
     """A converter of a syntax tree in which the variable ``self`` gets another name."""
 
     def __init__(self, name: str) -> None:
@@ -289,7 +299,7 @@ def later_function(
     used = variables_of_functions(source, node)
     code = source.code(node)
     if named and "self" in used:
-        code = ast.unparse(_Renaming(named).visit(copy.deepcopy(node)))
+        code = ast.unparse(Renaming(named).visit(copy.deepcopy(node)))
         called = re.sub(r"^self\b", named, called)
         used.remove("self")
     # The function gets tensors and numbers alone, and what it calls is looked up in the module.
@@ -334,16 +344,19 @@ def may_run_later(case: Case, source: Source, node: ast.stmt) -> bool:
 
     Torch moves calls out of the outermost compiled function alone.
     """
-    return _is_outermost(case, source, node) and _may_run_later(source, node)
+    return is_outermost(case, source, node) and can_run_later(source, node)
 
 
-def _may_run_later(source: Source, node: ast.stmt) -> bool:
+def can_run_later(source: Source, node: ast.stmt) -> bool:
     """Return whether the statement ``node`` of a function may run at the end of the function.
 
     It may not if it is inside of ``with`` or ``try``, whose context has then ended, or if a statement that runs after
-    it may write to an object, which the statement may read.
+    it may write to an object, which the statement may read. It may not either if it measures a time, which would
+    include what lies between.
     """
     parents, function = source.parents(), enclosing_function(source, node)
+    if measures_time(source, node):
+        return False
     first = (node.end_lineno or node.lineno) + 1
     around = parents[node]
     while around in parents and around is not function:
@@ -353,6 +366,50 @@ def _may_run_later(source: Source, node: ast.stmt) -> bool:
             first = around.lineno  # its next round runs after the statement, too
         around = parents[around]
     return function is not None and not writes_to_objects(function, first)
+
+
+# A call that reads a clock whose readings are subtracted from each other.
+_CLOCK = re.compile(
+    r"\b(time|perf_counter|monotonic|process_time|thread_time|elapsed_time)(_ns)?\(|\bnow\(.*-|-.*\bnow\("
+)
+
+
+def measures_time(source: Source, node: ast.stmt) -> bool:
+    """Return whether the statement ``node`` reads a clock, or uses a variable or attribute to which its function
+    assigns the reading of one.
+    """
+    function = enclosing_function(source, node)
+    assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)] if function is not None else []
+    read = {ast.unparse(t) for n in assigned for t in n.targets if _CLOCK.search(ast.unparse(n.value))}
+    used = {ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
+    return bool(_CLOCK.search(ast.unparse(node)) or read & used)
+
+
+@of_statement
+def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits after which compiled code reads 0.0 from each clock that the function around ``node`` reads.
+
+    Yield nothing if a reading leaves the function, or is subtracted from one that the function has not made: the
+    difference would be no time at all.
+    """
+    function = enclosing_function(source, node)
+    if function is None:
+        return
+    parents = source.parents()
+    reads = [n for n in ast.walk(function) if isinstance(n, ast.Call) and ast.unparse(n.func) == case.subject]
+    stored = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and n.value in reads]
+    names = {ast.unparse(t) for n in stored for t in n.targets}
+    for read in reads:
+        above = parents[read]
+        other = above.right if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) else None
+        differs = other is not None and ast.unparse(other) in names
+        kept = isinstance(above, ast.Assign) and all(isinstance(t, ast.Name) for t in above.targets)
+        if not differs and not kept:
+            return
+    bare = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
+    if reads and all(isinstance(parents[n], ast.BinOp) for n in bare):
+        edits = [source.replace(n, f"(0.0 if torch.compiler.is_compiling() else {source.code(n)})") for n in reads]
+        yield (*([] if source.imports("torch") else [source.after_imports("import torch")]), *edits)
 
 
 @of_statement

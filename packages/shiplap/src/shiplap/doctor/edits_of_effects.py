@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from shiplap.doctor.edits import EFFECT_NAME, Case, Edits, Source, of_statement, reindent, whole_lines
+from shiplap.doctor.edits_of_calls import measures_time
 from shiplap.doctor.edits_of_draws import CALL_COUNTER, counting_op
 from shiplap.doctor.edits_of_functions import writes_to_objects
 from shiplap.doctor.edits_of_values import (
@@ -38,7 +39,8 @@ def effect_in_op(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     have not changed yet when its graph runs. A logger may be used by others, too.
     """
     block = _block_from(source, node)
-    if block is None:
+    # The graph runs an op beside its other operations, in no order by time.
+    if block is None or any(measures_time(source, each) for each in block):
         return
     made = set(assigned_names(block))
     used = list(dict.fromkeys(n for each in block for n in variables_of_functions(source, each) if n not in made))

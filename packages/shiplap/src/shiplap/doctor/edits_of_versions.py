@@ -15,7 +15,7 @@ from shiplap.doctor.edits_of_values import enclosing_function
 
 # Helpers that the edits insert into the program. A compiled module stays a module, since the program may read its
 # attributes.
-_VERSIONS = '''
+VERSIONS = '''
 def compile_each(kind, **options):
     """Return a decorator that compiles a function once for each value of ``kind(...)`` of its arguments."""
     import functools
@@ -99,9 +99,10 @@ _ATTRIBUTES = "tuple(v for m in {model}.modules() for v in vars(m).values() if i
 _Keys = Callable[[Case, str, str], Iterator[str]]
 
 
-def _compile_by_kind(name: str, helper: str, keys: _Keys) -> Editor:
+def compile_by_kind(name: str, helper: str, keys: _Keys, more: tuple[str, ...] = ()) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and compiles with it in place of
     ``torch.compile``. The helper gets a function that tells kinds of calls apart, by the expressions of ``keys``.
+    ``more`` has further options of ``torch.compile``.
 
     An editor is a function that proposes edits for a break or recompile.
     """
@@ -116,7 +117,9 @@ def _compile_by_kind(name: str, helper: str, keys: _Keys) -> Editor:
             if not is_call_of_torch(node) if function is None else function.name != case.function:
                 continue  # the value that varied is one of the parameters of the function of the entry
             keywords = node.keywords if isinstance(node, ast.Call) else []
+            keywords = [k for k in keywords if not any(o.startswith(f"{k.arg}=") for o in more)]
             options = [f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in keywords]
+            options += more
             model = source.code(node.args[0]) if function is None and isinstance(node, ast.Call) else ""
             given, parameters = model, _parameters(case, function)
             # A module that has no name yet gets one, by which its state can be read.
@@ -288,6 +291,6 @@ class _Advanced(ast.NodeTransformer):
         return self.number if ast.unparse(node) == self.read else self.generic_visit(node)
 
 
-compile_versions = _compile_by_kind("compile_each", _VERSIONS, _keys_of)
-compile_repeated = _compile_by_kind("compile_repeated", _REPEATED, _keys_of)
-compile_outcomes = _compile_by_kind("compile_each", _VERSIONS, _outcomes_of)
+compile_versions = compile_by_kind("compile_each", VERSIONS, _keys_of)
+compile_repeated = compile_by_kind("compile_repeated", _REPEATED, _keys_of)
+compile_outcomes = compile_by_kind("compile_each", VERSIONS, _outcomes_of)

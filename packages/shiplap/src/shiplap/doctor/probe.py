@@ -170,19 +170,26 @@ class Probe:
     ) -> Callable[[dict[str, Any]], None]:
         """Return a function that stores the results of a call, or compares them with the recorded ones.
 
-        In a comparison, first copy the recorded values into ``given``, the named inputs of the call, and restore the
-        random generators. ``name`` is the name of the called function, and ``number`` the number of earlier calls.
+        In a comparison, first copy the recorded values into ``given``, the named inputs of the call. The returned
+        function also gives the random generators the state that they had behind the recorded call: what is drawn in
+        front of the next call is then the same as before, also where an edit has moved it out of the call. ``name`` is
+        the name of the called function, and ``number`` the number of earlier calls.
         """
         if self.spec["mode"] == "record":
-            made = {"name": name, "rng": rng_state(torch), "inputs": self._copies(torch, given)}
-            return lambda results: self.calls.append(made | results)
+            made = {"name": name, "inputs": self._copies(torch, given)}
+            return lambda results: self.calls.append(made | results | {"rng": rng_state(torch)})
         if number >= len(self.calls) or self.calls[number]["name"] != name:
             self.differences.append(f"call {number + 1} is one of {name}, which the program did not make before")
             return lambda results: None
         known = self.calls[number]
         restore_inputs(torch, given, known["inputs"])
-        restore_rng(torch, known["rng"])
-        return functools.partial(self._compare, torch, f"{name}, call {number + 1}", known)
+
+        def compare(results: dict[str, Any]) -> None:
+            """Compare ``results`` with the recorded ones, and restore the random generators."""
+            self._compare(torch, f"{name}, call {number + 1}", known, results)
+            restore_rng(torch, known["rng"])
+
+        return compare
 
     def _copies(self, torch: ModuleType, leaves: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
         """Return a list of ``leaves``, which are named tensors and simple values, with copies of the tensors. Add the

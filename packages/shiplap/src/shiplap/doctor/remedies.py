@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shiplap.doctor import (
     edits,
+    edits_in_front,
     edits_of_branches,
     edits_of_calls,
     edits_of_compilation,
@@ -19,6 +20,8 @@ from shiplap.doctor import (
     edits_of_functions,
     edits_of_selections,
     edits_of_shortcuts,
+    edits_of_sizes,
+    edits_of_states,
     edits_of_values,
     edits_of_versions,
 )
@@ -155,6 +158,13 @@ REMEDIES: tuple[Remedy, ...] = (
         prints=True,
     ),
     Remedy(
+        "update_later",
+        "update the program's numbers behind the compiled part",
+        edits_of_states.update_later,
+        ("branch", "item"),
+        caveat="the statements run after the compiled part around them",
+    ),
+    Remedy(
         "drop_marker",
         "remove the marker that breaks the graph",
         edits.drop_marker,
@@ -244,6 +254,13 @@ REMEDIES: tuple[Remedy, ...] = (
         caveat="a failed check raises RuntimeError, on a GPU at the next synchronisation",
     ),
     Remedy(
+        "condition_in_front",
+        "evaluate the condition in front of the call, and compile a function of its own for each answer",
+        edits_in_front.condition_in_front,
+        ("branch", "item"),
+        caveat="the condition is evaluated in front of each call, which waits for its value",
+    ),
+    Remedy(
         "draw_op",
         "draw the random number in an op",
         edits_of_draws.draw_as_op,
@@ -257,6 +274,22 @@ REMEDIES: tuple[Remedy, ...] = (
         ("system", "object", "tensor", "other"),
         call=r"rand|[Gg]enerator",
         caveat="the op uses the generator of the module level that it finds when it runs",
+    ),
+    Remedy(
+        "in_front",
+        "make the call in front of the compiled function and pass its result",
+        edits_in_front.compute_in_front,
+        ("system", "foreign", "object", "numpy", "other", "item", "branch", "shape", "lock", "import", "tensor"),
+        caveat="the call is made at the start of each call of the compiled function",
+        prints=True,
+    ),
+    Remedy(
+        "prepare_in_front",
+        "run the statements that use no tensor in front of the compiled function and pass their results",
+        edits_of_states.prepare_in_front,
+        ("system", "foreign", "object", "numpy", "other", "item", "branch", "shape", "tensor"),
+        caveat="the statements run at the start of each call of the compiled function",
+        prints=True,
     ),
     Remedy(
         "declare",
@@ -341,6 +374,28 @@ REMEDIES: tuple[Remedy, ...] = (
         "compile a function of its own for each outcome of the conditions on the number",
         edits.together(edits.add_dynamic_source("dynamic_sources"), edits_of_versions.compile_outcomes),
         ("counter", "attribute", "value"),
+        caveat="the conditions are computed once more in front of each call",
+    ),
+    Remedy(
+        "update_in_front",
+        "update the program's numbers in front of the compiled function",
+        edits_of_states.update_in_front,
+        ("value", "attribute", "counter", "lazy", "branch", "item", "other"),
+        caveat="the statements run at the start of each call of the compiled function, without a compiler",
+    ),
+    Remedy(
+        "sizes_in_front",
+        "make the call that depends on sizes in front of the compiled function and pass its result",
+        edits_in_front.compute_sizes_in_front,
+        ("size", "small", "length", "lazy", "attribute", "counter", "identity"),
+        caveat="the call is made at the start of each call of the compiled function, without a compiler",
+        prints=True,
+    ),
+    Remedy(
+        "size_outcomes",
+        "compile a function of its own for each outcome of the conditions on sizes",
+        edits_of_sizes.compile_size_outcomes,
+        ("size", "small"),
         caveat="the conditions are computed once more in front of each call",
     ),
     Remedy(
@@ -430,7 +485,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "eager_clock",
         "read the clock in eager mode only",
-        edits.guard_value,
+        edits_of_calls.guard_clock,
         ("system",),
         call=r"^time\.\w+$",
         caveat="compiled code reads 0.0, so that what it computes from it is no time",

@@ -4,182 +4,33 @@ from __future__ import annotations
 
 import ast
 import difflib
-import json
-import os
 import re
-import shutil
-import subprocess
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from shiplap import safe_io
-from shiplap.doctor import probe
-from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile, SourcePlace
+from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Case
-from shiplap.doctor.examine import diagnose_trace, shell_status
+from shiplap.doctor.laboratory import Laboratory, Run
 from shiplap.doctor.printed import different_lines, numbers_by_line, zeros_in_output
 from shiplap.doctor.remedies import Remedy, list_remedies
-from shiplap.doctor.scratch import Program, apply_edits, diff_texts, make_copy, parse_program
-from shiplap.doctor.trace import read_trace_files
+from shiplap.doctor.scratch import Program, apply_edits, diff_texts, parse_program
 from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry
 from shiplap.errors import error
 from shiplap.safe_io.work_folders import work_folder
 
 # A run may take longer than the first by this factor and these seconds; then its remedy is refused.
 _PATIENCE = (4, 60)
+# Where another entry takes the place of one, so many remedies are followed, for so many entries in turn.
+_STARTS, _FURTHER = 2, 2
 
-
-@dataclass(frozen=True)
-class Run:
-    """One run of a program whose compiled functions were observed, with its diagnosis. ``differences`` says how its
-    results differ from the recorded ones, and ``unstable`` names values that vary by themselves. ``counts`` has the
-    numbers of compared outputs, gradients and calls, and ``called`` the number of calls by function. ``times`` has the
-    seconds of each call by function. ``status`` is the exit status, and ``seconds`` the duration of the run.
-    ``printed`` is the number of lines on standard output, if the output is hidden. ``zeroed`` names values that vary by
-    themselves and were no longer measured: they are 0. ``output`` is the hidden text of the program, and ``shown`` that
-    part of it which went to standard output. ``sites`` has the file, line and column of each call of ``torch.compile``
-    in the program's own files, by the name of the frames in which the result is called. The file is relative to the
-    program's folder.
-    """
-
-    diagnosis: Diagnosis
-    status: int
-    seconds: float
-    differences: tuple[str, ...] = ()
-    unstable: tuple[str, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict)
-    times: dict[str, list[float]] = field(default_factory=dict)
-    printed: int = 0
-    called: dict[str, int] = field(default_factory=dict)
-    zeroed: tuple[str, ...] = ()
-    output: str = ""
-    shown: str = ""
-    sites: dict[str, tuple[str, int, int]] = field(default_factory=dict)
-
-    @property
-    def entries(self) -> list[Break | Recompile]:
-        """The breaks and recompiles of the run, without those that other breaks or recompiles cause."""
-        found: list[Break | Recompile] = [*self.diagnosis.breaks, *self.diagnosis.recompiles]
-        return [e for e in found if not e.follows]
-
-
-class Laboratory:
-    """A runner of copies of one program, with the folder that holds the copies, recordings and traces. ``limit`` is the
-    greatest number of seconds of a run, or None for no limit. ``ignored`` names the values that are not compared, and
-    ``varying`` has the lines of the output that differ in two runs of the unchanged program.
-    """
-
-    def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
-        """Prepare trials of a program in ``folder``. ``stdout`` receives the output of the run that is shown to the
-        user.
-        """
-        self.program, self.folder, self.stdout = program, folder, stdout
-        self.number = 0
-        self.limit: float | None = None
-        self.ignored: tuple[str, ...] = ()
-        self.varying: set[tuple[str, ...]] = set()
-
-    def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
-        """Run a copy of the program in which the files ``texts`` (path to content) are changed. Return the run, or None
-        if it takes longer than the time limit.
-
-        ``mode`` is ``"time"``, ``"record"`` or ``"compare"``, and says what is done in each call of a compiled function
-        (see ``Probe``). A run with ``"compare"`` has the differences of its results from the recorded ones. If
-        ``uncompiled`` is true, the program runs without compilation. If ``show`` is true, its output is shown.
-        Otherwise it is hidden.
-        """
-        self.number += 1
-        place = self.folder / str(self.number)
-        copy = make_copy(self.program.root, place / "program", texts)
-        trace, result = place / "trace", place / "result.json"
-        trace.mkdir()
-        spec = {
-            "mode": mode,
-            "recording": str(self.folder / "recording.pt"),
-            "result": str(result),
-            "paths": self.program.paths(copy),
-            "eager": mode != "time",
-            "uncompiled": uncompiled,
-            "ignored": self.ignored,
-        }
-        safe_io.write_text(place / "spec.json", json.dumps(spec))
-        command = [*self.program.python, probe.__file__, str(place / "spec.json"), *self.program.in_copy(copy)]
-        environment = {**os.environ, "TORCH_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
-        started = time.monotonic()
-        with tempfile.TemporaryFile() as hidden, tempfile.TemporaryFile() as errors:
-            streams: dict[str, Any] = {"stdout": self.stdout}
-            # The user has seen the output of the program in its first run.
-            if not show:
-                streams = {"stdin": subprocess.DEVNULL, "stdout": hidden, "stderr": errors}
-            try:
-                done = subprocess.run(command, env=environment, timeout=self.limit, **streams)
-            except subprocess.TimeoutExpired:
-                return None
-            hidden.seek(0)
-            errors.seek(0)
-            output = hidden.read()
-            printed = output.count(b"\n")
-            text = (output + errors.read()).decode(errors="replace")
-        seconds = time.monotonic() - started
-        report: dict[str, Any] = {"differences": ["it left no results"]}
-        if result.is_file():
-            report = json.loads(result.read_text())
-        sites: dict[str, list[Any]] = report.get("sites", {})
-        diagnosis = diagnose_trace(read_trace_files(trace), " ".join(self.program.arguments))
-        diagnosis = relocate_diagnosis(diagnosis, f"{copy}/", f"{self.program.root}/")
-        shutil.rmtree(place, ignore_errors=True)
-        return Run(
-            replace(diagnosis, exit_code=shell_status(done.returncode)),
-            shell_status(done.returncode),
-            seconds,
-            tuple(report["differences"]),
-            tuple(report.get("unstable", ())),
-            report.get("counts", {}),
-            report.get("times", {}),
-            printed,
-            report.get("called", {}),
-            tuple(report.get("zeroed", ())),
-            text,
-            output.decode(errors="replace"),
-            {n: (at[0].removeprefix(f"{copy}/"), *at[1:]) for n, at in sites.items() if at[0].startswith(f"{copy}/")},
-        )
-
-
-def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
-    """Return a copy of ``diagnosis`` in which the paths of all source lines have the folder ``new`` in place of
-    ``old``.
-    """
-
-    def moved(place: SourcePlace) -> SourcePlace:
-        """Return a copy of the source line ``place``. Its path has the folder ``new`` in place of ``old``, both of the
-        enclosing function.
-        """
-        return replace(place, file=place.file.replace(old, new, 1))
-
-    return replace(
-        diagnosis,
-        breaks=tuple(
-            replace(
-                b,
-                place=moved(b.place),
-                user=moved(b.user),
-                chain=tuple(map(moved, b.chain)),
-                frames=tuple(map(moved, b.frames)),
-            )
-            for b in diagnosis.breaks
-        ),
-        recompiles=tuple(
-            replace(r, place=moved(r.place), reader=moved(r.reader) if r.reader else None) for r in diagnosis.recompiles
-        ),
-    )
-
+# The record of a remedy, the contents of the files that it changes, and the run with it.
+_Found = tuple[TriedEntry, dict[str, str], Run]
 
 STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for another reason: "
+TAKEN, MORE = "another break took its place: ", "there are more entries: "
 NEVER_AGAIN = "no version was used a second time"
 NO_WITNESS = "no call of this run leaves the value out"
 OTHER_LINE = "the program prints another line: "
@@ -220,7 +71,8 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
     if after is None:
         return "the program ran too long"
     if after.status != before.status:
-        return f"with this edit the program ended with exit status {after.status}, without it with {before.status}"
+        without = "without compilation" if before.uncured else "without it"
+        return f"with this edit the program ended with exit status {after.status}, {without} with {before.status}"
     if after.differences:
         return after.differences[0]
     # Keys stay equal when lines move, as an edit makes them do.
@@ -228,8 +80,9 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
     if new[entry.key] >= old[entry.key] and not fewer:
         return STILL_THERE
     fresh = [e for e in after.entries if new[e.key] > old[e.key]]
-    # A function that was skipped shows its own breaks only once it is compiled, which is progress.
-    hidden = isinstance(entry, Break) and entry.skipped
+    # A function that was skipped shows its own breaks only once it is compiled, which is progress. So does a program
+    # that failed before it came to them.
+    hidden = before.uncured or (isinstance(entry, Break) and entry.skipped)
     if isinstance(entry, Recompile) and not fewer:
         other = [e for e in fresh if isinstance(e, Recompile) and e.place.function == entry.place.function]
         if other:
@@ -238,9 +91,9 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
         same_line = e.place.code == entry.place.code and e.place.file == entry.place.file
         same_function = e.place.file == entry.place.file and e.place.function == entry.place.function
         if isinstance(e, Break) and (same_line or (same_function and not hidden)):
-            return f"another break took its place: {e.reason}"
+            return f"{TAKEN}{e.reason}"
     if len(after.entries) > len(before.entries) and not hidden:
-        return f"{len(after.entries)} entries instead of {len(before.entries)}"
+        return f"{MORE}{len(after.entries)} instead of {len(before.entries)}"
     # Without any graph there is no break either, and nothing is gained.
     if not hidden and after.diagnosis.graphs < 1 <= before.diagnosis.graphs:
         return "nothing was compiled any more"
@@ -276,6 +129,8 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
         if again is None or again.differences:
             raise error("SL704", where=" ".join(command), got=again.differences[0] if again else "no end")
         laboratory.varying = different_lines(recorded.shown, again.shown)
+        if recorded.status:
+            again = _with_uncompiled_end(laboratory, again)
         tried, texts, after = _try_entries(laboratory, again)
         times = _measure_times(laboratory, shown, texts) if shown else ()
         return Treatment(
@@ -289,6 +144,17 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
             exit_code=(shown or recorded).status,
             ignored=laboratory.ignored,
         )
+
+
+def _with_uncompiled_end(laboratory: Laboratory, failed: Run) -> Run:
+    """Return the run ``failed`` of the unchanged program with the end that the program has without compilation, if it
+    does not fail there. The results of later runs are then compared with those.
+    """
+    plain = laboratory.run({}, "record", uncompiled=True)
+    if plain is None or plain.status:
+        laboratory.run({}, "record")
+        return failed
+    return replace(failed, status=0, printed=plain.printed, output=plain.output, shown=plain.shown, uncured=True)
 
 
 def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
@@ -324,12 +190,14 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
 
 def _is_gone(entry: Break | Recompile, first: Run, now: Run) -> bool:
     """Return whether ``entry`` of the run ``first`` is missing in the run ``now``, and no other entry of its kind and
-    function has come in its place.
+    function has come in its place. Another recompile of its function may not occur more often either.
     """
     keys = {e.key for e in first.entries}
     place = type(entry), entry.place.file, entry.place.function
     fresh = [e for e in now.entries if e.key not in keys and (type(e), e.place.file, e.place.function) == place]
-    return not fresh and all(e.key != entry.key for e in now.entries)
+    # Torch names one of several values that vary together, and may name the other one now.
+    left = count_times(entry, first) - entry.times if isinstance(entry, Recompile) else count_times(entry, now)
+    return count_times(entry, now) <= left and not fresh and all(e.key != entry.key for e in now.entries)
 
 
 def _ordered(run: Run) -> list[Break | Recompile]:
@@ -342,19 +210,21 @@ def _ordered(run: Run) -> list[Break | Recompile]:
 
 
 def _try_entry(
-    laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
-) -> tuple[TriedEntry, dict[str, str], Run]:
+    laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run, further: int = _FURTHER
+) -> _Found:
     """Return ``(record, changed files, run)`` of the first remedy that removes ``entry``, a break or recompile.
     ``texts`` has the contents of the files that earlier remedies have changed, by path, and ``now`` is the run with
     them.
 
     A remedy after which breaks or recompiles appear that were not there before is taken only if no other removes the
-    entry. If no remedy removes it, but some make a recompile rarer, return the triple of the remedy that leaves the
-    fewest recompiles. If none helps, return a record of the failed trials, with ``texts`` and ``now``.
+    entry. If another entry takes its place, remedies are tried for that one, too, ``further`` times at most. If none
+    removes it, but some make a recompile rarer, return the triple of the remedy that leaves the fewest recompiles. If
+    none helps, return a record of the failed trials, with ``texts`` and ``now``.
     """
     refused: dict[str, str] = {}
-    fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
-    second: tuple[TriedEntry, dict[str, str], Run] | None = None
+    fewer: _Found | None = None
+    second: _Found | None = None
+    replaced = list[tuple[Remedy, dict[str, str], Run]]()
     for remedy, changed in _candidates(laboratory.program, entry, texts, now.sites):
         # Where no kind of call came twice, a version for each would compile in each call.
         if remedy.repeated and isinstance(entry, Recompile) and count_times(entry, now) + 1 >= count_calls(entry, now):
@@ -362,48 +232,127 @@ def _try_entry(
             continue
         after = laboratory.run(changed, "compare")
         reason = reason_of_refusal(entry, now, after)
-        if not reason:
-            rows = _rows_computed_always(laboratory.program.root, texts, changed) if remedy.picks else ()
-            reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
-            # The line may vary by itself, as a time does.
-            if reason.startswith(OTHER_LINE) and (again := laboratory.run(texts, "compare")) is not None:
-                laboratory.varying |= different_lines(now.shown, again.shown)
-                reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
-        if not reason and not _is_witnessed(laboratory, remedy, entry, texts, now):
-            reason = NO_WITNESS
-        if not reason and after is not None and isinstance(entry, Break) and entry.skipped:
-            reason = _break_in_edit(laboratory.program.root, texts, changed, now, after)
         # A remedy may make recompiles rarer without removing them.
-        partly = (
-            reason.startswith((STILL_THERE, ANOTHER))
-            and (after is not None and isinstance(entry, Recompile))
-            and count_times(entry, after) < count_times(entry, fewer[2] if fewer else now)
-            and not reason_of_refusal(entry, now, after, fewer=True)
-        )
+        partly = False
+        if after is not None and isinstance(entry, Recompile) and reason.startswith((STILL_THERE, ANOTHER)):
+            most = count_times(entry, fewer[2] if fewer else now)
+            partly = count_times(entry, after) < most and not reason_of_refusal(entry, now, after, fewer=True)
+        if after is not None and (not reason or partly or reason.startswith((TAKEN, ANOTHER, MORE))):
+            beside = _reason_beside(laboratory, remedy, entry, (texts, changed), now, after)
+            if beside:
+                reason, partly = beside, False
+            elif reason.startswith((TAKEN, ANOTHER, MORE)):
+                replaced.append((remedy, changed, after))
         if (not reason or partly) and after is not None:
-            found = TriedEntry.of(
-                entry,
-                remedy,
-                diff=diff_texts(laboratory.program.root, changed, texts),
-                before=len(now.entries),
-                after=len(after.entries),
-                outputs=after.counts.get("outputs", 0),
-                gradients=after.counts.get("gradients", 0),
-                refused=dict(refused),
-                times=(count_times(entry, now), count_times(entry, after)) if partly else (0, 0),
-            )
+            found = _record(laboratory, entry, remedy, (texts, changed), (now, after), refused)
             if not partly:
-                fresh = {e.key for e in after.entries} - {e.key for e in now.entries}
-                if not fresh:
+                if not _entries_that_came(now, after):
                     return found, changed, after
                 second = second or (found, changed, after)
                 continue
+            found = replace(found, times=(count_times(entry, now), count_times(entry, after)))
             fewer = found, changed, after
         refused[remedy.id] = reason
-    best = second or fewer
+    best = second
+    for start in replaced[:_STARTS] if further and not best else ():
+        best = best or _remove_others(laboratory, entry, start, (texts, now), refused, further)
+    best = best or fewer
     if best is None:
         return TriedEntry.of(entry, refused=refused), texts, now
     return replace(best[0], refused=refused), *best[1:]
+
+
+def _record(
+    laboratory: Laboratory,
+    entry: Break | Recompile,
+    remedy: Remedy,
+    texts: tuple[dict[str, str], dict[str, str]],
+    runs: tuple[Run, Run],
+    refused: dict[str, str],
+) -> TriedEntry:
+    """Return the record of ``remedy``, which removes ``entry``. ``texts`` has the contents of changed files without and
+    with it, and ``runs`` the runs. ``refused`` has the reasons by the ids of remedies that failed.
+    """
+    (now, after), (old, new) = runs, texts
+    return TriedEntry.of(
+        entry,
+        remedy,
+        diff=diff_texts(laboratory.program.root, new, old),
+        before=len(now.entries),
+        after=len(after.entries),
+        outputs=after.counts.get("outputs", 0),
+        gradients=after.counts.get("gradients", 0),
+        refused=dict(refused),
+    )
+
+
+def _entries_that_came(now: Run, after: Run) -> list[Break | Recompile]:
+    """Return the breaks and recompiles of the run ``after`` that are not in the run ``now``."""
+    known = {e.key for e in now.entries}
+    return [e for e in after.entries if e.key not in known]
+
+
+def _remove_others(
+    laboratory: Laboratory,
+    entry: Break | Recompile,
+    start: tuple[Remedy, dict[str, str], Run],
+    before: tuple[dict[str, str], Run],
+    refused: dict[str, str],
+    further: int,
+) -> _Found | None:
+    """Return ``(record, changed files, run)`` of several remedies that remove ``entry`` together, or None if they do
+    not.
+
+    ``start`` has the first of them, the files that it changes, and the run with it, in which other entries have taken
+    the place of ``entry``. For each of these, ``further`` of them at most, a remedy is searched for. ``before`` has the
+    changed files and the run without these remedies, and ``refused`` the reasons why others failed.
+    """
+    (remedy, changed, after), (texts, now), used = start, before, list[TriedEntry]()
+    while others := _entries_that_came(now, after):
+        if len(used) == further:
+            return None
+        tried, changed, after = _try_entry(laboratory, others[0], changed, after, further - 1)
+        if not tried.removed:
+            return None
+        used.append(tried)
+    if reason_of_refusal(entry, now, after):
+        return None
+    found = _record(laboratory, entry, remedy, (texts, changed), (now, after), refused)
+    parts = [found, *used]
+    joined = replace(
+        found,
+        remedy=" + ".join(t.remedy for t in parts),
+        title="; ".join(t.title for t in parts),
+        caveat="; ".join(t.caveat for t in parts if t.caveat),
+    )
+    return joined, changed, after
+
+
+def _reason_beside(
+    laboratory: Laboratory,
+    remedy: Remedy,
+    entry: Break | Recompile,
+    texts: tuple[dict[str, str], dict[str, str]],
+    now: Run,
+    after: Run,
+) -> str:
+    """Return the reason why the run ``after`` with ``remedy`` changes something that ``reason_of_refusal`` does not
+    see, such as a printed line, or an empty string if it does not.
+
+    ``texts`` has the contents of changed files without and with the remedy. ``now`` is the run without it.
+    """
+    (old, changed), root = texts, laboratory.program.root
+    rows = _rows_computed_always(root, old, changed) if remedy.picks else ()
+    reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
+    # The line may vary by itself, as a time does.
+    if reason.startswith(OTHER_LINE) and (again := laboratory.run(old, "compare")) is not None:
+        laboratory.varying |= different_lines(now.shown, again.shown)
+        reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
+    if not reason and not _is_witnessed(laboratory, remedy, entry, old, now):
+        reason = NO_WITNESS
+    if not reason and isinstance(entry, Break) and entry.skipped:
+        reason = _break_in_edit(root, old, changed, now, after)
+    return reason
 
 
 def _is_witnessed(
@@ -513,7 +462,7 @@ def _break_in_edit(root: Path, texts: dict[str, str], changed: dict[str, str], n
         inserted = {row.strip() for row in text.splitlines()} - {row.strip() for row in old.splitlines()}
         for e in after.entries:
             if isinstance(e, Break) and e.key not in known and e.user.code.strip() in inserted:
-                return f"another break took its place: {e.reason}"
+                return f"{TAKEN}{e.reason}"
     return ""
 
 
