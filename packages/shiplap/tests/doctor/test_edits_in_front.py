@@ -53,6 +53,14 @@ def test_a_call_is_made_in_front_of_a_module(tmp_path: Path, monkeypatch: pytest
     assert ran["Net"]()(x).shape == x.shape  # other callers pass nothing
 
 
+@pytest.mark.parametrize(("given", "owner"), [("net", "net"), ("net.forward", "net"), ("Net()", "module")])
+def test_an_attribute_is_read_from_the_compiled_object(tmp_path: Path, given: str, owner: str) -> None:
+    source = CONTEXT.replace("SCALE.get()", "self.kept.pop()").replace("run =", "net = Net()\n    run =")
+    source = source.replace("compile(Net()", f"compile({given}")
+    found, _ = proposals(tmp_path, source, compute_in_front, "self.kept.pop", "", "forward", "object")
+    assert f"lambda x, shift=0.0: {owner}.kept.pop()" in found
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -143,8 +143,9 @@ def test_draws_for_sizes_are_made_in_front(tmp_path: Path, monkeypatch: pytest.M
         ("mask = np.zeros", "self.mask = np.zeros"),
         ("mask[start : start + 2]", "x[start : start + 2]"),
         ("x.shape[0] - 2", "int(x.sum())"),
+        ("mask = np.zeros", "start = time.time()\n        mask = np.zeros"),  # it would include a compilation
     ],
 )
-def test_what_uses_a_tensor_stays(tmp_path: Path, old: str, new: str) -> None:
+def test_what_uses_a_tensor_or_a_clock_stays(tmp_path: Path, old: str, new: str) -> None:
     source = SPANS.replace(", size=2", "").replace("size", "2").replace(old, new) if old else SPANS
     assert proposals(tmp_path, source, prepare_in_front, "rng.choice", "", "f", "system") == []

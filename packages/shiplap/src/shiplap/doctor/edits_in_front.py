@@ -44,7 +44,7 @@ def compile_with(values, **options):
     return decorate
 '''
 # The time at which a clock is read is its result, and an object of the call has no place in front of it.
-_BOUND_TO_PLACE = re.compile(
+BOUND_TO_PLACE = re.compile(
     r"\b(time|perf_counter|monotonic|process_time|now|today|utcnow|synchronize|super|locals|globals|print)\b"
 )
 # What makes a number, a size or a property of a tensor, by its source code behind the variable.
@@ -95,7 +95,7 @@ def compute_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
             if isinstance(statement, ast.Expr) and statement.value is call:
                 yield from _call_in_front(case, each, function, statement)
                 continue
-            if _BOUND_TO_PLACE.search(code) or not is_known_outside(each, function, statement, call, tensors=own):
+            if BOUND_TO_PLACE.search(code) or not is_known_outside(each, function, statement, call, tensors=own):
                 continue
             name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
             yield from pass_value(case, each, function, call, name, code)
@@ -147,7 +147,7 @@ def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
                     code = source.code(call)
                     root = ast.unparse(call.func).partition(".")[0]
                     own = root == "self" or root in _defined(source)
-                    if not own or _BOUND_TO_PLACE.search(code) or not _PROPERTY.search(_property_in(call)):
+                    if not own or BOUND_TO_PLACE.search(code) or not _PROPERTY.search(_property_in(call)):
                         continue
                     if is_known_outside(source, function, node, call, tensors=False):
                         name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
@@ -192,22 +192,20 @@ def is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) ->
     """
     if may_be_inlined(case, function):
         return False
-    parents, compiled = source.parents(), set[str]()
+    around, compiled = source.parents().get(function), set[str]()
+    kind = around.name if isinstance(around, ast.ClassDef) else ""
     for place, site, decorated in find_compile_sites(case):
         if decorated is not None:
             compiled.add(decorated.name if place.file == source.file and decorated.lineno == function.lineno else "")
             continue
-        given = site.args[0] if isinstance(site, ast.Call) and site.args else None
-        assigned = [
-            n.value
-            for n in ast.walk(place.tree)
-            if isinstance(n, ast.Assign) and given is not None and ast.unparse(n.targets[0]) == ast.unparse(given)
-        ]
-        made = assigned[0] if len(assigned) == 1 else given
-        compiled.add(ast.unparse(made.func if isinstance(made, ast.Call) else made) if made is not None else "")
-    around = parents.get(function)
-    name = around.name if isinstance(around, ast.ClassDef) and function.name == "forward" else function.name
-    return compiled == {name}
+        given = ast.unparse(site.args[0]) if isinstance(site, ast.Call) and site.args else ""
+        owner = given.removesuffix(f".{function.name}") if kind else given
+        nodes = [n for n in ast.walk(place.tree) if isinstance(n, ast.Assign)]
+        made = [n.value for n in nodes if ast.unparse(n.targets[0]) == owner]
+        of_object = bool(kind) and (function.name == "forward" or owner != given)
+        text = ast.unparse(made[0]) if len(made) == 1 else owner
+        compiled.add(function.name if of_object and text.partition("(")[0] == kind else text)
+    return compiled == {function.name}
 
 
 def is_known_outside(
@@ -292,7 +290,8 @@ def pass_value(
             if not re.fullmatch(r"\w+(\.\w+)*", model):
                 model = unused_name(source, "module")
                 passed = f"{model} := {passed}"
-            evaluated = re.sub(r"\bself\b", model, code)
+            # A method is compiled with its object.
+            evaluated = re.sub(r"\bself\b", model.removesuffix(f".{function.name}"), code)
         lambda_text = f"lambda {_signature(function, bound=decorated is None)}: {evaluated}"
         made = f"compile_with({', '.join([f'{{{name!r}: {lambda_text}}}', *options])})"
         replaced = source.replace(site, f"{made}({passed})" if decorated is None else made)

@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from shiplap.doctor.edits import Case, Editor, Edits, Source, calls_on_line, of_statement, reindent
+from shiplap.doctor.edits import EFFECT_NAME, Case, Editor, Edits, Source, calls_on_line, of_statement, reindent
 from shiplap.doctor.edits_of_compilation import find_compile_sites
 from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
 from shiplap.doctor.edits_of_values import enclosing_function, variables_of_functions
@@ -389,8 +389,8 @@ def measures_time(source: Source, node: ast.stmt) -> bool:
 def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits after which compiled code reads 0.0 from each clock that the function around ``node`` reads.
 
-    Yield nothing if a reading leaves the function, or is subtracted from one that the function has not made: the
-    difference would be no time at all.
+    Yield nothing if a reading or a difference is kept, or one is subtracted from a reading that the function has not
+    made. A time may only be shown, as by a print: what is kept would be no time at all.
     """
     function = enclosing_function(source, node)
     if function is None:
@@ -402,7 +402,8 @@ def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     for read in reads:
         above = parents[read]
         other = above.right if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) else None
-        differs = other is not None and ast.unparse(other) in names
+        shown = re.match(EFFECT_NAME, _called_around(parents, above))
+        differs = other is not None and ast.unparse(other) in names and shown is not None
         kept = isinstance(above, ast.Assign) and all(isinstance(t, ast.Name) for t in above.targets)
         if not differs and not kept:
             return
@@ -410,6 +411,14 @@ def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     if reads and all(isinstance(parents[n], ast.BinOp) for n in bare):
         edits = [source.replace(n, f"(0.0 if torch.compiler.is_compiling() else {source.code(n)})") for n in reads]
         yield (*([] if source.imports("torch") else [source.after_imports("import torch")]), *edits)
+
+
+def _called_around(parents: dict[ast.AST, ast.AST], node: ast.AST) -> str:
+    """Return the last name of the call whose result is unused around ``node``, or an empty string if there is none."""
+    while node in parents and not isinstance(node, ast.stmt):
+        node = parents[node]
+    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    return ast.unparse(called).rpartition(".")[2] if called is not None else ""
 
 
 @of_statement

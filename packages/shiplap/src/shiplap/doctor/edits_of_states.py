@@ -8,7 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
-from shiplap.doctor.edits_in_front import is_compiled_itself, is_known_outside, may_be_earlier, pass_value
+from shiplap.doctor.edits_in_front import (
+    BOUND_TO_PLACE,
+    is_compiled_itself,
+    is_known_outside,
+    may_be_earlier,
+    pass_value,
+)
 from shiplap.doctor.edits_of_calls import Renaming, can_run_later, is_outermost, only_object
 from shiplap.doctor.edits_of_functions import unused_name
 from shiplap.doctor.edits_of_values import assigned_names, enclosing_function, names_read_after, variables_of_functions
@@ -176,7 +182,7 @@ def prepare_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     used = [n for n in used if n not in assigned_names(block)]
     name, flag = unused_name(source, f"prepare_{function.name}"), unused_name(source, "prepared")
     code, indent = whole_lines(source, block), indent_of(source, block[0])
-    if f"def {name}(" in source.text or re.search(r"\"\"\"|'''|\\\n", code):
+    if BOUND_TO_PLACE.search(code) or f"def {name}(" in source.text or re.search(r"\"\"\"|'''|\\\n", code):
         return
     values = f"({', '.join(left)},)"
     text = f"if {flag} is None:\n{reindent(code, f'{indent}    ')}\n{indent}else:\n{indent}    {values} = {flag}"
