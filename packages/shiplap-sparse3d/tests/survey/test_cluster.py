@@ -429,11 +429,11 @@ def test_a_model_that_is_refused_ends_local_workers_that_start(corner: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(("asked", "device", "number"), [(None, "cpu", "8"), (None, "cuda", "2"), ("3", "cpu", "3")])
+@pytest.mark.parametrize(("asked", "device", "number"), [(None, "cpu", "8"), (None, "cuda", "1"), ("3", "cpu", "3")])
 def test_the_threads_of_local_workers(
     asked: str | None, device: str, number: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each thread of a worker has its share of the cores. Dask's default is 1, and a user may set another number."""
+    """A worker with one thread has its share of the cores. Dask's default is 1, and a user may set another number."""
     monkeypatch.setattr(clusters, "CPU_COUNT", 16)
     for name in ("OMP", "MKL"):
         monkeypatch.setenv(f"{name}_NUM_THREADS", "")  # Dask changes it, and it is restored
