@@ -11,7 +11,7 @@ from tests.projects import FAMILIES
 
 import shiplap_sparse3d as sl3
 from shiplap_sparse3d import spconv
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_FAMILIES, python
 from shiplap_testing.support import fails
 
 ROUNDS = os.environ.get("SHIPLAP_TEST_HOSTILE", "2")
@@ -19,14 +19,14 @@ ROUNDS = os.environ.get("SHIPLAP_TEST_HOSTILE", "2")
 
 @pytest.mark.parametrize("module", sorted(module for _, module in FAMILIES.values()))
 def test_no_wrong_call_of_an_op_ends_or_hangs_the_process(module):
-    done = python(Path(__file__).with_name("hostile.py"), module, ROUNDS, 17, timeout=36000)
+    done = python(Path(__file__).with_name("hostile.py"), module, ROUNDS, 17, timeout=36000, imported=WITH_FAMILIES)
     last = done.stdout.splitlines()[-1:]
     assert done.returncode == 0, f"{last} {done.stderr[-2000:]}"
 
 
 def test_no_wrong_use_of_a_layer_ends_or_hangs_the_process():
     rounds = max(4, int(ROUNDS))
-    done = python(Path(__file__).with_name("hostile_layers.py"), rounds, 17, timeout=36000)
+    done = python(Path(__file__).with_name("hostile_layers.py"), rounds, 17, timeout=36000, imported=WITH_FAMILIES)
     assert done.returncode == 0, f"{done.stdout[-2000:]} {done.stderr[-2000:]}"
 
 

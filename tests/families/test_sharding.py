@@ -5,7 +5,6 @@ are none.
 from __future__ import annotations
 
 import json
-import os
 import re
 from importlib import import_module
 
@@ -15,8 +14,6 @@ from shiplap.audit.check import AuditSubject
 from shiplap.audit.checks.sharding import CHECK
 from shiplap.dispatch import Op, registry
 from shiplap.sampling.samples import Samples
-from shiplap_testing.forked import python
-from shiplap_testing.paths import REPOSITORY
 
 # The dims along which an op may be cut; "declared" for rules that its author has declared.
 PROVEN = {
@@ -117,7 +114,7 @@ def test_a_wrong_rule_for_a_familys_op_is_caught(inputs: dict[str, int], output:
 
 @pytest.mark.long
 def test_the_eight_kernels_have_proven_rules_or_a_reason() -> None:
-    done = python("-W", "ignore", "-c", PROGRAM, cwd=REPOSITORY, env={**os.environ, "TRITON_INTERPRET": "1"})
+    done = interpreted("-W", "ignore", "-c", PROGRAM)
     assert done.returncode == 0, done.stderr[-2000:]
     findings = json.loads(done.stdout.splitlines()[-1])
     assert {name for name, (verdict, _) in findings.items() if verdict == "ok"} == EIGHT

@@ -7,7 +7,7 @@ import os
 import pytest
 from tests.fuzz.fuzzer import SHARES
 
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 ROUNDS = int(os.environ.get("SHIPLAP_TEST_FUZZ", "2000"))
 
@@ -27,7 +27,7 @@ for kind, share in SHARES.items():
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the process prints that reads mutated files of each kind."""
     seed = os.environ.get("SHIPLAP_TEST_SEED", "17")
-    done = python("-c", PROGRAM, ROUNDS, seed, tmp_path_factory.mktemp("fuzz"), timeout=36000)
+    done = python("-c", PROGRAM, ROUNDS, seed, tmp_path_factory.mktemp("fuzz"), timeout=36000, imported=WITH_VERBS)
     return f"{done.stdout}{done.stderr}"
 
 

@@ -24,7 +24,7 @@ from shiplap.kernels.triton import template_key
 from shiplap.kernels.triton.template_key import DeviceTable
 from shiplap.tuning import worker_process
 from shiplap.tuning.candidate import declared_default, kernel_candidates
-from shiplap_testing.forked import interpreted, python
+from shiplap_testing.forked import WITH_FAMILIES, interpreted, python
 
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).parent / "direct_cases.py"
@@ -55,7 +55,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_looks_up(tmp_path, number):
     """For Hopper, by Triton's compiler, in threads: no GPU is needed up to the launch."""
     script = Path(__file__).parent / "compiled_ahead.py"
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = python("-W", "ignore", script, number, env=env)
+    done = python("-W", "ignore", script, number, env=env, imported=WITH_FAMILIES)
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = json.loads(done.stdout)
     assert parsed["candidates"] == parsed["ahead"] == len(parsed["binaries"]) == number, "one kernel each"

@@ -17,7 +17,7 @@ import shiplap_slidesparse as ss  # noqa: E402
 from shiplap.errors import ShiplapError  # noqa: E402
 from shiplap_slidesparse import hf  # noqa: E402
 from shiplap_slidesparse.convert import layers_of  # noqa: E402
-from shiplap_testing.forked import python  # noqa: E402
+from shiplap_testing.forked import WITH_FAMILIES, python  # noqa: E402
 from tests.slidesparse.models import TOKENS, llama, mixtral  # noqa: E402
 
 
@@ -47,7 +47,7 @@ def logits(model: Any) -> torch.Tensor:
 @pytest.mark.long
 def test_reloaded_in_a_new_process_the_logits_are_the_same_bits(saved: Path) -> None:
     folders = [saved / dtype for dtype in ("int8", "fp8", "bf16")]
-    done = python("-m", "tests.slidesparse.hf_reload", *folders)
+    done = python("-m", "tests.slidesparse.hf_reload", *folders, imported=WITH_FAMILIES)
     assert done.returncode == 0, done.stderr
     assert (
         done.stdout.split() == ["False"] * 4

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shiplap_testing.effort import EFFORTS
-from shiplap_testing.forked import interpreted, python
+from shiplap_testing.forked import WITH_FAMILIES, interpreted, python
 
 pytest.importorskip("triton")
 
@@ -24,7 +24,7 @@ def test_interpreted_kernels_give_the_bits_of_the_references(effort):
 
 def test_quantising_compiles_for_hopper_and_does_not_spill():
     """A thread that holds too much of a row leaves no room for other rows, which are what hides the memory's delay."""
-    done = python("-m", "tests.slidesparse.hopper_quantise")
+    done = python("-m", "tests.slidesparse.hopper_quantise", imported=WITH_FAMILIES)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 5

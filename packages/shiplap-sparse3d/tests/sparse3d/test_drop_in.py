@@ -18,7 +18,7 @@ import shiplap_sparse3d.spconv as facade
 from shiplap import torch_private
 from shiplap.torch_private.graph_objects import leaves
 from shiplap_sparse3d.drop_in import drop_in
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_FAMILIES, python
 
 # What OpenPCDet, mmdet3d, Pointcept, TRELLIS, TRELLIS.2, second.pytorch and CenterPoint import or read.
 CONVS = [f"{kind}Conv{d}d" for kind in ("SubM", "Sparse", "SparseInverse") for d in (1, 2, 3)]
@@ -148,12 +148,12 @@ print(__name__, sys.argv[1:], y.features.shape[1], len(cells) == len(y.features)
 def test_a_program_runs_unedited(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    done = python("-m", "shiplap_sparse3d.drop_in", script, "--epochs", "3")
+    done = python("-m", "shiplap_sparse3d.drop_in", script, "--epochs", "3", imported=WITH_FAMILIES)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == "__main__ ['--epochs', '3'] 5 True"
-    alone = python("-m", "shiplap_sparse3d.drop_in")
+    alone = python("-m", "shiplap_sparse3d.drop_in", imported=WITH_FAMILIES)
     assert (alone.returncode, alone.stdout[:6]) == (2, "usage:")
-    typo = python("-m", "shiplap_sparse3d.drop_in", "no_such_program.py")
+    typo = python("-m", "shiplap_sparse3d.drop_in", "no_such_program.py", imported=WITH_FAMILIES)
     assert (typo.returncode, typo.stdout) == (2, "")
     assert "SL613" in typo.stderr
     assert "no file no_such_program.py" in typo.stderr

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shiplap_testing.effort import EFFORTS
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_FAMILIES, python
 
 pytest.importorskip("triton")
 SHARED = 232_448  # bytes of shared memory that a program may have there
@@ -15,7 +15,7 @@ REGISTERS = 255
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_the_configs_that_run_first_fit_and_do_not_spill(effort):
     """In full precision the tile of half precision kept 23 kB a thread in memory, and was right."""
-    done = python("-m", "tests.sparse3d.hopper_conv", effort)
+    done = python("-m", "tests.sparse3d.hopper_conv", effort, imported=WITH_FAMILIES)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == (7 if effort == "every" else 3)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_FAMILIES, python
 
 PROGRAM = """
 import torch
@@ -33,7 +33,7 @@ def test_a_second_process_finds_the_graph(tmp_path):
     caches = {name: str(tmp_path) for name in ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     hits = []
     for _ in range(2):
-        done = python("-c", PROGRAM, env={**os.environ, **caches})
+        done = python("-c", PROGRAM, env={**os.environ, **caches}, imported=WITH_FAMILIES)
         assert done.returncode == 0, done.stderr[-3000:]
         hits.append(done.stdout.split()[-2:])
     assert hits == [["0", "0"], ["1", "0"]]

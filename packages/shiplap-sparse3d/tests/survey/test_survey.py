@@ -16,7 +16,7 @@ from shiplap_sparse3d.survey import run as running
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.tasks import point_numbers, question_of
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_FAMILIES, python
 from tests.survey.conftest import classes_of
 from tests.survey.models import build
 
@@ -137,7 +137,7 @@ def test_features_with_context_see_the_same_neighbours(corner: Path, tmp_path: P
 def test_killed_at_random_and_resumed(times: int, corner: Path, untiled: Path, tmp_path: Path) -> None:
     """The output is the same file, byte for byte."""
     out = tmp_path / "out.laz"
-    done = python("-m", "tests.survey.killed", times, corner, out, MODEL)
+    done = python("-m", "tests.survey.killed", times, corner, out, MODEL, imported=WITH_FAMILIES)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"killed {times} times, and whole"
     assert out.read_bytes() == untiled.read_bytes()

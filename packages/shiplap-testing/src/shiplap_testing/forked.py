@@ -3,7 +3,8 @@
 A process that compiles something imports for five seconds first. What a program finds here is what it would find after
 it has compiled a graph, but for the graph (private.py), and nothing of shiplap. Where variables differ that torch or
 Triton read when they are imported, there is another process to fork from; that with Triton's interpreter has a quicker
-one (quick_interpreter.py). Programs about imports are started the ordinary way.
+one (quick_interpreter.py). One more has imported modules of Shiplap as well, which takes most programs a second.
+Programs about imports are started the ordinary way.
 
 Run as a script with the path of a socket, this is that process. All workers of a run share it: each connection is
 served by a process forked from it, with one JSON line in for a program, its pid and its status out.
@@ -35,12 +36,18 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 # As paths.py has it: run as a script, this file imports nothing of ours.
 REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[4]).resolve()
-READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
+IMPORTED = "SHIPLAP_TEST_IMPORTED"  # of a server: the modules of Shiplap that it has imported
+READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_", IMPORTED)
+WITH_VERBS = (
+    "shiplap.dispatch shiplap.audit shiplap.cli.app"  # what programs import that run the command or declare ops
+)
+WITH_FAMILIES = "shiplap_dense shiplap_slidesparse shiplap_sparse3d"  # and those that interpret their kernels
 READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 OURS = {"TORCH_COMPILE_CACHE_KEY_TAG"}  # of the ops that this process has declared: a program declares its own
 HUGE, MADV_COLLAPSE = 2 << 20, 25  # of Linux: bytes of a huge page, and the request for some
@@ -53,7 +60,11 @@ outlived = 0.0  # those of them that launchers spent which several tests had, an
 
 
 def python(
-    *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
+    *command: object,
+    cwd: Path = REPOSITORY,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600.0,
+    imported: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *command`` in a forked process that has already imported torch's compiler, and return the ended
     process with its output.
@@ -61,9 +72,12 @@ def python(
     ``command`` is a script, ``-m module`` or ``-c code`` with its arguments, after any ``-W`` filters. ``cwd`` is the
     working directory. ``env`` has the environment variables, which are those of this process if it is None. Raise
     ``subprocess.TimeoutExpired`` after ``timeout`` seconds, when the process is killed.
+
+    ``imported`` names further modules, separated by blanks, that the process has imported. It is ``WITH_VERBS`` or
+    ``WITH_FAMILIES`` for a program that imports them from where this process does, and is not about their import.
     """
     environment = dict(os.environ if env is None else env)
-    early = _variables_read_at_import(environment)
+    early = _variables_read_at_import(environment | ({IMPORTED: imported} if imported else {}))
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
@@ -81,9 +95,11 @@ def interpreted(
     *command: object, env: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *command`` as :func:`python` does, with the environment variable ``TRITON_INTERPRET=1``, by which
-    Triton interprets its kernels. Return the ended process. ``more`` has further keyword arguments of :func:`python`.
+    Triton interprets its kernels. The families of ops are imported already. Return the ended process. ``more`` has
+    further keyword arguments of :func:`python`.
     """
-    return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
+    environment = {**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}
+    return python(*command, env=environment, **{"imported": WITH_FAMILIES, **more})
 
 
 def _variables_read_at_import(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -240,6 +256,9 @@ def _serve(path: str) -> None:
     runpy.run_path(str(Path(__file__).with_name("private.py")))["import_compiler"]()
     if os.environ.get("TRITON_INTERPRET") == "1":
         runpy.run_path(str(Path(__file__).with_name("quick_interpreter.py")))["quicken"]()
+    for module in os.environ.get(IMPORTED, "").split():
+        with contextlib.suppress(ImportError):  # what is not installed, the program does not import either
+            import_module(module)
     settle()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

@@ -40,7 +40,7 @@ os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
 from shiplap_testing import launchers, private, schedule, workers
-from shiplap_testing.forked import place, python, settle, shared, use_huge_pages
+from shiplap_testing.forked import IMPORTED, WITH_FAMILIES, WITH_VERBS, place, python, settle, shared, use_huge_pages
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
@@ -509,7 +509,9 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """
     if not workers.possible():
         return
-    programs = place({**os.environ, private.VECTORS: "1"})
+    environment = {**os.environ, private.VECTORS: "1"}
+    programs = {"": place(environment)}
+    programs |= {modules: place({**environment, IMPORTED: modules}) for modules in (WITH_VERBS, WITH_FAMILIES)}
     arguments = [str(argument) for argument in config.invocation_params.args]
     config.stash[_WORKERS] = workers.Workers(arguments, Path(shared(), "workers"), programs, len(specs))
     for spec in specs:
@@ -547,6 +549,6 @@ def process() -> Run:
 
     def start(*args: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
         """Run ``shiplap`` with ``args`` in the folder ``cwd``, and return the ended process with its output."""
-        return python("-m", "shiplap.cli", *args, cwd=cwd)
+        return python("-m", "shiplap.cli", *args, cwd=cwd, imported=WITH_VERBS)
 
     return start

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -43,18 +44,20 @@ class Workers:
     ``process`` is the fork server. ``path`` is the path of the socket on which the fork server listens.
     """
 
-    def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
+    def __init__(self, arguments: list[str], workers: Path, programs: Mapping[str, Path], count: int) -> None:
         """Start the process from which workers are forked. It listens on the socket ``workers`` and collects tests with
         the pytest ``arguments``.
 
-        It also forks a process that listens on the socket ``programs`` and runs the programs that tests start.
-        ``count`` is the number of workers.
+        It also forks processes that listen on sockets and run the programs that tests start. ``programs`` maps the
+        modules that such a process has imported beside torch's compiler, separated by blanks, to its socket. ``count``
+        is the number of workers.
         """
         self.path = workers
         command = [sys.executable, "-P", __file__, "serve", workers]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([arguments, sys.path, str(programs), count]).encode() + b"\n")
+        sockets = [(modules, str(place)) for modules, place in programs.items()]
+        self.process.stdin.write(json.dumps([arguments, sys.path, sockets, count]).encode() + b"\n")
         self.process.stdin.flush()
 
     def python(self) -> str:
@@ -120,7 +123,7 @@ def _serve(path: str) -> None:
         listening.bind(path)
         listening.listen()
         # The nearest tests to a change run few programs, and the first one starts the process that forks them.
-        children = set[int]() if os.environ.get(PART) == NEAREST else {_programs(programs, listening)}
+        children = set[int]() if os.environ.get(PART) == NEAREST else {*_programs(programs, listening)}
         threads = _import(arguments, searched, headers=count > 1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever hands out the tests says when it is over
         told = _spent()
@@ -139,15 +142,29 @@ def _serve(path: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _programs(path: str, listening: socket.socket) -> int:
-    """Fork a process that listens on the socket ``path`` and forks the programs that tests start. Return its process
-    id.
+def _programs(sockets: list[tuple[str, str]], listening: socket.socket) -> list[int]:
+    """Fork the processes that fork the programs that tests start, and return their process ids.
 
-    It has imported torch's compiler and nothing of shiplap. ``listening``, the socket of the caller, is closed in it.
+    ``sockets`` has, for each process, the modules that it has imported at least, separated by blanks, and the path of
+    its socket. All of them have imported torch's compiler, and the first one nothing of shiplap. This process needs the
+    modules as well. ``listening``, its socket, is closed in them.
     """
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))
     private["import_compiler"]()
     private["try_instructions"]()
+    pids = []
+    for modules, path in sockets:
+        for module in modules.split():
+            with contextlib.suppress(ImportError):  # what is not installed, no program imports
+                import_module(module)
+        pids.append(_fork_programs(path, listening))
+    return pids
+
+
+def _fork_programs(path: str, listening: socket.socket) -> int:
+    """Fork a process that runs ``forked.py`` with the socket ``path``, and return its process id. ``listening``, the
+    socket of the caller, is closed in it.
+    """
     pid = os.fork()
     if not pid:
         listening.close()

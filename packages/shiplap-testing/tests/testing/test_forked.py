@@ -12,7 +12,7 @@ import pytest
 
 from shiplap_testing import forked
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_FAMILIES, WITH_VERBS, python
 
 COMMANDS = {
     "code": ["-c", "import sys; print(sys.argv, __name__); sys.exit(3)", "a", "b c"],
@@ -77,14 +77,18 @@ def test_variables_that_are_read_at_import_are_there_in_time():
     program = "from triton import knobs, language; print(knobs.runtime.interpret, type(language.cdiv).__name__)"
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     pytest.importorskip("triton")
-    assert python("-c", program, env=env).stdout.split() == ["True", "InterpretedFunction"]
+    shown = python(
+        "-c", program, env=env, imported=WITH_FAMILIES
+    ).stdout  # by the process that interprets for other tests
+    assert shown.split() == ["True", "InterpretedFunction"]
     assert python("-c", program).stdout.split() == ["False", "JITFunction"]
 
 
-def test_a_program_finds_the_compiler_imported_and_nothing_of_shiplap():
+def test_a_program_finds_the_compiler_imported_and_nothing_of_shiplap_unless_it_says_so():
     """What it saves."""
     code = "import sys; print('torch._inductor.compile_fx' in sys.modules, 'shiplap' in sys.modules)"
     assert python("-c", code).stdout == "True False\n"
+    assert python("-c", code, imported=WITH_VERBS).stdout == "True True\n"
 
 
 def test_a_program_finds_what_each_first_graph_looks_up_and_one_thread():

@@ -15,7 +15,7 @@ import shiplap as sl
 from shiplap.audit import c_child_process
 from shiplap.audit.checks import c_abi
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 from shiplap_testing.zoo import boundary, good
 from tests.audit.common import look
 from tests.audit.test_memory import double
@@ -46,7 +46,7 @@ def test_c_abi_skips_what_has_no_c_function():
 @pytest.mark.long
 def test_the_reproducer_of_an_exception_fails_the_same_way():
     finding = look(boundary.SPECIMENS[0].op, "c_abi")
-    done = python("-c", finding.reproducer)
+    done = python("-c", finding.reproducer, imported=WITH_VERBS)
     assert done.returncode == 1, done.stderr
     assert "std::out_of_range leaves the C function" in done.stdout
 

@@ -22,7 +22,7 @@ from shiplap.audit.small_example import _round
 from shiplap.errors import error
 from shiplap.render.findings import print_findings
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 from shiplap_testing.support import fails
 from tests.audit.common import SEED, look
 
@@ -278,7 +278,7 @@ def test_a_script_of_a_fault_that_depends_on_earlier_calls_repeats_them(tmp_path
     assert finding.fix == STATE_FIX
     script = tmp_path / "reproducer.py"
     script.write_text(finding.reproducer)
-    ran = python(script, env={**os.environ, "PATH": ""})
+    ran = python(script, env={**os.environ, "PATH": ""}, imported=WITH_VERBS)
     assert ran.returncode == 1, ran.stderr
     assert "nothing found" not in ran.stdout
 

@@ -16,7 +16,7 @@ from shiplap.audit.checks import load_check
 from shiplap.audit.child_process import ChildDeath
 from shiplap.audit.engine import _fix_for_death
 from shiplap.errors import AuditError, LibraryError
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 
 @sl.op("audit_engine::axpy")
@@ -90,7 +90,7 @@ def test_a_reproducer_fails_the_same_way_in_another_process(tmp_path: Path, chec
     (finding,) = audit(op, checks=[check], seed=5)
     script = tmp_path / "reproducer.py"
     script.write_text(finding.reproducer)
-    ran = python(script, env={**os.environ, "PATH": ""})
+    ran = python(script, env={**os.environ, "PATH": ""}, imported=WITH_VERBS)
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr.strip().endswith("AssertionError")
     assert ran.stdout.strip() in finding.evidence
@@ -107,7 +107,7 @@ def test_a_reproducer_finds_an_op_in_a_file(tmp_path: Path):
     (finding,) = audit(op, checks=["numerics"], seed=5)
     script = tmp_path / "reproducer.py"
     script.write_text(finding.reproducer)
-    ran = python(script, cwd=Path("/"))
+    ran = python(script, cwd=Path("/"), imported=WITH_VERBS)
     assert ran.stdout.strip() in finding.evidence
     assert ran.returncode == 1
     with pytest.raises(AuditError, match="SL501"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,10 +119,11 @@ def test_files_of_tests_are_recorded_by_as_many_processes_as_jobs(tmp_path, monk
         (tmp_path / "tests" / name).write_text(f"def test_it():\n    {line}\n")
     monkeypatch.chdir(tmp_path)
     given = ["-q", "-p", "no:cacheprovider", "--ignore", "tests/slow", "--basetemp", "base", "tests"]
-    ran = []
+    ran, environment = [], {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins import for a second
     for at, group in enumerate(_split_arguments(Path("pytest"), given, 4)):
         (tmp_path / "ran").write_text("")
-        done = subprocess.run([sys.executable, "-m", "pytest", *group], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "pytest", *group]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (at, done.stdout, done.stderr)  # also of the process for which no file is left
         ran.append((tmp_path / "ran").read_text().split())
     assert ran == [["b_test.py"], ["test_a.py"], ["test_c.py"], []]

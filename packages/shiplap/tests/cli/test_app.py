@@ -20,7 +20,7 @@ from shiplap import cli
 from shiplap.cli import console
 from shiplap.cli.app import app
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 # The files that look like verbs, read as text: the command line itself finds them by importing them.
 VERBS = sorted(path.stem for path in Path(cli.__file__).parent.glob("*.py") if "\nEPILOG = " in path.read_text())
@@ -166,7 +166,7 @@ def test_a_defect_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("more", sampled([(), ("--json",)], 1), ids=["text", "json"])
 def test_a_closed_pipe_ends_a_verb_quietly(more: tuple[str, ...]) -> None:
-    done = python("-c", CLOSED, "header", "--include", *more)
+    done = python("-c", CLOSED, "header", "--include", *more, imported=WITH_VERBS)
     assert done.returncode == 128 + signal.SIGPIPE  # what a shell reports for `yes | true`
     assert "Broken pipe" not in done.stderr
 
@@ -224,7 +224,7 @@ def test_a_full_disk_is_no_defect() -> None:
 
 @pytest.mark.long
 def test_a_full_disk_is_no_defect_for_json() -> None:
-    done = python("-c", FULL, "header", "--include", "--json")
+    done = python("-c", FULL, "header", "--include", "--json", imported=WITH_VERBS)
     assert done.returncode == 2
     assert done.stderr.splitlines()[:3] == NO_ROOM
 

@@ -12,7 +12,7 @@ import pytest
 from shiplap.errors import ShiplapError
 from shiplap.scaffold.signature import DraftSignature, parse_signature, signature_of_overload, signatures_of_function
 from shiplap.scaffold.skeleton import Draft, fill_lines, render_draft
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 PYBIND = """quant(*args, **kwargs)
 Overloaded function.
@@ -141,7 +141,7 @@ def test_finished_draft_is_an_op(library: Path, tmp_path: Path) -> None:
         text + "\nimport torch\nassert norm(torch.tensor([-1.0])).item() == 1\n"
         "print([k.name for k in norm.kernels['cpu']])\n"
     )
-    done = python("cli_finished.py", cwd=tmp_path)
+    done = python("cli_finished.py", cwd=tmp_path, imported=WITH_VERBS)
     assert done.returncode == 0, done.stderr
     assert "cli_norm.norm" in done.stdout
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shiplap.cli.init import draft_package
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 PACKAGE = '''
 """A package of ops, as a library author registers them."""
@@ -244,5 +244,5 @@ def test_a_draft_of_a_whole_package_parses_and_imports_with_every_op_as_it_is(pa
         "assert torch.equal(ops.gather(torch.eye(3), torch.tensor([2])), torch.eye(3)[2:])\n"
     )
     (folder / "program.py").write_text(program)
-    done = python(folder / "program.py", cwd=folder)
+    done = python(folder / "program.py", cwd=folder, imported=WITH_VERBS)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,7 +26,7 @@ from shiplap.inductor.fusion_choice import FusionChoice
 from shiplap.torch_private import inductor_lowering
 from shiplap.tuning.measure import Timing
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 from tests.inductor import targets
 from tests.inductor.targets import BROKEN, CRASHING, FAST_AND_WRONG, GOOD, qmm
 
@@ -324,7 +324,7 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
     }
 
     def run() -> str:
-        done = python("-W", "ignore", tmp_path / "program.py", tmp_path, env=env)
+        done = python("-W", "ignore", tmp_path / "program.py", tmp_path, env=env, imported=WITH_VERBS)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout.strip()
 

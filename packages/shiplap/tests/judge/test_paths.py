@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import shiplap
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 SOURCE = Path(shiplap.__file__).parent
 # In each process of the judgement: the judge's own marks from the request on, a launcher when its imports are over. A
@@ -69,7 +69,7 @@ def test_a_judgement_passes_few_files(tmp_path: Path) -> None:
     files = sorted(SOURCE.rglob("*.py"))
     (tmp_path / "marks").write_bytes(bytes(len(files)))
     env = {**os.environ, "MARKED_FILE": str(tmp_path / "marks"), "MARKED_SOURCE": str(SOURCE)}
-    done = python(tmp_path / "program.py", cwd=tmp_path, env=env)
+    done = python(tmp_path / "program.py", cwd=tmp_path, env=env, imported=WITH_VERBS)
     assert done.stdout == "accepted\n", done.stderr
     marked = (tmp_path / "marks").read_bytes()
     passed = [str(f.relative_to(SOURCE)) for f, mark in zip(files, marked, strict=True) if mark]

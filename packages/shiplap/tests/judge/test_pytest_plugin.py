@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 pytest_plugins = ["pytester"]
 
@@ -48,7 +48,8 @@ def session(pytester):
 
 
 def test_a_function_judges_and_the_marker_is_missed(session):
-    done = python("-m", "pytest", "-p", "no:cacheprovider", "-v", "-rA", "-k", "not kernels", cwd=session.path)
+    command = "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rA", "-k", "not kernels"
+    done = python(*command, cwd=session.path, imported=WITH_VERBS)
     pytest.LineMatcher(done.stdout.splitlines()).fnmatch_lines_random(
         ["PASSED test_them.py::test_function", "*SL312:*"]
     )
@@ -56,7 +57,7 @@ def test_a_function_judges_and_the_marker_is_missed(session):
 
 @pytest.mark.long
 def test_a_marked_test_passes_when_its_kernel_is_accepted(session):
-    done = python("-m", "pytest", "-p", "no:cacheprovider", "-v", "-rA", cwd=session.path)
+    done = python("-m", "pytest", "-p", "no:cacheprovider", "-v", "-rA", cwd=session.path, imported=WITH_VERBS)
     lines = done.stdout.splitlines()
     counts = pytest.RunResult.parse_summary_nouns(lines)
     counts.pop("warnings", 0)  # a fork has modules whose assertions pytest would have rewritten

@@ -18,7 +18,7 @@ import shiplap as sl
 from shiplap.rewrite.match import NearMiss
 from shiplap.torch_private.inductor_passes import PLACES
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 CACHED = Path(__file__).with_name("cached.py")
 X, W = torch.randn(5, 3), torch.randn(7, 3)
@@ -275,7 +275,7 @@ def test_a_digest_sees_helpers():
 def test_a_second_process_hits(tmp_path):
     """The second one hashes text by another seed: nothing may depend on the order of a set."""
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    done = python("-W", "ignore", CACHED, "plain", env=env)
+    done = python("-W", "ignore", CACHED, "plain", env=env, imported=WITH_VERBS)
     assert done.returncode == 0, done.stderr[-3000:]
     repeated = subprocess.run(
         [sys.executable, "-W", "ignore", str(CACHED), "plain", "edited"],

@@ -21,7 +21,7 @@ from shiplap.kernels.native import binding
 from shiplap.kernels.native.build import build_once as compile_into
 from shiplap.tuning import thaw
 from shiplap_testing.effort import sampled
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 DECLARED_TWICE = """
 import threading, time
@@ -88,7 +88,7 @@ assert times[0] > 5 and calls[0] > 16, (times, calls)
 @pytest.mark.long
 def test_declaring_again_frees_nothing_that_a_call_uses():
     """6 of 6 such runs ended in a segmentation fault."""
-    done = python("-c", DECLARED_TWICE.replace("SECONDS", "1.5"), timeout=300)
+    done = python("-c", DECLARED_TWICE.replace("SECONDS", "1.5"), timeout=300, imported=WITH_VERBS)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -99,7 +99,7 @@ def storm(tmp_path_factory):
     (folder / "cache").mkdir(mode=0o700)
     environment = {**os.environ, "SHIPLAP_CACHE_DIR": str(folder / "cache"), "SHIPLAP_NATIVE": "1"}
     program = Path(__file__).with_name("storm.py")
-    return lambda *what: python(program, *what, folder, env=environment, timeout=300)
+    return lambda *what: python(program, *what, folder, env=environment, timeout=300, imported=WITH_VERBS)
 
 
 CHANGES = ("same", "different", "attach", "tune", "everything")
@@ -318,7 +318,7 @@ for pid in children:
 assert "status 1" in said, said
 assert children
 """
-    done = python("-c", program, timeout=300)
+    done = python("-c", program, timeout=300, imported=WITH_VERBS)
     assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
 
 
@@ -356,7 +356,7 @@ def test_children_forked_in_a_storm_do_not_hang(tmp_path, count):
     (tmp_path / "cache").mkdir(mode=0o700)
     environment = {**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / "cache"), "SHIPLAP_NATIVE": "1"}
     program = Path(__file__).with_name("forks.py")
-    done = python(program, count, 8, tmp_path, 17, env=environment, timeout=1200)
+    done = python(program, count, 8, tmp_path, 17, env=environment, timeout=1200, imported=WITH_VERBS)
     assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
 
 

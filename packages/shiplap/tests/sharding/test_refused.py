@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 PROGRAM = """
 import sys
@@ -57,5 +57,5 @@ dist.destroy_process_group()
 
 
 def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
-    done = python("-c", PROGRAM, str(tmp_path / "store"))
+    done = python("-c", PROGRAM, str(tmp_path / "store"), imported=WITH_VERBS)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.distributed_c10d import BackendConfig
 
 from shiplap.tuning import engine
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 
 PROGRAM = """
 import json, os, sys, warnings
@@ -43,7 +43,7 @@ dist.destroy_process_group()
 def test_one_rank_tunes_and_the_other_receives(tmp_path: Path) -> None:
     def told(rank: int) -> dict[str, Any]:
         env = {**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path / f"cache{rank}")}
-        done = python("-c", PROGRAM, rank, tmp_path / "rendezvous", env=env, timeout=300)
+        done = python("-c", PROGRAM, rank, tmp_path / "rendezvous", env=env, timeout=300, imported=WITH_VERBS)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
 

@@ -15,7 +15,7 @@ from shiplap.dispatch import tuned_choices as choices
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.tuning import ChoiceStore, frozen, frozen_table, measure, recipe_of, select, thaw
 from shiplap.tuning.key import Key
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 from tests.tuning import ops
 
 
@@ -172,7 +172,7 @@ def test_freezing_into_nowhere_is_an_error(tmp_path):
 
 
 def program(code, **environment):
-    return python("-c", code, env={**os.environ, **environment})
+    return python("-c", code, env={**os.environ, **environment}, imported=WITH_VERBS)
 
 
 def test_the_variable_is_read_at_the_first_call_and_compiled_code_obeys(tuned, tmp_path):

@@ -17,7 +17,7 @@ from shiplap.sampling.work_estimate import parse_budget
 from shiplap.tuning import recipe_of, record
 from shiplap.tuning.engine import recipe_of_sizes
 from shiplap.tuning.recorded_calls import read_calls
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 from shiplap_testing.zoo.good import several
 from tests.tuning import ops
 
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_written_is_said_and_the_call_is_served(tmp_path):
 def test_the_variable_records_what_a_program_calls(tmp_path):
     code = "import torch; from tests.tuning import ops; ops.mm(torch.ones(3, 8), torch.ones(8, 2))"
     environment = {**os.environ, "SHIPLAP_RECORD": str(tmp_path / "calls.jsonl")}
-    done = python("-c", code, env=environment)
+    done = python("-c", code, env=environment, imported=WITH_VERBS)
     assert done.returncode == 0, done.stderr
     assert [c.op for c in read_calls(tmp_path / "calls.jsonl")] == ["tune_test::mm"]
 

@@ -19,7 +19,7 @@ from shiplap.tuning.inputs import draw_inputs
 from shiplap.tuning.key import key_for
 from shiplap.tuning.selector import SelectionTask
 from shiplap.tuning.worker_process import RemoteBench
-from shiplap_testing.forked import python
+from shiplap_testing.forked import WITH_VERBS, python
 from tests.tuning import ops
 
 LONG = SelectionOptions(seconds=300.0)  # on a busy machine, a process needs long to start
@@ -159,7 +159,7 @@ print(choice.kernel, [f.evidence for f in choice.findings])
 def test_a_script_is_imported_by_its_path_and_does_not_tune_in_turn(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = python(script, env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path)})
+    done = python(script, env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path)}, imported=WITH_VERBS)
     assert done.returncode == 0, done.stderr
     name, _, findings = done.stdout.strip().partition(" ")
     assert name in ("kernel", "reference")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap_testing.forked import python
+from shiplap_testing.forked import interpreted
 
 pytest.importorskip("triton")
 
@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 @pytest.mark.long
 def test_each_kind_of_layer_is_compiled_ahead_and_proven_once(tmp_path):
     """Another text of a kernel than that of the proof would be compiled in vain."""
-    modes = {"TRITON_INTERPRET": "1", "SHIPLAP_CACHE_DIR": str(tmp_path)}
-    done = python(str(Path(__file__).with_name("ahead_case.py")), env={**os.environ, **modes})
+    script = Path(__file__).with_name("ahead_case.py")
+    done = interpreted(script, env={**os.environ, "SHIPLAP_CACHE_DIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert set(told["ahead"]) == set(told["proven"])
