@@ -271,7 +271,9 @@ def pass_value(
     code = re.sub(r"\s*\n\s*", " ", code)
     if not parameters or "#" in code:
         return
-    at = max(source.offset(n.end_lineno or 0, n.end_col_offset or 0) for n in (*parameters, *defaults))
+    ends = [(n.end_lineno or 0, n.end_col_offset or 0) for n in parameters]
+    ends += [(n.end_lineno or 0, n.end_col_offset or 0) for n in defaults]
+    at = source.offset(*max(ends))
     star = "" if given.vararg or given.kwonlyargs else ", *"
     edits = [
         Edit(source.file, at, at, f"{star}, {name}=None"),
