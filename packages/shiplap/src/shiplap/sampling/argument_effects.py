@@ -194,8 +194,9 @@ def _changes(op: Op, case: SampleCase, arg: Arg, value: Any) -> bool:
     try:
         if bitwise_difference(reference_effects(op, args), reference_effects(op, case.args)):
             return True
-        derived = [_gradients(op, case.with_args(a)) for a in (args, case.args) if op.gradient is not None]
-        return bool(derived and bitwise_difference(*derived))
+        if op.gradient is None:
+            return False
+        return bool(bitwise_difference(_gradients(op, case.with_args(args)), _gradients(op, case)))
     except Exception:
         return True
 
