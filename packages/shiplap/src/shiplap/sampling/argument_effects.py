@@ -152,10 +152,11 @@ def _has_effect(samples: Samples, cases: Sequence[SampleCase], arg: Arg) -> bool
     """
     if arg.tensor is not None:
         return _tensor_has_effect(samples, cases, arg)
-    asked = [c for c in cases if dict(c.recipe.scalars).get(arg.name) != dict(samples.base.scalars).get(arg.name)]
-    known = arg.scalar not in NUMBERS or arg.name in dict(samples.base.sizes) or not asked
+    asked = any(dict(c.recipe.scalars).get(arg.name) != dict(samples.base.scalars).get(arg.name) for c in cases)
+    if arg.scalar not in NUMBERS or arg.name in dict(samples.base.sizes) or not asked:
+        return True
     usual = _usual_value(samples, arg)
-    return known or any(_changes(samples.op, c, arg, usual) for c in asked)
+    return any(_changes(samples.op, c, arg, usual) for c in cases)
 
 
 def _tensor_has_effect(samples: Samples, cases: Iterable[SampleCase], arg: Arg) -> bool:
