@@ -197,6 +197,7 @@ def _changes(op: Op, case: SampleCase, arg: Arg, value: Any) -> bool:
     if _are_equal(case.args[index], value):
         return False
     try:
+        op.bind(args)  # sizes that do not fit are refused
         if bitwise_difference(reference_effects(op, args), reference_effects(op, case.args)):
             return True
         if op.gradient is None:
