@@ -248,6 +248,14 @@ def test_a_kernel_that_is_wrong_for_one_dtype_is_found(ns: str, kind: str, wrong
     assert report.failed == ("numerics",) or (builder and missing), report.headline
 
 
+def test_a_declaration_of_any_dtype_need_not_mean_bool(ns: str) -> None:
+    @sl.op(f"{ns}::twice")
+    def twice(x: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
+        return x * 2
+
+    assert audit(twice, checks=("numerics", "special", "fake"), seed=1, isolate=False).proven
+
+
 def test_a_reference_without_bool_is_named(ns: str) -> None:
     @sl.op(f"{ns}::negated")
     def negated(x: Bool[Tensor, "n"] | UInt8[Tensor, "n"] | Int32[Tensor, "n"]) -> Float32[Tensor, "n"]:

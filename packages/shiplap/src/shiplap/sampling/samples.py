@@ -44,7 +44,7 @@ from shiplap.sampling.changed_values import change_values
 from shiplap.sampling.code_constants import CodeConstants, find_code_constants, threshold_value_kind
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import reference_accepts
+from shiplap.sampling.run import keeps_bool, reference_accepts
 from shiplap.sampling.sample_times import SampleTimes, larger_dims
 from shiplap.sampling.sizes import (
     EDGE_SIZES,
@@ -288,8 +288,8 @@ class Samples:
         others = {c: t.dtypes or OTHERS for c, t in classes.items() if set(t.dtypes) not in (COMPLEX, {"bool"})}
         for dtype in OTHERS:  # some of torch's operators take no narrow integers, to index with
             if names := {c: dtype for c, taken in others.items() if dtype in taken}:
-                cases = self._cases([self.base.but(dtypes=names)])
-                yield from (c for c in cases if reference_accepts(self.op, c.args))
+                accepted = (c for c in self._cases([self.base.but(dtypes=names)]) if reference_accepts(self.op, c.args))
+                yield from (c for c in accepted if dtype != "bool" or keeps_bool(self.op, c.args))
 
     def scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar argument at a value other than its default. The sizes are those of the base
