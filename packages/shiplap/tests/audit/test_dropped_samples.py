@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from jaxtyping import Float, Float16, Float32, Num, Shaped
+from jaxtyping import Bool, Float, Float16, Float32, Int32, Int64, Num, Shaped, UInt8
 from torch import Tensor
 
 import shiplap as sl
@@ -215,6 +215,57 @@ def test_a_fault_in_samples_that_were_left_out_is_found(ns, name):
     report = audit(make(ns), checks=[check], seed=1, isolate=False)
     assert report.failed == (check,), report.headline
     assert evidence in report.findings[0].evidence
+
+
+# Dtypes of an argument → those for which a kernel may be wrong alone.
+UNIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "two integers": (UInt8[Tensor, "n"] | Bool[Tensor, "n"], ("uint8", "bool")),
+    "integers": (Bool[Tensor, "n"] | UInt8[Tensor, "n"] | Int32[Tensor, "n"], ("bool", "uint8", "int32")),
+    "floats": (Bool[Tensor, "n"] | Int64[Tensor, "n"] | Float32[Tensor, "n"], ("bool", "int64", "float32")),
+    "any": (Shaped[Tensor, "n"], ("bool", "int16", "float16", "complex64")),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "builder"),
+    [(k, w, b) for k, (_, names) in UNIONS.items() for w in names for b in (False, True) if k != "any" or not b],
+)
+def test_a_kernel_that_is_wrong_for_one_dtype_is_found(ns: str, kind: str, wrong: str, builder: bool) -> None:
+    """No sample of an argument that may be bool was bool, and none of any dtype complex."""
+
+    def selected(x, mask):
+        return torch.where(mask != 0, x, 0)
+
+    selected.__annotations__ = {"x": Float32[Tensor, "n"], "mask": UNIONS[kind][0], "return": Float32[Tensor, "n"]}
+    op = sl.op(f"{ns}::selected", autocast=None)(selected)
+    op.kernel("cpu", lambda x, mask: torch.where(mask != 0, x, 1 if str(mask.dtype) == f"torch.{wrong}" else 0))
+    if builder:
+
+        @op.samples
+        def _(rng, sizes, dtype, device):
+            return torch.randn(sizes["n"], generator=rng), torch.randint(0, 2, (sizes["n"],), generator=rng) > 0
+
+    report = audit(op, checks=("numerics", "special"), seed=1, isolate=False)
+    missing = f"no sample has {wrong}" in report.headline or "dtype x value is untouched" in report.headline
+    assert report.failed or (builder and missing), report.headline
+
+
+def test_a_declaration_of_any_dtype_need_not_mean_bool(ns: str) -> None:
+    @sl.op(f"{ns}::twice")
+    def twice(x: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
+        return x * 2
+
+    assert audit(twice, checks=("numerics", "special", "fake"), seed=1, isolate=False).proven
+
+
+def test_a_reference_without_bool_is_named(ns: str) -> None:
+    @sl.op(f"{ns}::negated")
+    def negated(x: Bool[Tensor, "n"] | UInt8[Tensor, "n"] | Int32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        return (-x).float()
+
+    report = audit(negated, checks=("numerics",), seed=1, isolate=False)
+    assert report.verdict == "incomplete", report.headline
+    assert "no sample has bool: narrow the declaration's dtypes" in report.headline
 
 
 def test_what_a_declaration_admits_is_told_from_what_it_refuses(ns):

@@ -74,7 +74,7 @@ def unseen_dtypes(spec: OpSpec, cases: Iterable[SampleCase]) -> list[str]:
                 seen.setdefault(arg.tensor.dtype_class, set()).update(names)
     unseen = list[str]()
     for group, kind in spec.dtype_classes.items():
-        wanted = [name for name in (*floating(), *integers(), *COMPLEX) if name in kind.dtypes]
+        wanted = [name for name in (*floating(), *integers(), "bool", *COMPLEX) if name in kind.dtypes]
         unseen += [name for name in wanted if seen.get(group) and name not in seen[group]]
     return list(dict.fromkeys(unseen))
 

@@ -51,7 +51,7 @@ def arguments_without_effect(samples: Samples, cases: Iterable[SampleCase]) -> l
     value, and a tensor of which the reference reads the sizes alone. The list is empty for an op of random results.
     """
     op = samples.op
-    small = [c for c in cases if 0 < c.numel <= MAX_KEPT_ELEMENTS][::-1]  # those of `revealing_samples` first
+    small = [_on_cpu(c) for c in cases if 0 < c.numel <= MAX_KEPT_ELEMENTS][::-1]  # of `revealing_samples` first
     if op.spec.random or not small:
         return []
     return [a for a in op.spec.args if _is_read(op, a.name) and not _has_effect(samples, small, a)]
@@ -67,8 +67,10 @@ def is_never_varied(samples: Samples, cases: Iterable[SampleCase], arg: Arg) -> 
 
 
 def _usual_value(samples: Samples, arg: Arg) -> Any:
-    """Return the value of the argument ``arg`` in the base sample of the op. A builder of samples may have made it."""
-    return samples.build(samples.base).args[samples.spec.args.index(arg)]
+    """Return the value of the argument ``arg`` in the base sample of the op, on the CPU. A builder of samples may have
+    made it.
+    """
+    return _on_cpu(samples.build(samples.base)).args[samples.spec.args.index(arg)]
 
 
 def revealing_samples(samples: Samples, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
@@ -77,7 +79,7 @@ def revealing_samples(samples: Samples, cases: Iterable[SampleCase]) -> Iterator
     """
     op, end = samples.op, time.process_time() + SEARCH_S
     for arg in arguments_without_effect(samples, cases):
-        usual = tree_map(lambda t: t.cpu(), [_usual_value(samples, arg)])[0]
+        usual = _usual_value(samples, arg)
         for recipe in _recipes_to_try(samples, arg):
             if time.process_time() > end:
                 return
@@ -152,10 +154,11 @@ def _has_effect(samples: Samples, cases: Sequence[SampleCase], arg: Arg) -> bool
     """
     if arg.tensor is not None:
         return _tensor_has_effect(samples, cases, arg)
-    asked = [c for c in cases if dict(c.recipe.scalars).get(arg.name) != dict(samples.base.scalars).get(arg.name)]
-    known = arg.scalar not in NUMBERS or arg.name in dict(samples.base.sizes) or not asked
+    asked = any(dict(c.recipe.scalars).get(arg.name) != dict(samples.base.scalars).get(arg.name) for c in cases)
+    if arg.scalar not in NUMBERS or arg.name in dict(samples.base.sizes) or not asked:
+        return True
     usual = _usual_value(samples, arg)
-    return known or any(_changes(samples.op, c, arg, usual) for c in asked)
+    return any(_changes(samples.op, c, arg, usual) for c in cases)
 
 
 def _tensor_has_effect(samples: Samples, cases: Iterable[SampleCase], arg: Arg) -> bool:
@@ -163,18 +166,20 @@ def _tensor_has_effect(samples: Samples, cases: Iterable[SampleCase], arg: Arg) 
     ``cases``. It is true as well if zeros and ones change none, as of a tensor of which the reference reads the sizes.
     """
     op, index, compared = samples.op, samples.spec.args.index(arg), list[SampleCase]()
-    drawn = Samples(op, samples.seed + 1, str(samples.device))
+    drawn = Samples(op, samples.seed + 1)
     for case in islice((c for c in cases if tensors_among([c.args[index]])), MOST_CASES):
         if (other := drawn.make(case.recipe)) is not None:
             if _changes(op, case, arg, other.args[index]):
                 return True
             compared.append(case)
-    tried = [c for c in map(_on_cpu, compared[:PROBED_CASES]) if reference_accepts(op, c.args)]
+    tried = [c for c in compared[:PROBED_CASES] if reference_accepts(op, c.args)]
     return not any(_changes(op, c, arg, other) for c in tried for other in _simple_values(c, index))
 
 
 def _on_cpu(case: SampleCase) -> SampleCase:
-    """Return the sample with its tensors on the CPU, where a number of a row out of range ends no process."""
+    """Return the sample with its tensors on the CPU, where a number of a row out of range ends no process. Tensors of
+    two samples together may have such numbers.
+    """
     return case.with_args(tree_map(lambda t: t.cpu(), case.args))
 
 
@@ -192,10 +197,12 @@ def _changes(op: Op, case: SampleCase, arg: Arg, value: Any) -> bool:
     if _are_equal(case.args[index], value):
         return False
     try:
+        op.bind(args)  # sizes that do not fit are refused
         if bitwise_difference(reference_effects(op, args), reference_effects(op, case.args)):
             return True
-        derived = [_gradients(op, case.with_args(a)) for a in (args, case.args) if op.gradient is not None]
-        return bool(derived and bitwise_difference(*derived))
+        if op.gradient is None:
+            return False
+        return bool(bitwise_difference(_gradients(op, case.with_args(args)), _gradients(op, case)))
     except Exception:
         return True
 

@@ -144,6 +144,15 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
     return not reference_error(op, args)
 
 
+def keeps_bool(op: Op, args: tuple[Any, ...]) -> bool:
+    """Return whether the reference returns bool for each result that has the dtype of an argument of any dtype, of
+    which ``args`` has a bool one. A sum of a bool and a number is an integer, so that a declaration of any dtype seldom
+    means bool.
+    """
+    results = zip(op.spec.outputs, reference_effects(op, args), strict=False)
+    return all(t.dtype == torch.bool for out, t in results if not (out.tensor.concrete or out.tensor.dtypes))
+
+
 def reference_error(op: Op, args: tuple[Any, ...]) -> str:
     """Return the message of the error that the op's reference raises on ``args``. Return an empty string if it raises
     none.

@@ -44,7 +44,7 @@ from shiplap.sampling.changed_values import change_values
 from shiplap.sampling.code_constants import CodeConstants, find_code_constants, threshold_value_kind
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import reference_accepts
+from shiplap.sampling.run import keeps_bool, reference_accepts
 from shiplap.sampling.sample_times import SampleTimes, larger_dims
 from shiplap.sampling.sizes import (
     EDGE_SIZES,
@@ -71,7 +71,8 @@ MAX_SAMPLE_ELEMENTS = 1 << 21  # the most elements of all arguments of a sample
 MAX_KEPT_ELEMENTS = 1 << 14  # the most elements of a sample that is cached
 MOST_TEXTS = 3  # other values of a string without choices
 SEARCH_PATIENCE = 2  # failed searches in a row for one dim, after which the next searches are short
-FLOATS, INTEGERS, PREFERRED, COMPLEX = floating(), integers(), preferred(), {"complex64", "complex128"}
+FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"}
+OTHERS = (*integers(), "bool", *sorted(COMPLEX))  # dtypes other than those of floats
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
@@ -157,11 +158,8 @@ class Samples:
         env = self._env(recipe)
         digest = hashlib.sha256(f"{self.seed}|{recipe.values_key}".encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
-        drawn = (
-            build_arguments(self.op, recipe, env, rng, self.device)
-            if self.op.sampler
-            else self._drawn(recipe, env, rng)
-        )
+        own = self.op.sampler is not None
+        drawn = build_arguments(self.op, recipe, env, rng, self.device) if own else self._drawn(recipe, env, rng)
         if self._keeps_values or recipe.values == SHARED_NUMBERS:
             drawn = change_values(drawn, recipe.values, rng)
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
@@ -277,8 +275,8 @@ class Samples:
 
     def dtypes(self) -> Iterator[SampleCase]:
         """Yield the base sample in every floating-point dtype that the declaration admits, then in complex64 and
-        complex128 if it admits these alone. An argument that may have integer dtypes, or complex ones beside others,
-        follows in each of them that the reference accepts.
+        complex128 if it admits these alone. An argument that may have integer dtypes, or bool or complex ones beside
+        others, follows in each of them that the reference accepts.
         """
         classes = self.spec.dtype_classes
         for dtype in FLOATS:
@@ -287,11 +285,11 @@ class Samples:
                 names |= {c: "complex128" for c, t in classes.items() if set(t.dtypes) == COMPLEX}
             if names:
                 yield from self._cases([self.base.but(dtypes=names)])
-        others = {c: t.dtypes or INTEGERS for c, t in classes.items() if set(t.dtypes) != COMPLEX}
-        for dtype in (*INTEGERS, *sorted(COMPLEX)):  # some of torch's operators take no narrow integers, to index with
+        others = {c: t.dtypes or OTHERS for c, t in classes.items() if set(t.dtypes) not in (COMPLEX, {"bool"})}
+        for dtype in OTHERS:  # some of torch's operators take no narrow integers, to index with
             if names := {c: dtype for c, taken in others.items() if dtype in taken}:
-                cases = self._cases([self.base.but(dtypes=names)])
-                yield from (c for c in cases if reference_accepts(self.op, c.args))
+                accepted = (c for c in self._cases([self.base.but(dtypes=names)]) if reference_accepts(self.op, c.args))
+                yield from (c for c in accepted if dtype != "bool" or keeps_bool(self.op, c.args))
 
     def scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar argument at a value other than its default. The sizes are those of the base

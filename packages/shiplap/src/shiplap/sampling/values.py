@@ -80,7 +80,7 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
 
 
 def as_numbers(t: Tensor, wanted: str) -> Tensor:
-    """Return ``t`` in the integer or complex dtype named ``wanted``, since a builder of samples is asked for
+    """Return ``t`` in the integer, bool or complex dtype named ``wanted``, since a builder of samples is asked for
     floating-point numbers, and is not told which others a recipe asks for. Return ``t`` itself if no such dtype is
     wanted, or if a value does not fit.
 
@@ -88,8 +88,12 @@ def as_numbers(t: Tensor, wanted: str) -> Tensor:
     sign. Otherwise most of them would be 0. The imaginary parts of complex numbers are the real parts of others.
     """
     own = str(t.dtype).removeprefix("torch.")
-    if own == wanted or not (own in integers() or t.is_floating_point()):
+    if own == wanted or not (own in (*integers(), "bool") or t.is_floating_point()):
         return t
+    if wanted == "bool":
+        return t > 0
+    if own == "bool":
+        return t.to(getattr(torch, wanted)) if wanted in integers() else t
     if wanted in COMPLEX and t.is_floating_point():
         real = t.to(getattr(torch, wanted).to_real())
         return torch.complex(real, real.flatten().roll(1).reshape(real.shape))
