@@ -246,8 +246,9 @@ class Workshop:
                 return {"killed": None, "ran": 0, "of": len(chosen), "note": how}
             lost = picked[len(ran)].nodeid if how != "right" and len(ran) < len(picked) else None
             killer = next((name for name, outcome, *_ in ran if outcome == "failed"), lost)
-            if killer == lost and how == "time" and ran:  # all of them took that long: this one has the time alone now
-                chosen = chosen[chosen.index(killer) :]
+            # If all of them took that long, the one that was running gets the time alone.
+            if lost is not None and killer == lost and how == "time" and ran:
+                chosen = chosen[chosen.index(lost) :]
             elif killer is None or self.is_passing(killer, items):
                 note = how if killer and killer == lost else ""
                 return {"killed": killer, "ran": len(ran), "of": len(chosen), "note": note}

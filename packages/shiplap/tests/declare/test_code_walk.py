@@ -1,5 +1,6 @@
 """One walk over what code uses: each edit that changes results changes the digest, and no other edit does."""
 
+import dis
 import importlib
 import os
 import subprocess
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.declare.code_digest import code_digest, first_unfollowed
-from shiplap.declare.code_text import code_use
+from shiplap.declare.code_text import _is_lookup_of_constant, code_use
 from shiplap.declare.code_walk import constants_used, libraries_used
 from shiplap_testing import forked
 
@@ -559,3 +560,20 @@ def test_kernels_of_triton_are_followed(tmp_path, monkeypatch):
     edits = [("+ 11", "+ 12"), ("constexpr(3)", "constexpr(4)"), ("x * SCALE", "x + SCALE")]
     edits += [("BLOCK: tl.constexpr", "BLOCK"), ('"BLOCK": 64', '"BLOCK": 32'), ("num_warps=4", "num_warps=8")]
     assert first not in {digest(*edit) for edit in edits}
+
+
+@pytest.mark.parametrize(
+    ("text", "constant"),
+    [
+        ("getattr(o, 'name')", True),
+        ("getattr(o.part, 'name')", True),
+        ("getattr(o.part.inner, 'name')", True),
+        ("getattr(o, 'name', None)", True),
+        ("getattr(o, o.name)", False),
+        ("getattr(o, 'na' + o.me)", False),
+    ],
+)
+def test_a_name_that_is_looked_up_is_a_constant(text, constant):
+    listed = list(dis.get_instructions(compile(text, "text", "eval")))
+    at = next(i for i, each in enumerate(listed) if each.argval == "getattr")
+    assert _is_lookup_of_constant(listed, at) is constant

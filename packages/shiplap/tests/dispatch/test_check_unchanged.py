@@ -126,3 +126,18 @@ def test_vmap_of_given_outputs(ns):
 
     with fails("SL317", where=twice.spec.name, got="a call of op.out under torch.vmap"):
         torch.vmap(lambda x: twice.out(x, out=torch.empty(2, 3)))(torch.ones(4, 2, 3))
+
+
+def test_an_absent_argument_is_served_after_the_first_calls_too(ns):
+    """Generated code then looks at the arguments, whose layout the kernel needs, before it calls the kernel."""
+
+    @sl.op(f"{ns}::scaled")
+    def scaled(x: Float[Tensor, "n"], by: Float[Tensor, "n"] | None = None) -> Float[Tensor, "n"]:
+        return x.clone() if by is None else x * by
+
+    scaled.kernel("cpu", lambda x, by: x.clone() if by is None else x.view(-1) * by.view(-1))
+    x, apart = torch.arange(3.0), torch.arange(6.0)[::2]
+    for _ in range(CHECKED_CALLS + 2):
+        assert torch.equal(scaled(x), x)
+        assert torch.equal(scaled(apart, by=x), apart * x)
+        assert torch.equal(scaled(x, by=apart), apart * x)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shiplap import torch_private
-from shiplap.plan.expression import _node_can_fail, can_fail
+from shiplap.plan.expression import VariableNames, _node_can_fail, can_fail
 from shiplap.plan.values import has_own_memory, memory_text
 
 SAFE = ("n", "n // 2", "n % 7", "cdiv(n, 2)", "min(n, m)", "max(n, m, 3)", "broadcast(n, m)", "-1")
@@ -26,6 +26,17 @@ def test_numbers_of_any_size_and_lists_may_fail(scalars, spread, fails):
     names = SimpleNamespace(scalars=scalars, spread=spread)
     expression = SimpleNamespace(names={"n"}, source="n")
     assert can_fail(expression, names) is fails
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("pads", "list(a_pads)"), ("c", "show(d_c)"), ("by", "a_by"), ("n", "d_n"), ("threads", "w_threads")],
+)
+def test_how_errors_print_what_is_declared(name, shown):
+    """Tuples of sizes as shapes, and lists as lists, since generated code has tuples of both."""
+    names = VariableNames.__new__(VariableNames)
+    names.scalars, names.spread = {"pads": "list[int]", "by": "int"}, {"c"}
+    assert names.term(name).shown[0] == shown
 
 
 @pytest.mark.parametrize("view_of", [torch.Tensor.t, lambda x: x.as_strided(x.shape, (1, 1))], ids=["turned", "sums"])
