@@ -85,8 +85,8 @@ class InputForm:
         """Whether the inputs are contiguous tensors with ordinary values, and no argument is varied alone. Ordinary
         values are those that ``get_inputs`` returns, or normally distributed ones.
         """
-        varied = self.signed or self.layout or self.plain or self.text or self.added or self.alike >= 0
-        return self.kind in ("drawn", "normal") and not (varied or self.longer) and self.mark is self.given is None
+        varied = self.signed or self.layout or self.plain or self.text or self.added or self.longer or self.alike >= 0
+        return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
 
     @property
     def changes_integers(self) -> bool:
