@@ -307,7 +307,7 @@ class Geometry:
         else:
             coords = output_cells(window, self.coords, self.spatial_shape)
             self._check_scene_of_last(coords, window)
-        if not self.padded and window.keeps_voxels(self.spatial_shape if self.bounded else None):
+        if is_compiling() and not self.padded and window.keeps_voxels(self.spatial_shape if self.bounded else None):
             assert_some_rows(coords, self.coords)
         there = self._similar_geometry(coords, shape, padded=window.capacity is not None)
         there._is_reached = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import allows_tf32
@@ -26,8 +27,9 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     """
     least = -(-taps // ops.MAX_PART)
     # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.
+    known = is_known_to_hold if is_compiling() else bool
     for limit, parts in _STRIDED if strided else _PARTS:
-        if is_known_to_hold(rows <= limit):
+        if known(rows <= limit):
             return _filled_parts(taps, max(least, min(taps, parts, _most_parts)))
     return max(1, least)
 

@@ -262,6 +262,11 @@ def test_a_graph_of_a_layer_that_may_lose_all_voxels_takes_a_scene_of_which_none
     assert len(net(x)) == 0
 
 
+def test_an_eager_step_does_not_compute_a_fact_that_only_a_graph_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepWindow, "keeps_voxels", lambda self, grid: pytest.fail("it takes as long as a launch"))
+    assert len(scene(20, GRID, 5).geometry.strided(3, 2, 1).geometry.coords) > 0
+
+
 @pytest.mark.parametrize("back", [False, True], ids=["strided", "transposed"])
 def test_windows_that_keep_each_voxel_do(back: bool) -> None:
     counts = {False: 0, True: 0}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import Float, Float32
@@ -135,6 +137,26 @@ def test_a_tensor_of_floats_is_no_int(ns, way):
     if way != "list":  # in a list, torch takes no tensor
         expected = 4.0 if way == "compiled" else 2.0
         assert INTEGER_WAYS[way](f, x, torch.tensor(2)).tolist() == [expected] * 2
+
+
+def test_plain_numbers_of_a_list_are_checked_at_once(ns):
+    """A check of each of them alone takes as long as the launch of a small kernel, in every call of an op."""
+
+    @sl.op(f"{ns}::f")
+    def f(x: V, ks: list[int]) -> V:
+        return x * len(ks)
+
+    def calls_in_check(ks):
+        calls = []
+        sys.setprofile(lambda frame, event, arg: calls.append(event))
+        f.plan.numbers((torch.ones(2), ks), {})
+        sys.setprofile(None)
+        return len(calls)
+
+    assert calls_in_check([1] * 50) == calls_in_check([1])
+    for odd in (torch.tensor(1.5), np.float64(1.5), np.array(1.5)):
+        with fails("SL209"):
+            f(torch.ones(2), [1, odd])
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

@@ -19,6 +19,7 @@ from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
 ABSENT_FIX = "pass a tensor. If the argument may be absent, add | None to its annotation"
 NUMPY = (np.ndarray, np.generic)  # arrays and scalars
+_PLAIN = frozenset((int, float, bool, complex, type(None)))  # types of values that need no check
 # By the kind of a number: the function of Python that makes one.
 _NUMBERS: dict[str | None, Callable[[Any], Any]] = {
     "int": int,
@@ -51,12 +52,16 @@ def number_check(
         Raise ``SL209`` if it is an int, and the tensor or the NumPy value is not of integers, and in a graph if it is
         another number, and the value is one of NumPy. The argument may be positional or a keyword.
         """
+        traced = is_dynamo_compiling()
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
+            # Most calls pass plain numbers. To check each of these alone takes as long as the launch of a small kernel.
+            if not traced and (type(value) in _PLAIN or (type(value) is list and _PLAIN.issuperset(map(type, value)))):
+                continue
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 whole = arg.scalar in ("int", "list[int]")
                 if not isinstance(each, Tensor):
-                    if isinstance(each, NUMPY) and is_dynamo_compiling():
+                    if traced and isinstance(each, NUMPY):
                         # Dynamo makes a tensor of such a value, which torch takes for an int alone.
                         if not whole or torch.as_tensor(each).is_floating_point():
                             raise _traced_numpy_error(spec, arg)
