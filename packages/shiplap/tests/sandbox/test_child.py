@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.sandbox import child, patched_functions
+from shiplap.sandbox import child
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import CallTarget, ListOperators, TensorLocation
@@ -58,19 +58,6 @@ def test_forked_processes_share_one_snapshot_of_the_functions(monkeypatch: pytes
     monkeypatch.setattr(sys, "addaudithook", lambda hook: None)  # they stay for as long as a process lives
     assert isinstance(child._baseline, FunctionSnapshot)
     assert child.Child()._intact is child._baseline
-
-
-def test_forked_processes_share_the_operators_until_a_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a module registers when it is imported is none of the target."""
-    monkeypatch.setattr(child, "_operators", None)
-    child.remember_operators()
-    known = child._operators
-    assert isinstance(child._baseline, FunctionSnapshot)
-    assert child._baseline.with_operators(known)._operators is known
-    monkeypatch.setitem(patched_functions.sys.modules, "imported_later", sys)
-    assert child._baseline.with_operators(known)._operators is not known
-    child.remember_operators()
-    assert child._operators is not known
 
 
 @pytest.mark.parametrize("asked", sampled([CallTarget, ListOperators], 1))

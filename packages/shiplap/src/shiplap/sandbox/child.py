@@ -43,7 +43,7 @@ from shiplap.sandbox.gpu_call import call_in_queue
 from shiplap.sandbox.interpreter_state import InterpreterWatch, changed_interpreter_state, read_interpreter_state
 from shiplap.sandbox.landlock import SandboxPolicy, lock_process
 from shiplap.sandbox.load_candidate import load_parameters, load_requested
-from shiplap.sandbox.patched_functions import FunctionSnapshot, OperatorTable
+from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import (
     MAX_REQUEST_BYTES,
     NO_ADDRESS,
@@ -63,7 +63,6 @@ from shiplap.sandbox.unshown_modules import import_unshown_modules
 from shiplap.torch_private.dynamo import use_temporary_folder
 
 _baseline: FunctionSnapshot | None = None  # taken before this process was forked
-_operators: OperatorTable | None = None  # as well
 LOOKED_AT = 8  # first calls on a GPU after which the state of the process is read, and then each of so many
 COLD_CALL_NS = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
 MOVING_OPERATORS = """
@@ -113,16 +112,6 @@ def take_baseline() -> None:
     global _baseline
     import_unshown_modules()
     _baseline = FunctionSnapshot(_baseline)
-
-
-def remember_operators() -> None:
-    """Store a table of torch's operators, which processes that are forked later share. Do nothing if no module has been
-    imported since the last call.
-    """
-    global _operators
-    torch.get_default_device()  # imports a module of torch, as the watch of each fork does
-    if _operators is None or not _operators.is_current():
-        _operators = OperatorTable.of()
 
 
 def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
@@ -257,7 +246,7 @@ class Child:
         """
         memory = _map(file)
         if message.thorough:
-            self._intact = self._intact.with_operators(_operators)
+            self._intact = self._intact.with_operators()
         self.target = load_requested(
             message, self._unpack(message.init, memory) or (), self._unpack(message.state, memory) or {}
         )

@@ -103,8 +103,6 @@ def serve_forks(handle: int, folder: str = "") -> None:
             return _end_groups(forked, folder)
         if isinstance(message, protocol.Rest):
             patience = message.seconds
-        elif isinstance(message, protocol.Fork):
-            child.remember_operators()  # while the first fork starts: those after it need not list them
 
 
 def _open_supervisor(connection: socket.socket) -> int:

@@ -240,25 +240,6 @@ class _FunctionOwner(NamedTuple):
         return told
 
 
-class OperatorTable(NamedTuple):
-    """The operators of torch at one time. ``registered`` has the dispatcher's dump of each, and ``called`` the function
-    that each object in ``torch.ops`` calls. ``modules`` are the names of the modules that were imported then.
-    """
-
-    modules: frozenset[str]
-    registered: dict[str, str]
-    called: dict[str, Any]
-
-    @classmethod
-    def of(cls) -> OperatorTable:
-        """Return the table of the present operators. This takes 100 ms."""
-        return cls(frozenset(sys.modules), operators_of_torch(), overloads_of_torch())
-
-    def is_current(self) -> bool:
-        """Return whether the modules that are imported now are those that were imported when the table was made."""
-        return self.modules == sys.modules.keys()
-
-
 class FunctionSnapshot:
     """The functions of all trusted modules at one time. A trusted module belongs to Python, torch, an installed package
     or Shiplap.
@@ -279,16 +260,14 @@ class FunctionSnapshot:
         known_before = {id(owner) for owner in before}
         made = [o for o in self._owners if id(o) not in known_before]
         remember_objects(v for o in made for v in (o.value, *o.held.values()))
-        self._operators: OperatorTable | None = None
+        self._operators: tuple[dict[str, str], dict[str, Any]] | None = None
 
-    def with_operators(self, known: OperatorTable | None = None) -> FunctionSnapshot:
+    def with_operators(self) -> FunctionSnapshot:
         """Return this snapshot with the present operators of torch, which any code can register. The functions are not
         looked at again, so no code under test may have run since they were recorded.
-
-        ``known`` is an earlier table of the operators. It is used again if no module has been imported since.
         """
         made = copy(self)
-        made._operators = known if known is not None and known.is_current() else OperatorTable.of()
+        made._operators = operators_of_torch(), overloads_of_torch()
         return made
 
     def changed(self) -> list[str]:
@@ -305,9 +284,10 @@ class FunctionSnapshot:
         replaced += [f"sys.modules['{n}'], which is gone" for n, m in known.items() if _is_removed_module(n, m)]
         replaced += [name for owner in self._owners for name in owner.changed()]
         if self._operators is not None:
+            operators, overloads = self._operators
             replaced += [
-                *replaced_registrations(self._operators.registered, is_trusted_file),
-                *altered_overloads(self._operators.called, is_trusted_function),
+                *replaced_registrations(operators, is_trusted_file),
+                *altered_overloads(overloads, is_trusted_function),
             ]
         return replaced
 
