@@ -54,8 +54,8 @@ VALUE_FIXES = {
             "by them instead of multiplying by a reciprocal, which is infinite"
         ),
         ("shared",): (
-            "treat equal numbers of several tensors as the reference does. If the op relies on what a builder of samples "
-            "draws otherwise, let it draw such numbers itself"
+            "treat equal numbers of several tensors as the reference does. If the op relies on what a builder of "
+            "samples draws otherwise, let it draw such numbers itself"
         ),
         ("ties", "constant"): "treat elements that are equal as the reference does, also all of them",
         ("large", "overflowing", "beyond float16", "saturating"): (
