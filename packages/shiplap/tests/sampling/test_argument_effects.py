@@ -130,6 +130,15 @@ def test_what_cannot_have_an_effect_makes_no_verdict_incomplete(ns: str) -> None
         kept.copy_(x * mask[:, None])
         return torch.zeros_like(like) + kept * groups
 
+    def checked(x: Float32[Tensor, "n"], limit: Int64[Tensor, ""]) -> Float32[Tensor, "n"]:
+        if int(limit) < 5:
+            raise ValueError("too small a limit")
+        return x + 1
+
+    limited = sl.op(f"{ns}::limited")(checked)
+    limited.samples(lambda rng, sizes, dtype, device: (torch.randn(sizes["n"], generator=rng), torch.tensor(9)))
+    assert audited(limited).proven
+
     report = audited(many)
     assert report.proven, report.headline
 

@@ -34,6 +34,14 @@ RELATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], bool]]
 }
 
 
+# Those of which other numbers keep no part.
+WHOLE = {
+    "one-hot": (lambda t: torch.eye(len(t))[t.argmax(-1)], lambda t: bool((t.sum(-1) == 1).all())),
+    "triangular": (torch.tril, lambda t: torch.equal(t, torch.tril(t))),
+    "strictly ascending": (lambda t: t.flatten().sort().values, lambda t: bool((t.diff() > 0).all())),
+}
+
+
 @pytest.mark.parametrize("kind", [SOME_ZEROS, SHARED_NUMBERS])
 @pytest.mark.parametrize("name", RELATIONS)
 def test_changed_numbers_keep_what_holds_between_them(name: str, kind: str) -> None:
@@ -44,15 +52,27 @@ def test_changed_numbers_keep_what_holds_between_them(name: str, kind: str) -> N
         changed, _ = change_values((own, other), kind, rng)
         assert holds(own)
         assert holds(changed)
-        assert not torch.equal(own, changed)
+        assert kind == SHARED_NUMBERS or not torch.equal(own, changed)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_shared_numbers_keep_what_makes_a_tensor(name: str) -> None:
+    make, holds = WHOLE[name]
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        own, other = make(torch.randn(5, 5, generator=rng)), torch.randn(7, generator=rng)
+        changed, _ = change_values((own, other), SHARED_NUMBERS, rng)
+        assert holds(own)
+        assert holds(changed)
 
 
 def test_numbers_are_shared_between_tensors_in_the_range_of_each() -> None:
     rng = torch.Generator().manual_seed(3)
     values, edges = torch.randn(40, generator=rng), torch.rand(9, generator=rng).sort().values
     changed, sorted_edges, same = change_values((values, edges, torch.arange(3)), SHARED_NUMBERS, rng)
-    assert torch.isin(changed, sorted_edges).any()
-    assert float(edges.min()) <= float(sorted_edges.min()) <= float(sorted_edges.max()) <= float(edges.max())
+    assert torch.isin(changed, sorted_edges).sum() > 3
+    assert torch.equal(edges, sorted_edges)
+    assert float(values.min()) <= float(changed.min()) <= float(changed.max()) <= float(values.max())
     assert torch.equal(same, torch.arange(3))
 
 

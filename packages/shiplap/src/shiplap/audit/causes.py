@@ -53,7 +53,11 @@ VALUE_FIXES = {
             "compute with numbers as small as these: do not round them to zero or raise them to a constant, and divide "
             "by them instead of multiplying by a reciprocal, which is infinite"
         ),
-        ("ties", "constant", "shared"): "treat elements that are equal as the reference does, also all of them",
+        ("shared",): (
+            "treat equal numbers of several tensors as the reference does. If the op relies on what a builder of "
+            "samples draws otherwise, let it draw such numbers itself"
+        ),
+        ("ties", "constant"): "treat elements that are equal as the reference does, also all of them",
         ("large", "overflowing", "beyond float16", "saturating"): (
             "keep intermediate results in range: subtract the maximum before exp, and sum in float32"
         ),

@@ -6,6 +6,7 @@ holds after a change, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +27,9 @@ def change_values(args: tuple[Any, ...], kind: str, rng: torch.Generator) -> tup
         return tree_map(partial(_with_some_zeros, rng=rng), args)
     if kind != SHARED_NUMBERS:
         return args
-    floats = [t.detach().cpu().double().flatten() for t in tensors_among(args) if _can_be_changed(t)]
-    return tree_map(partial(_with_numbers_of, torch.cat(floats), rng=rng), args) if floats else args
+    drawn = [t for t in tensors_among(args) if _is_drawn(t)]
+    kept = min(drawn, key=Tensor.numel, default=None)  # so that the others have numbers of it
+    return tree_map(lambda t: _with_numbers_of(drawn, t, rng) if t is not kept else t, args)
 
 
 def _with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
@@ -41,19 +43,36 @@ def _with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
     return _related_as(t, t.masked_fill(chosen.to(t.device), 0))
 
 
-def _with_numbers_of(numbers: Tensor, t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return a copy of the float tensor ``t`` in which random elements of ``numbers`` replace about half of its own.
-    They lie between its smallest and its largest element. Return ``t`` itself if it is an integer, float8 or empty
-    tensor, or if no number lies there.
+def _with_numbers_of(drawn: Sequence[Tensor], t: Tensor, rng: torch.Generator) -> Tensor:
+    """Return a copy of ``t``, one of the tensors ``drawn``, in which at most half of the elements are numbers of the
+    others. They lie between its smallest and its largest element, and all elements stay distinct and zeros where they
+    are. Return ``t`` itself if it is none of these tensors, or if no number lies there.
     """
-    if not _can_be_changed(t):
+    if not any(t is one for one in drawn):
         return t
-    fitting = numbers[(numbers >= float(t.min())) & (numbers <= float(t.max()))]
-    if not fitting.numel():
-        return t
-    drawn = fitting[torch.randint(fitting.numel(), t.shape, generator=rng)]
-    chosen = torch.rand(t.shape, generator=rng) < 0.5
-    return _related_as(t, torch.where(chosen.to(t.device), drawn.to(t), t))
+    numbers = torch.cat([one.detach().cpu().double().flatten() for one in drawn if one is not t] or [torch.empty(0)])
+    numbers = numbers[(numbers > float(t.min())) & (numbers < float(t.max())) & (numbers != 0)].to(t.dtype).unique()
+    numbers = numbers[~torch.isin(numbers, t.cpu())]
+    places = t.flatten().nonzero()[:, 0].cpu()
+    places = places[torch.randperm(len(places), generator=rng)][: min(len(numbers), t.numel() // 2)]
+    changed = t.clone(memory_format=torch.contiguous_format).flatten()
+    changed[places] = numbers[torch.randperm(len(numbers), generator=rng)][: len(places)].to(t.device)
+    return _related_as(t, changed.reshape(t.shape))
+
+
+def _is_drawn(t: Tensor) -> bool:
+    """Return whether ``t`` is a float tensor of distinct numbers beside zeros, as a builder draws them. Codes, masks
+    and rows of one-hot vectors have equal ones, and a symmetric matrix is more than its numbers.
+    """
+    if not _can_be_changed(t) or _is_symmetric(t):
+        return False
+    numbers = t[t != 0]
+    return len(numbers) > 0 and len(numbers.unique()) == len(numbers) and bool(torch.isfinite(numbers).all())
+
+
+def _is_symmetric(t: Tensor) -> bool:
+    """Return whether ``t`` has matrices of several rows that are symmetric."""
+    return t.dim() > 1 and t.shape[-1] == t.shape[-2] > 1 and torch.equal(t, t.mT)
 
 
 def _can_be_changed(t: Tensor) -> bool:
@@ -68,7 +87,7 @@ def _related_as(own: Tensor, changed: Tensor) -> Tensor:
     Matrices that are symmetric stay so. Elements that ascend or descend along a dim are sorted. If all rows have a sum
     or a norm of 1, rows are divided by theirs, and those without one are as they were.
     """
-    if own.dim() > 1 and own.shape[-1] == own.shape[-2] > 1 and torch.equal(own, own.mT):
+    if _is_symmetric(own):
         either = torch.where(changed == own, changed.mT, changed)
         return torch.tril(either) + torch.tril(either, -1).mT
     for dim, size in enumerate(own.shape):
@@ -79,5 +98,5 @@ def _related_as(own: Tensor, changed: Tensor) -> Tensor:
     for measure in (torch.sum, torch.linalg.vector_norm) if own.dim() and own.shape[-1] > 1 else ():
         before, after = (measure(t.double(), dim=-1, keepdim=True) for t in (own, changed))
         if bool(((before - 1).abs() < UNIT_ERROR).all()):
-            changed = torch.where(after > UNIT_ERROR, changed / after, own).to(own.dtype)
+            return torch.where(after > UNIT_ERROR, changed / after, own).to(own.dtype)
     return changed
