@@ -88,7 +88,17 @@ def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
     ints = [v for v in mined.ints if v <= LONGEST]
     if kind == "int":  # checks first find out whether the reference takes those beyond 32 bits
         return _unique_by_repr(
-            [0, -1, -2, 5, 7, SEVERAL_ROUNDS, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE_INTEGERS]
+            [
+                0,
+                -1,
+                -2,
+                5,
+                7,
+                100,
+                SEVERAL_ROUNDS,
+                *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)),
+                *HUGE_INTEGERS,
+            ]
         )
     if kind == "float":
         literals = [*mined.floats, *map(float, ints[:8])][:14]
