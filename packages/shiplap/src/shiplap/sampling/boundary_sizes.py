@@ -87,19 +87,8 @@ def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
     kind = str(arg.scalar)
     ints = [v for v in mined.ints if v <= LONGEST]
     if kind == "int":  # checks first find out whether the reference takes those beyond 32 bits
-        return _unique_by_repr(
-            [
-                0,
-                -1,
-                -2,
-                5,
-                7,
-                100,
-                SEVERAL_ROUNDS,
-                *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)),
-                *HUGE_INTEGERS,
-            ]
-        )
+        unusual = 0, -1, -2, 5, 7, 100, SEVERAL_ROUNDS
+        return _unique_by_repr([*unusual, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE_INTEGERS])
     if kind == "float":
         literals = [*mined.floats, *map(float, ints[:8])][:14]
         around = [n for v in literals for n in (v, 1.5 * v + 1e-3, 0.5 * v, -v)]
