@@ -268,6 +268,21 @@ def test_a_reference_without_bool_is_named(ns: str) -> None:
     assert "no sample has bool: narrow the declaration's dtypes" in report.headline
 
 
+def test_a_position_beyond_several_rounds_is_tried(ns: str) -> None:
+    """The only such position was a multiple of the size of the first sample."""
+
+    @sl.op(f"{ns}::turned", requires=("w >= 1", "position >= 0", "position <= 1000"))
+    def turned(x: Float32[Tensor, "w c"], position: int = 0) -> Float32[Tensor, "w c"]:
+        return torch.roll(x, -position, 0)
+
+    @turned.kernel("cpu")
+    def _(x, position):
+        start = position - len(x) if position >= len(x) else position
+        return torch.cat([x[start:], x[:start]])
+
+    assert audit(turned, checks=("special",), seed=1, isolate=False).failed == ("special",)
+
+
 def test_what_a_declaration_admits_is_told_from_what_it_refuses(ns):
     @sl.op(f"{ns}::table", requires=("k <= 48", "m % 96 == 0"))
     def table(x: Float32[Tensor, "n k m"]) -> Float32[Tensor, "n k m"]:

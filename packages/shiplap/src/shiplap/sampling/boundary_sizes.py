@@ -20,6 +20,7 @@ GRAIN_ELEMENTS = 70_001  # elements: two grains of torch's parallel loops (32,76
 MILLION_ELEMENTS = (1 << 20) + 77_001
 VALUE_ORDERS = ("ascending", "descending", "constant")
 RARE_SIZES_S = 10.0  # seconds of processor time after which the rarer members of a series are left out
+SEVERAL_ROUNDS = 101  # a position beyond small sizes, and a prime: a multiple of a size would be like no position
 HUGE_INTEGERS = (2**31 + 5, -(2**32) - 3, 2**40 + 1)  # values of an int scalar beyond 32 bits
 UNEVEN_SIZES = ((2, 5, 3), (5, 0, 1))  # sizes of the members of a list; the first is not always the largest
 LARGEST_COMMON_SIZE = 33  # smaller sizes are covered by other samples
@@ -86,9 +87,8 @@ def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
     kind = str(arg.scalar)
     ints = [v for v in mined.ints if v <= LONGEST]
     if kind == "int":  # checks first find out whether the reference takes those beyond 32 bits
-        return _unique_by_repr(
-            [0, -1, -2, 5, 7, 100, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE_INTEGERS]
-        )
+        unusual = 0, -1, -2, 5, 7, 100, SEVERAL_ROUNDS
+        return _unique_by_repr([*unusual, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE_INTEGERS])
     if kind == "float":
         literals = [*mined.floats, *map(float, ints[:8])][:14]
         around = [n for v in literals for n in (v, 1.5 * v + 1e-3, 0.5 * v, -v)]
