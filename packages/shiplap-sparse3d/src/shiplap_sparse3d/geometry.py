@@ -382,15 +382,13 @@ class Geometry:
         return there
 
     def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
-        """Return the output grid of a layer with ``window`` onto given voxels, or None for voxels without a grid. For a
-        strided window it has all outputs whose first kernel cell lies before the end of the padded input grid. For a
-        transposed one it is the largest that torch makes with an output padding below the stride.
+        """Return the output grid of a layer with ``window``, or None for voxels without a grid. For a strided window it
+        has all outputs whose first kernel cell lies before the end of the padded input grid.
         """
         if not self.bounded:
             return None
         if window.output_padding is not None:
-            axes = zip(window.shape(self.spatial_shape), window.stride, window.output_padding, strict=True)
-            return tuple(cells + max(0, step - 1 - extra) for cells, step, extra in axes)[-self.ndim :]
+            return window.shape(self.spatial_shape)[-self.ndim :]
         axes = zip(self.spatial_shape, window.stride, window.padding, strict=True)
         return tuple((cells + p - 1) // step + 1 for cells, step, p in axes)[-self.ndim :]
 

@@ -209,8 +209,8 @@ def grid_sample_3d(
     if mode == "trilinear":
         indices, weights = trilinear_map(coords, queries, spatial)
     elif mode == "nearest":
-        # The middle of the cell: a point just below a border would be rounded into the next cell.
-        indices = nearest_map(coords, (grid.floor() + 0.5).float(), spatial)[..., None]
+        # Cells first: float32 may have a point that is just below a border of float64 in the next cell.
+        indices = nearest_map(coords, grid.floor().float(), spatial)[..., None]
         # The nearest voxel is a weighted sum of one row.
         weights = torch.ones_like(indices, dtype=torch.float32)
     else:

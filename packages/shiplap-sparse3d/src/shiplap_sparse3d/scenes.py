@@ -77,7 +77,7 @@ def collate(samples: Sequence[Any]) -> Any:
         raise error("SL202", where="sparse3d.collate", got=f"samples of {kinds}", expected="samples of one type")
     if isinstance(first, SparseTensor):
         return cat(samples, 0)
-    if isinstance(first, np.ndarray) and first.ndim:
+    if isinstance(first, np.ndarray) and first.ndim and first.dtype.kind in "biufc":  # numbers
         return _join_rows([*map(torch.from_numpy, samples)])
     if isinstance(first, Tensor) and first.dim():
         return _join_rows(samples)

@@ -66,7 +66,8 @@ class SparseTensor(Arithmetic):
         other.
         """
         require_tensor("SparseTensor, argument 'feats'", feats)
-        if isinstance(feats, SparseTensor):
+        given: Any = feats
+        if isinstance(given, SparseTensor):
             where, fix = "SparseTensor, argument 'feats'", "pass its features, x.feats"
             raise error("SL209", where=where, got="a SparseTensor", expected="a torch.Tensor", fix=fix)
         if geometry is None:

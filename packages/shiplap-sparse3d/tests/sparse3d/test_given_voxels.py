@@ -50,14 +50,22 @@ def test_transposed_convolution_onto_the_voxels_of_an_encoder():
     assert torch.equal(up(down, x).coords, x.coords)
 
 
-def test_coordinates_of_an_encoder_fit_whatever_its_strided_layer_left_out():
-    """A kernel of 2 with a stride of 2 leaves out the last of an odd number of cells, and torch pads the outputs."""
-    x = scene(60, GRID, 3)
-    assert (x.coords[:, 1] == GRID[0] - 1).any()
-    down = sparse3d.SparseConv3d(3, 4, 2, 2, **DOUBLE)(x)
-    up = sparse3d.SparseConvTranspose3d(4, 3, 2, 2, **DOUBLE)
-    dense = nn.functional.conv_transpose3d(down.dense(), up.weight.permute(4, 0, 1, 2, 3), up.bias, 2, 0, 1)
-    torch.testing.assert_close(up(down, x.coords).feats, at(dense, x.coords))
+@pytest.mark.parametrize("grid", [(8, 8, 4), GRID])
+def test_coordinates_of_an_encoder_have_its_grid(grid):
+    """A kernel of 2 with a stride of 2 leaves out the last of an odd number of cells, which the decoder needs again."""
+    x = scene(60, grid, 3)
+    assert (x.coords[:, 1] == grid[0] - 1).any()
+    half = sparse3d.SparseConv3d(3, 4, 2, 2, **DOUBLE)(x)
+    quarter = sparse3d.SparseConv3d(4, 5, 2, 2, **DOUBLE)(half)
+    up, last = (sparse3d.SparseConvTranspose3d(c, c - 1, 2, 2, **DOUBLE) for c in (5, 4))
+    y = last(up(quarter, half.coords), x.coords)
+    assert (y.spatial_shape, sparse3d.cat([y, x]).shape[1], (y + x).shape[1]) == (grid, 6, 3)
+    extra = tuple(size % 2 for size in grid)
+    dense = up(quarter, half).dense()
+    dense = nn.functional.conv_transpose3d(dense, last.weight.permute(4, 0, 1, 2, 3), last.bias, 2, 0, extra)
+    torch.testing.assert_close(y.feats, at(dense, x.coords))
+    wide = sparse3d.SparseUpsample3d(2)(half, x.coords)
+    assert wide.spatial_shape == grid
 
 
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 2, 1), (2, 2, 1), (3, (2, 1, 3), 2), (5, 3, 1)])

@@ -125,6 +125,14 @@ def test_the_gradient_of_the_weights_is_there_and_that_of_the_grid_is_refused():
         sampled.sum().backward()
 
 
+@pytest.mark.parametrize(("dtype", "cell"), [(torch.bfloat16, 129), (torch.float16, 1025), (torch.float32, 8388609)])
+def test_the_nearest_voxel_of_a_whole_number(dtype, cell):
+    """A half that is added in the dtype of the points would be rounded into the next voxel."""
+    coords = torch.tensor([[0, cell, 0, 0]], dtype=torch.int32)
+    point = torch.tensor([[[cell, 0, 0]]], dtype=dtype)
+    assert sparse3d.grid_sample_3d(torch.ones(1, 2), coords, (1, 2, cell + 2, 1, 1), point, "nearest").all()
+
+
 @pytest.mark.parametrize("mode", ["trilinear", "nearest"])
 def test_no_voxels_no_queries_and_points_that_are_nowhere(mode):
     none, feats = torch.zeros(0, 4, dtype=torch.int32), torch.zeros(0, 3, requires_grad=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -40,6 +41,8 @@ def test_samples_of_a_loader_become_a_batch():
     arrays = sparse3d.collate([(s.cells.numpy(), s.feats.numpy()) for s in samples])
     assert torch.equal(arrays[0], coords)
     assert torch.equal(arrays[1], feats)
+    names = [np.array(["a", "b"]), np.array([{"a": 1}], dtype=object)]
+    assert sparse3d.collate(names) == names
 
 
 @pytest.mark.parametrize("conflict", ["vote", "ignore"])

@@ -13,7 +13,7 @@ import torch
 
 from shiplap_sparse3d import geometry
 from shiplap_sparse3d.geometry import NOTHING
-from shiplap_sparse3d.survey import SurveyModel, prepare, tasks
+from shiplap_sparse3d.survey import SurveyModel, point_features, prepare, tasks
 from shiplap_sparse3d.survey.model import VoxelScene
 from shiplap_sparse3d.survey.tasks import SurveyEngine, SurveyJob, predict_codes, predict_tile
 from tests.survey.models import build
@@ -113,8 +113,11 @@ def test_a_full_disk_is_raised(job: SurveyJob) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_streams_change_no_class_on_a_gpu(job: SurveyJob) -> None:
+@pytest.mark.parametrize("whose", ["ours", "a user's"])
+def test_streams_change_no_class_on_a_gpu(job: SurveyJob, whose: str) -> None:
     """Again and again, since memory that is given away too early is wrong only now and then."""
+    if whose != "ours":  # these are made on the GPU, which a user may do
+        job = replace(job, model=replace(job.model, features=lambda points: point_features(points).cuda()))
     job.model.net.cuda()
     first = predict_all(job, 1)
     assert all(predict_all(job, 3, 4) == first for _ in range(10))

@@ -369,7 +369,7 @@ class SparseConv3d(Convolution):
             return x.geometry.floored(self.kernel_size, self.stride, self.dilation)
         kernel, stride, dilation = (self._triple(v) for v in (self.kernel_size, self.stride, self.dilation))
         window = StepWindow(kernel, stride, self._triple(self.padding, 0), dilation)
-        return x.geometry.onto(voxels_of(coordinates), window)
+        return x.geometry.onto(voxels_of(coordinates, x), window)
 
 
 class SparseConvTranspose3d(Convolution):
@@ -423,7 +423,7 @@ class SparseConvTranspose3d(Convolution):
         if coordinates is not None:
             axes = zip(window, (1, 1, 0, 1, 0), strict=True)
             kernel, stride, padding, dilation, extra = (self._triple(value, fill) for value, fill in axes)
-            step = x.geometry.onto(voxels_of(coordinates), StepWindow(kernel, stride, padding, dilation, extra))
+            step = x.geometry.onto(voxels_of(coordinates, x), StepWindow(kernel, stride, padding, dilation, extra))
             return self._step(x, step)
         return self._step(x, x.geometry.transposed(*window, capacity=self.capacity))
 

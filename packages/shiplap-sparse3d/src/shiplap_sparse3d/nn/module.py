@@ -64,11 +64,20 @@ class SparseModule(nn.Module):
         check_rows(type(self).__name__, x.feats, x.geometry.coords.shape[0])
 
 
-def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
-    """Return the voxels of ``target``, the argument with which a caller chooses the outputs of a layer. If ``target``
-    is a sparse tensor, this is its geometry. Coordinates are returned unchanged.
+def voxels_of(target: Tensor | SparseTensor, x: SparseTensor) -> Tensor | Geometry:
+    """Return the voxels of ``target``, the argument with which a caller chooses the outputs of a layer for ``x``. If
+    ``target`` is a sparse tensor, this is its geometry.
+
+    If it is the tensor of coordinates of voxels from which layers led to those of ``x``, as in an encoder, these are
+    returned. They have their grid, which may have cells that a strided layer left out. Other coordinates are returned
+    unchanged.
     """
-    return target.geometry if isinstance(target, SparseTensor) else target
+    if isinstance(target, SparseTensor):
+        return target.geometry
+    origin = x.geometry.parent
+    while origin is not None and origin.geometry.coords is not target:
+        origin = origin.geometry.parent
+    return target if origin is None else origin.geometry
 
 
 def origin_of(

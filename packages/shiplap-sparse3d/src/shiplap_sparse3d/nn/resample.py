@@ -53,7 +53,7 @@ class Resampling(SparseModule):
         self._check_axes(x, self.ndim)
         if coordinates is None:
             return x.geometry.transposed(self.factor, self.factor)
-        return x.geometry.onto(voxels_of(coordinates), self._window(up=True), plain=True)
+        return x.geometry.onto(voxels_of(coordinates, x), self._window(up=True), plain=True)
 
     def _window(self, *, up: bool) -> StepWindow:
         """Return the window that divides the fine grid into blocks of ``factor`` cells along each axis. Kernel size and
@@ -150,7 +150,7 @@ class SparsePixelUnshuffle3d(Resampling):
         if coordinates is None:
             step = x.geometry.floored(self.factor, self.factor, centred=False)
         else:
-            step = x.geometry.onto(voxels_of(coordinates), self._window(up=False), plain=True)
+            step = x.geometry.onto(voxels_of(coordinates, x), self._window(up=False), plain=True)
         table = step.plan.unsorted().table
         feats = _rows_or_zeros(x.feats, table.flatten().long()).view(*table.shape, x.feats.shape[1])
         return SparseTensor(feats.transpose(1, 2).flatten(1), geometry=step.geometry)

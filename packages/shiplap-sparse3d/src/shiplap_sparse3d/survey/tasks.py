@@ -115,7 +115,7 @@ class SurveyJob:
         """
         return (self.coordinates(rows) / torch.tensor(self.model.voxel, dtype=torch.float64)[:, None]).floor_()
 
-    def stored_range(self, axis: int, low: int, high: int) -> tuple[int, int]:
+    def stored_range(self, axis: int, low: float, high: float) -> tuple[int, int]:
         """Return the first stored number along ``axis`` whose cell is at or above ``low`` and below ``high``, and the
         number after the last one. Stored numbers are compared in a fraction of the time that their cells would take.
         """
@@ -185,7 +185,7 @@ def points_between(job: SurveyJob, rows: Tensor, low: Cells, high: Cells) -> np.
     """
     inside = np.ones(len(rows), bool)
     for axis, numbers in enumerate(rows.numpy().T[2:4].copy()):  # contiguous numbers are compared faster
-        first, end = job.stored_range(axis, int(low[axis]), int(high[axis]))
+        first, end = job.stored_range(axis, float(low[axis]), float(high[axis]))
         inside &= (numbers >= first) & (numbers < end)
     return inside
 
@@ -313,7 +313,7 @@ def question_of(job: SurveyJob, tile: Tile) -> TileQuestion:
     """
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
     rows = points_within(job, tile)
-    box, feats = job.tiling.grid(tile, job.extent), job.model.features_of(points_of(job, rows))
+    box, feats = job.tiling.grid(tile, job.extent), job.model.features_of(points_of(job, rows)).cpu()
     if job.model.context:  # features have seen the points around the box; the network does not
         inside = torch.from_numpy(points_between(job, rows, box.low, box.high))
         rows, feats = rows[inside], feats[inside]
