@@ -86,7 +86,8 @@ class InputForm:
         values are those that ``get_inputs`` returns, or normally distributed ones.
         """
         varied = self.signed or self.layout or self.plain or self.text or self.added or self.alike >= 0
-        return self.kind in ("drawn", "normal") and not (varied or self.longer) and self.mark is self.given is None
+        changed = varied or self.longer or self.mark is not None or self.given is not None
+        return self.kind in ("drawn", "normal") and not changed
 
     @property
     def changes_integers(self) -> bool:
