@@ -427,6 +427,24 @@ def test_calls_with_indices_that_may_lie_beyond_a_size_come_last():
     assert float(first[:, 1:].max()) <= 9.5
 
 
+@pytest.mark.parametrize(
+    ("dtype", "low", "values", "come_last"),
+    [
+        *(("int8", -128.0, (), False), ("uint8", 0.0, (), False), ("int8", -128.0, (-128.0, 127.0), False)),
+        *(("uint8", 0.0, (0.0, 127.0), True), ("int64", 0.0, (), True)),
+    ],
+)
+def test_data_of_one_byte_are_no_indices(dtype, low, values, come_last):
+    seen = SeenTensor(dtype, (2,), "cpu", low, 127.0, values=values)
+    call = DispatchedCall({"x": SeenTensor("float32", (128,), "cpu", -1.0, 1.0), "data": seen}, ())
+    first = {j.note for j in engine._jobs_of_call(recipe_of_call(call, 5)) if j.check == "crash"}
+    assert ("33 in place of each size 128" not in first) is come_last
+    # An index is one, too, if there are more of them.
+    pair = DispatchedCall({"x": SeenTensor("float32", (2,), "cpu", -1.0, 1.0), "data": replace(seen, high=1.0)}, ())
+    first = {j.note for j in engine._jobs_of_call(recipe_of_call(pair, 5)) if j.check == "crash"}
+    assert ("1 in place of each size 2" not in first) is come_last
+
+
 def test_another_size_changes_the_ints_that_are_as_large():
     call = CallRecipe({"x": TensorRecipe("float32", (6, 4), 0), "n": 6, "sizes": (6, 2), "flag": True})
     other = call.with_size(6, 9)
@@ -442,6 +460,7 @@ def test_an_op_whose_inner_op_has_no_kernel_needs_another_device():
     of_kernel = ["ValueError: x is too short", "RuntimeError: fp8 is not supported by CPU"]
     assert SearchState(refusals=of_kernel).reason.startswith("no kernel for the device inside of the op: RuntimeError")
     assert SearchState(refusals=of_kernel[::-1]).reason.endswith("ValueError: x is too short")
+    assert SearchState(device="cuda", refusals=of_kernel).reason.startswith("no call that was tried is taken")
 
 
 def test_a_refusal_gives_hints(ops):

@@ -472,3 +472,15 @@ def test_float64_may_round_to_another_whole_number(function):
     assert not checks.check_precision(PythonFunction(function), lambda: {"x": torch.linspace(-1, 1, 9)})
     with_fault = PythonFunction(lambda x: tuple(t * (1 + (x.dtype is torch.float64)) for t in function(x)))
     assert "as float64" in checks.check_precision(with_fault, lambda: {"x": torch.linspace(-1, 1, 9)})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: (x,) * (1 + (x.dtype is torch.float64)), id="one more"),
+        pytest.param(lambda x: (x, x if x.dtype is torch.float64 else x.int()), id="whole numbers for float32"),
+    ],
+)
+def test_float64_gives_as_many_results(function):
+    made = checks.check_precision(PythonFunction(function), lambda: {"x": torch.linspace(-1, 1, 9)})
+    assert made.endswith("1 tensors in place of 2")

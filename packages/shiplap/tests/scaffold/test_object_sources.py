@@ -39,6 +39,19 @@ class Slots:
     __slots__ = ("x",)
 
 
+class Mode(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Closes:
+    def __init__(self) -> None:
+        self.handle = 3
+
+    def __del__(self) -> None:
+        pass
+
+
 class Raises:
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
@@ -48,6 +61,7 @@ class Raises:
     "value",
     [
         *(True, 3, -0.5, float("inf"), 1j, "text", None, torch.bfloat16, torch.device("cpu"), torch.channels_last),
+        *(Mode.READ, Mode.READ | Mode.WRITE, Mode(0)),
         *(Level.LOW, np.float64(0.25), np.int32(7), {"a": [1, (2.0, "b")], 3: {4}}),
         *(Options(Level.LOW, inner=Options(Level.LOW)), Options, torch.sin, torch.nn.functional.relu, np.add, len),
     ],
@@ -74,6 +88,7 @@ def test_an_expression_keeps_the_dtype_and_the_shape_of_an_array():
     "value",
     [
         *(torch.ones(2), [torch.ones(2)], torch.nn.Identity(), Options(Level.LOW, inner=torch.ones(1)), lambda x: x),
+        *(Closes(), [0] * 1000, dict.fromkeys(range(1000)), [["text"] * 200] * 200),
         *(Slots(), Raises(), threading.Lock(), np.zeros(1000), SimpleNamespace(x=1), torch.Generator()),
     ],
     ids=lambda value: type(value).__name__,

@@ -186,8 +186,7 @@ def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 def all_finite(results: Iterable[Tensor]) -> bool:
     """Return whether all floating-point and complex numbers among the results are finite."""
-    numbers = (t.float() if is_float8(t) else t for t in results if t.is_floating_point() or t.is_complex())
-    return all(map(is_finite, numbers))
+    return all(is_finite(t) for t in results if t.is_floating_point() or t.is_complex())
 
 
 def can_carry_gradient(t: Tensor) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from enum import Enum
+from collections.abc import Collection
+from enum import Enum, Flag
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +16,8 @@ SCALARS = (
     *(bool, int, float, complex, str, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-MOST_NUMBERS = 256  # of a NumPy array that is written as text
+MOST_NUMBERS = 256  # of a NumPy array, a list or a dict that is written as text
+_MOST_TEXT = 16_384  # characters of a list or a dict, including what is nested in it
 _MOST_DEPTH = 3  # of objects in attributes of objects
 
 
@@ -42,10 +44,10 @@ def source_of(value: Any, depth: int = _MOST_DEPTH) -> str | None:
     """Return a Python expression that makes an object equal to ``value``, or None if there is none.
 
     There is one for a scalar, for whatever lies at an address of a module, such as a function or a class, for a member
-    of an ``Enum``, a small NumPy array, and for an instance of a class at an address whose attributes have expressions,
-    up to ``depth`` objects in each other. There is none for an object that holds a tensor, for a module of layers, and
-    for what the recorded program itself defines. The expression reads the names ``torch``, ``inf``, ``nan``,
-    ``import_module`` and ``with_attributes``.
+    of an ``Enum``, a small NumPy array, list or dict, and for an instance of a class at an address whose attributes
+    have expressions, up to ``depth`` objects in each other. There is none for an object that holds a tensor, for a
+    module of layers, for an object with a finalizer, and for what the recorded program itself defines. The expression
+    reads the names ``torch``, ``inf``, ``nan``, ``import_module`` and ``with_attributes``.
     """
     if is_scalar(value):
         return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
@@ -60,11 +62,13 @@ def source_of(value: Any, depth: int = _MOST_DEPTH) -> str | None:
 def _object_source(value: Any, depth: int) -> str | None:
     """Return the Python expression for an object that is neither a scalar nor a tensor, or None if there is none."""
     if type(value) in (list, tuple, set):
-        parts = [source_of(v, depth - 1) for v in value]
-        return None if None in parts else f"{type(value).__name__}([{', '.join(map(str, parts))}])"
+        parts = _sources_of_all(value, depth)
+        return None if parts is None else f"{type(value).__name__}([{', '.join(parts)}])"
     if type(value) is dict:
         return _dict_source(value, depth)
     kind = _expression_of_address(type(value))
+    if isinstance(value, Flag):  # a combination of members is at no name
+        return kind and f"{kind}({value.value!r})"
     if isinstance(value, Enum):
         return kind and f"{kind}[{value.name!r}]" if value.name else None
     numpy = sys.modules.get("numpy")
@@ -73,10 +77,28 @@ def _object_source(value: Any, depth: int) -> str | None:
     return _expression_of_address(value) or (kind and _instance_source(value, kind, depth))
 
 
+def _sources_of_all(values: Collection[Any], depth: int) -> list[str] | None:
+    """Return the Python expressions of ``values``, which lie in an object of the depth ``depth``. Return None if there
+    are too many values, if their expressions are too long, or if one of them has no expression.
+    """
+    if len(values) > MOST_NUMBERS:
+        return None
+    parts, length = list[str](), 0
+    for value in values:
+        part = source_of(value, depth - 1)
+        length += len(part or "")
+        if part is None or length > _MOST_TEXT:
+            return None
+        parts.append(part)
+    return parts
+
+
 def _dict_source(value: dict[Any, Any], depth: int) -> str | None:
-    """Return the Python expression for a dict, or None if one of its keys or values has none."""
-    pairs = [(source_of(k, depth - 1), source_of(v, depth - 1)) for k, v in value.items()]
-    return None if any(None in pair for pair in pairs) else f"{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}"
+    """Return the Python expression for a dict, or None if it is too large or one of its keys or values has none."""
+    keys, values = _sources_of_all(value, depth), _sources_of_all(value.values(), depth)
+    if keys is None or values is None:
+        return None
+    return f"{{{', '.join(f'{k}: {v}' for k, v in zip(keys, values, strict=True))}}}"
 
 
 def _array_source(value: Any) -> str | None:
@@ -102,11 +124,12 @@ def _expression_of_address(value: Any) -> str | None:
 
 def _instance_source(value: Any, kind: str, depth: int) -> str | None:
     """Return the Python expression for an instance of the class with the expression ``kind``. Return None if there is
-    more to the instance than its attributes, or if one of them has no expression.
+    more to the instance than its attributes, if one of them has no expression, or if the class has a finalizer, which
+    could free what another object still uses.
     """
     cls = type(value)
-    plain = cls.__reduce_ex__ is object.__reduce_ex__ and cls.__reduce__ is object.__reduce__
-    if not plain or cls.__new__ is not object.__new__ or not hasattr(value, "__dict__"):
+    plain = all(getattr(cls, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__new__"))
+    if not plain or hasattr(cls, "__del__") or not hasattr(value, "__dict__"):
         return None
     if any(c.__dict__.get("__slots__") for c in cls.__mro__):
         return None

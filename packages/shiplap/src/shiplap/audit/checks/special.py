@@ -80,7 +80,7 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
     difference = against_reference(op, case, got, own)
     note = BUILDER_NOTE if op.sampler is not None and not builder_takes_values(op) and floating_args(op, case) else ""
     problem = difference.problem or _why_defaults_differ(op, case)
-    changed = problem and note and case.recipe.values == SOME_ZEROS
+    changed = difference.problem and note and case.recipe.values == SOME_ZEROS
     return Observation(problem, error=difference.error, note=note, fix=ZEROS_FIX if changed else "")
 
 

@@ -214,7 +214,7 @@ def _find_calls(
     if form is None:
         assert not isinstance(op, InstalledFunction)
         return _Reached(reason=_why_undeclarable(op))
-    state, crashes = SearchState(siblings), list[InstalledFinding]()
+    state, crashes = SearchState(siblings, asked.device), list[InstalledFinding]()
     # All recorded calls are wanted, also those behind one that ends the process.
     left, wanted, standstills = asked.seconds, max(WANTED_CALLS, len(recorded)), 0
     for attempt in range(_RESTARTS + 1):
@@ -285,7 +285,7 @@ def _jobs_of_call(call: CallRecipe) -> Iterator[_Job]:
         yield _Job(check, texts, call.origin)
     rows = next((t.shape[0] for _, t in call.tensors() if t.shape), 0)
     for size, other, resized in _resized_calls(call):
-        if _reaches_beyond(resized, size, other):
+        if _reaches_beyond(call, resized, size, other):
             continue
         note = f"{other} in place of each size {size}"
         yield _Job("crash", resized.texts("guarded"), call.origin, note)
@@ -307,12 +307,14 @@ def _resized_calls(call: CallRecipe) -> Iterator[tuple[int, int, CallRecipe]]:
                 yield size, other, resized
 
 
-def _reaches_beyond(resized: CallRecipe, size: int, other: int) -> bool:
-    """Return whether an index of ``resized``, a call with ``other`` in place of each ``size``, may lie outside of a
-    tensor that is shorter now. Results of such a call say nothing.
+def _reaches_beyond(call: CallRecipe, resized: CallRecipe, size: int, other: int) -> bool:
+    """Return whether an index of ``resized``, which is ``call`` with ``other`` in place of each ``size``, may lie
+    outside of a tensor that is shorter now. Results of such a call say nothing.
     """
+    pairs = zip(call.tensors(), resized.tensors(), strict=True)
+    highs = [high for (_, t), (_, new) in pairs if math.prod(new.shape) for high in t.largest_whole_numbers()]
     # A larger number was no index of a dim of that size before. The last offset may be equal to the size.
-    return any(other <= high <= size for _, t in resized.tensors() for high in t.largest_whole_numbers())
+    return any(other <= high <= size for high in highs)
 
 
 def _jobs_of_malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
@@ -322,7 +324,7 @@ def _jobs_of_malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[_Jo
     for note, malformed in malformed_calls(call, form):
         yield _Job("crash", malformed.texts("guarded"), call.origin, note)
     for size, other, resized in _resized_calls(call):
-        if _reaches_beyond(resized, size, other):
+        if _reaches_beyond(call, resized, size, other):
             note = f"{other} in place of each size {size}"
             yield _Job("crash", resized.texts("guarded"), call.origin, note)
             yield _Job("fake", resized.texts(), call.origin, note)

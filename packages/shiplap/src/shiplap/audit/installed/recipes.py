@@ -50,14 +50,18 @@ class TensorRecipe:
         return replace(self, values=(), source="", columns=columns)
 
     def largest_whole_numbers(self) -> list[float]:
-        """Return the largest value of the tensor if it holds whole numbers, and that of each of its columns of whole
-        numbers. Return an empty list for a tensor without elements.
+        """Return the largest value of the tensor if its whole numbers may be indices, and that of each of its columns
+        of whole numbers. Return an empty list for a tensor without elements.
+
+        Numbers of one byte are mostly data, such as quantized weights or images. They may be indices, such as those of
+        a code book, if there are so few that their values were recorded, and none is less than -1.
         """
         if not math.prod(self.shape):
             return []
         found = [high for _, high, whole in self.columns if whole]
-        whole = self.dtype.startswith(("int", "uint"))  # indices may be of any width, such as those of a code book
-        return [*found, max(self.high, self.last or 0)] if whole else found
+        whole = self.dtype.startswith(("int", "uint"))
+        data = self.dtype in ("int8", "uint8") and (not self.values or self.low < -1)
+        return [*found, max(self.high, self.last or 0)] if whole and not data else found
 
     def __str__(self) -> str:
         """Return the Python expression that builds the tensor."""

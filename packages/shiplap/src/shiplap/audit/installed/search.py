@@ -60,10 +60,12 @@ class SearchState:
 
     ``found`` are the calls that the op took, and ``frontier`` the calls whose refusals were new. ``refusals`` are these
     refusals, in order. ``avoided`` are the texts of calls that ended the process, and ``crashes`` counts them by the
-    text of the call from which they were made. ``siblings`` are calls that other ops of the package took.
+    text of the call from which they were made. ``siblings`` are calls that other ops of the package took. ``device`` is
+    the type of the device of the tensors.
     """
 
     siblings: Sequence[TakenCall] = ()
+    device: str = "cpu"
     found: list[TakenCall] = field(default_factory=list)
     frontier: list[CallRecipe] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
@@ -95,7 +97,10 @@ class SearchState:
         if self.absent or self.found:
             return self.absent
         inside = [r for r in self.refusals if _NO_KERNEL_INSIDE.search(r)]
-        if inside := inside or [r for r in self.refusals[-1:] if _REFUSES_DEVICE.search(r)]:
+        # On another device, such an error is about a single argument.
+        if not inside and self.device == "cpu":
+            inside = [r for r in self.refusals[-1:] if _REFUSES_DEVICE.search(r)]
+        if inside:
             return f"no kernel for the device inside of the op: {inside[0]}"[:300]
         if self.refusals:
             return f"no call that was tried is taken; the last new refusal: {self.refusals[-1]}"[:300]

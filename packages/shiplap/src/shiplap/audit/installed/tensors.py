@@ -70,7 +70,7 @@ def result(op: str, arguments: dict[str, Any], number: int) -> torch.Tensor:
 
 def with_attributes(cls: type, attributes: dict[str, Any]) -> Any:
     """Return an instance of the class ``cls`` that has these ``attributes``. Its constructor is not called."""
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     made.__dict__.update(attributes)
     return made
 
