@@ -173,7 +173,8 @@ def test_samples_and_builders_draw_every_choice(named):
     @named.samples
     def _(rng, sizes, dtype, device):
         asked.append(sizes["mode"])
-        return torch.randn(sizes["n"], sizes["c"], generator=rng, dtype=dtype).to(device), sizes["mode"]
+        drawn = torch.randn(sizes["n"], sizes["c"], generator=rng, dtype=dtype).to(device)
+        return drawn, sizes["mode"], sizes["times"]
 
     assert {case.args[1] for case in Samples(named, 0).odd_scalars()} == {"sum", "mean"}
     assert {*asked} == {*Mode}

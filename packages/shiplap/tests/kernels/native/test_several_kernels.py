@@ -17,7 +17,7 @@ from shiplap.kernels.native.choice_table import choice_rows, packed_rows
 from shiplap.kernels.native.deploy import deploy
 from shiplap.tuning import thaw
 from shiplap_testing.build import compile_c
-from shiplap_testing.forked import WITH_VERBS, python
+from shiplap_testing.forked import python
 
 BODY = """
 static int fill(const DLTensor* out, double value) {
@@ -140,5 +140,5 @@ def test_a_library_without_python_picks_and_has_the_choices(pick, tmp_path):
         "for n in (3, 6, 12, 20): print(int(pick(torch.ones(n))[0]))\n"
         "print(int(pick(torch.ones(12)[::2])[0]), int(pick(torch.ones(3).double())[0]), 'shiplap' in sys.modules)"
     )
-    done = python("-c", code, path, imported=WITH_VERBS)
+    done = python("-c", code, path)
     assert done.stdout.split() == ["12010", "-2", "48020", "80010", "24010", "-2", "False"], done.stderr
