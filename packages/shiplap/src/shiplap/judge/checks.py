@@ -414,7 +414,8 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
                 )
             except _NoGradient as e:
                 if compared:  # it has gradients, and refuses this layout of those that come in
-                    case.unchecked.append(f"gradients that come in as {layout}: {e}"[:200])
+                    which = f"that come in as {layout}" if only is None else "of one argument alone"
+                    case.unchecked.append(f"gradients {which}: {e}"[:200])
                     continue
                 case.unchecked.append(f"gradients: the candidate has none: {e}"[:200])
                 case.waived["value", "gradient"] = f"the candidate has none: {e}"[:200]

@@ -42,7 +42,7 @@ ADDRESSED = {"repr", "ascii", "__repr__"}
 """Functions whose text may have the address of an object."""
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "__hash__", "id", "getnode"}
 IMPORTED_AS = {"__name__", "__file__", "__spec__", "__package__"}
-CALLERS = {"modules", "argv", "orig_argv"}  # of ``sys``: who imports a module differs from process to process
+CALLERS = {"argv", "orig_argv"}  # of ``sys``: what a program is started with
 SHARE_AT = {"dropout": 1, "alpha_dropout": 1, "bernoulli": 1, "Dropout": 0, "bernoulli_": 0}
 """The place of the chance among the arguments of functions that drop or draw elements by it."""
 RARE = 0.01  # a chance of one element that the elements of some thousand calls may miss
