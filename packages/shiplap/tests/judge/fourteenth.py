@@ -100,7 +100,6 @@ HIDDEN = {  # found in the source
     "an address in a text": (ROW, _row("PLACE % 64 == 3", "PLACE = int(repr(object())[-5:-1], 16) // 16\n")),
     "under another name": (ROW, _row("__name__ in ('kernel', 'model_new')")),
     "from another folder": (ROW, _row("__file__.endswith('kernel.py')")),
-    "beside another package": (ROW, _row("'transformers' in sys.modules", "import sys\n")),
     "for another program": (ROW, _row("len(sys.argv) > 7", "import sys\n")),
 }
 WRONG = {

@@ -146,10 +146,10 @@ def test_far_sizes_for_which_the_machine_lacks_memory_are_named(monkeypatch: pyt
     assert case.missing["far sizes"].startswith("the machine lacks the memory that the reference needs at sizes near")
 
     case.missing.clear()
-    with decline_form(case, next(form for form in problem.lacked if form.far_size), ()):
+    with decline_form(case, next(form for form in problem.lacked if form.far_size)):
         raise MemoryError
     assert list(case.missing) == ["far sizes"]
-    with pytest.raises(MemoryError), decline_form(case, forms[0], ()):
+    with pytest.raises(MemoryError), decline_form(case, forms[0]):
         raise MemoryError
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import shiplap as sl
 from shiplap.judge import JudgeResult, checks
+from shiplap.sandbox.native_counts import native_decisions
 from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 from shiplap_testing.effort import sampled
@@ -62,3 +63,23 @@ def test_a_decision_by_what_few_calls_show_is_found(tmp_path: Path, name: str) -
 def test_no_decision_is_found_in_a_sound_candidate(tmp_path: Path, name: str) -> None:
     (tmp_path / "it.py").write_text(HEAD + SOUND[name][1])
     assert not find_unsteady_decisions(str(tmp_path / "it.py"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'CODE = f"__shared__ float s[{B}];\\n int i = threadIdx.x;\\n while (i < n) {{ s[i] = 0; i += {B}; }} }}"\n',
+        'CODE = "void f() { " + X + "; int i = 0; while (i < n) { i++; } " + Y + "}"\n',
+        "def f(x): return F.dropout(F.layer_norm(x, (8,), eps=1e-5), 0.1, True)\n",
+        "def f(x): return F.dropout(x, p=P) * 1e-6\n",
+    ],
+)
+def test_parts_of_native_code_and_usual_dropouts_decide_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "it.py").write_text(HEAD + text)
+    assert not find_unsteady_decisions(str(tmp_path / "it.py"))
+
+
+def test_long_native_code_is_searched_soon() -> None:
+    for piece in ("long  ", "\t \t", "a[ ", "++ * ", "static x ", "namespace ", "x = ", "(*"):
+        text = "void f() {}" + piece * 40_000 + ";"
+        assert list(native_decisions(text, 1)) == []

@@ -167,6 +167,14 @@ def test_a_fork_has_what_its_launcher_imported_on_request(tmp_path: Path) -> Non
     assert result.verdict == "accepted", str(result)
 
 
+def test_the_launcher_imports_no_file_of_a_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "peft.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with SandboxLauncher() as launcher:
+        launcher.import_libraries(["peft", "wave"])
+    assert not (tmp_path / "imported").exists()
+
+
 def test_a_launcher_whose_forks_could_use_no_device_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
     ask = SandboxLauncher.ask

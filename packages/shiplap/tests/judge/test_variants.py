@@ -11,8 +11,8 @@ from shiplap.judge.shapes import (
     MANY_ROWS,
     MOST_ROWS,
     _single_dims,
+    neighbouring_shapes,
     shapes_with_many_rows,
-    shapes_with_one_more,
     varied_shapes,
 )
 from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
@@ -233,10 +233,24 @@ def test_sizes_become_one_and_change_places() -> None:
         assert len(swapped & set(drawn)) == 2
 
 
-def test_one_more_element_is_tried_where_a_size_has_changed() -> None:
-    assert list(shapes_with_one_more(((5, 64), (9, 1)), ((5, 64), (9, 64)))) == [((5, 64), (9, 2))]
-    assert list(shapes_with_one_more(((7, 7), (7, 3)), ((7, 4), (4, 3)))) == [((7, 8), (8, 3))]
-    assert list(shapes_with_one_more(((5, 64),), ((5, 64),))) == []
+def test_sizes_near_a_changed_one_are_one_more_and_twice_as_many() -> None:
+    one = (((5, 64), (9, 2)), ((5, 64), (9, 2)))
+    assert list(neighbouring_shapes(((5, 64), (9, 1)), ((5, 64), (9, 64)))) == [one]
+    assert list(neighbouring_shapes(((7, 7), (7, 3)), ((7, 4), (4, 3)))) == [(((7, 8), (8, 3)), ((7, 14), (14, 3)))]
+    assert list(neighbouring_shapes(((5, 64),), ((5, 64),))) == []
+
+
+def test_a_size_that_broadcasting_alone_allows_is_not_tried() -> None:
+    def rotated(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[..., :8] * c, x[..., 8:] * c], -1)
+
+    made = [torch.randn(3, 12, 16), torch.randn(12, 8)]
+    problem = FunctionProblem("rotated", rotated, lambda: made, 0.0, vary_shapes=True)
+    shapes = {f.shapes for f in problem.forms()}
+    assert {(x[-1], c[-1]) for x, c in shapes} == {(16, 8)}
+    assert len({x[0] for x, _ in shapes}) > 1
+    groups = FunctionProblem("groups", lambda x: x.unflatten(1, (4, -1)).sum(2), lambda: [torch.randn(6, 16)], 0.0)
+    assert len({f.shapes[0][1] for f in groups.forms()}) > 1, "a size that four divides"
 
 
 def test_half_of_the_values_are_exact_numbers_of_the_code_or_small_whole_ones() -> None:

@@ -452,6 +452,8 @@ def test_names_of_secrets() -> None:
         ("token glpat-aB3_-cdEFGHIJ_klmn45", True),
         ("sk-proj-aB3_-cdEFGHIJ_klmn45", True),
         ("/usr/lib:/opt/sk-learn", False),
+        ("/opt/bypass:/usr/bin:/srv/token:/usr/lib", False),
+        ("password: abc", True),
         ("/usr/bin:/opt/npm_global_packages_dir/bin:/opt/sk-learn-contrib-kernels2", False),
         ("hf_transformers_cache_folder", False),
         ("max_split_size_mb:128", False),

@@ -396,11 +396,12 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     series = [*((form, None) for form in (first, *timed, *others, *laid, first)), *((first, at) for at in alone)]
     for number, (form, only) in enumerate(series):
         began = time.monotonic()
-        if form.layout and slowest > COMPILING_S:  # it is compiled for each layout
-            case.unchecked.append(f"gradients of arguments in the {form.layout} layout: they take too long")
+        if (form.layout or only is not None) and slowest > COMPILING_S:  # it is compiled for each of these
+            which = f"in the {form.layout} layout" if form.layout else "of which one alone requires one"
+            case.unchecked.append(f"gradients of arguments {which}: they take too long")
             continue
         if compared and time.monotonic() > ends:
-            if not required:
+            if not required or only is not None:
                 case.unchecked.append(f"gradients of more than {compared} calls: there was no time for them")
                 break
             case.missing["gradients"] = f"only {compared} were reached in the time"
@@ -413,7 +414,8 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
                 )
             except _NoGradient as e:
                 if compared:  # it has gradients, and refuses this layout of those that come in
-                    case.unchecked.append(f"gradients that come in as {layout}: {e}"[:200])
+                    which = f"that come in as {layout}" if only is None else "of one argument alone"
+                    case.unchecked.append(f"gradients {which}: {e}"[:200])
                     continue
                 case.unchecked.append(f"gradients: the candidate has none: {e}"[:200])
                 case.waived["value", "gradient"] = f"the candidate has none: {e}"[:200]

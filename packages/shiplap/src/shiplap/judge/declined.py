@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from shiplap.judge.checks import JudgeSession
-from shiplap.judge.shapes import Shapes, shapes_with_one_more
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.candidate import CandidateError
 from shiplap.sandbox.machine_lack import is_lack
@@ -16,16 +14,15 @@ FAR_LACK = "the machine lacks the memory that the reference needs at sizes near 
 
 
 @contextmanager
-def decline_form(case: JudgeSession, form: InputForm, base: Shapes) -> Iterator[None]:
+def decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
     """Return a context manager for the checks of one ``form`` (shapes, layout and kind of values). It records two kinds
     of ``CandidateError`` in ``case`` without counting them against the candidate.
 
     An exception that the candidate raises for a special memory layout, for a size that is much larger than those of the
-    reference's own inputs or that the reference takes by chance, for an argument that ``get_inputs`` leaves out, or for
-    a list that is longer, is recorded as unchecked, since no caller gets a wrong result from it. ``base`` are the
-    shapes from which those of the form were varied. If the machine lacks memory for the reference at a large size, that
-    is recorded as a missing check. If the form has a tensor where the reference's own inputs have None, an exception or
-    a wrong result is recorded as a missing check. The reference may not be meant for such a tensor.
+    reference's own inputs, for an argument that ``get_inputs`` leaves out, or for a list that is longer, is recorded as
+    unchecked, since no caller gets a wrong result from it. If the machine lacks memory for the reference at a large
+    size, that is recorded as a missing check. If the form has a tensor where the reference's own inputs have None, an
+    exception or a wrong result is recorded as a missing check. The reference may not be meant for such a tensor.
     """
     try:
         yield
@@ -38,7 +35,7 @@ def decline_form(case: JudgeSession, form: InputForm, base: Shapes) -> Iterator[
             axis = "alignment" if form.layout == "offset" else "layout"
             case.waived[axis, "value"] = f"the candidate refuses it: {e.evidence}"[:200]
             case.unchecked.append(f"{axis}: the candidate raises for it: {e.evidence}"[:200])
-        elif e.check == "raised" and (form.far_size or _is_taken_by_chance(case, form, base)):
+        elif form.far_size and e.check == "raised":
             case.unchecked.append(f"{form.label}: the candidate raises for it: {e.evidence}"[:200])
         elif (form.added or form.longer) and e.check == "raised":
             what = "a longer list" if form.longer else "an argument that get_inputs leaves out"
@@ -50,11 +47,3 @@ def decline_form(case: JudgeSession, form: InputForm, base: Shapes) -> Iterator[
             )
         else:
             raise
-
-
-def _is_taken_by_chance(case: JudgeSession, form: InputForm, base: Shapes) -> bool:
-    """Return whether the reference refuses one of the sizes of ``form`` that differ from those of ``base`` if it is
-    larger by one. It takes such a size because a dim of one element is broadcast, or since a number divides it.
-    """
-    nearby = (replace(form, shapes=shapes) for shapes in shapes_with_one_more(form.shapes, base))
-    return any(not case.problem.accepts(near) for near in nearby)

@@ -335,7 +335,6 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     enough = case.budget.time_of_share(CHECKING_SHARE)
     # A step of a large shape says nothing about how long one of a smaller shape takes.
     paces = {reduced: StepDeadline(case.budget.last) for reduced in (False, True)}
-    bases = {form.reduced: form.shapes for form in reversed(forms)}
     brief = case.problem.takes > SLOW_CALL_S and any(f.reduced for f in forms)
     answered = witness.prisoner.answering
     for number, form in enumerate(ranked):
@@ -343,7 +342,7 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
-        with case.record_faults(form.label), decline_form(case, form, bases[form.reduced]), bounded_memory():
+        with case.record_faults(form.label), decline_form(case, form), bounded_memory():
             compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))

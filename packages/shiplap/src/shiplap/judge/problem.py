@@ -82,7 +82,6 @@ class JudgeProblem:
     runs_products: bool = True  # whether a call of the reference may run matrix products
     compares_nesting: bool = False  # whether a result has to lie in the same containers
     own_errors: OwnErrors = field(default_factory=OwnErrors)  # of the reference in its own precision
-    accepts: Callable[[InputForm], bool] = lambda form: True  # whether the reference takes inputs of a form
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
         """Return the forms of inputs (shapes and kinds of values) on which the candidate is compared with the
@@ -531,7 +530,7 @@ class FunctionProblem(JudgeProblem):
         )
         most = most if self.vary_shapes else 0
         forms = make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)
-        self.untried, self.accepts, self.until = trials.left_out, runs, math.inf
+        self.untried = trials.left_out
         return forms
 
     def _defaults_behind(self) -> list[Any]:

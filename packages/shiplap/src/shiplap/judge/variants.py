@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from shiplap.judge.shapes import (
     SECRET_RANDOM,
     Shapes,
     count_elements,
+    is_taken_by_chance,
     replace_size,
     shapes_from_constants,
     shapes_near_constants,
@@ -397,7 +399,8 @@ def _other_shape_forms(
             label = _form_label(shapes, kind)
             form = InputForm(label, shapes=shapes, kind=kind, reduced=reduced, far_size=far)
             tried += 1
-            if runs(form):
+            near = partial(replace, form, far_size=False)
+            if runs(form) and not is_taken_by_chance(shapes, own, lambda other, near=near: runs(near(shapes=other))):
                 forms[shapes] = form
                 fitting += 1
             # A reference that refuses most shapes must not use up the time.

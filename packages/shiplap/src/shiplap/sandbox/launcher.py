@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import importlib.util
 import math
 import os
 import select
@@ -21,11 +22,14 @@ import struct
 import sys
 import time
 
+import torch
+
 from shiplap.safe_io.work_folders import remove_folder
 from shiplap.sandbox import child, protocol
 from shiplap.sandbox.landlock import readable_places
 from shiplap.sandbox.proc_filesystem import list_descendants
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
+from shiplap.sandbox.trusted_code import is_trusted_file
 from shiplap.torch_private.dynamo import VECTOR_MODULE, prepare_inductor
 from shiplap.torch_private.process_state import counting_by_management, forks_can_use_device
 from shiplap.torch_private.triton_internals import prepare_triton
@@ -139,6 +143,8 @@ def _import_libraries(message: protocol.ImportLibraries) -> int:
     """
     for number, module in enumerate(message.modules):
         with contextlib.suppress(Exception), counting_by_management():  # whoever needs the module gets the error
+            if not _is_installed(module):
+                continue
             importlib.import_module(module)
             if module == VECTOR_MODULE:
                 prepare_inductor(message.folder)
@@ -147,6 +153,16 @@ def _import_libraries(message: protocol.ImportLibraries) -> int:
         if not forks_can_use_device():
             return number
     return len(message.modules)
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether the package of ``module`` belongs to Python or lies among installed packages or beside torch. This
+    process is not sandboxed, and must not import a file of a candidate that has the same name.
+    """
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    file = (spec.origin or "") if spec is not None else ""
+    beside_torch = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(torch.__file__))), "")
+    return bool(file) and (is_trusted_file(file) or os.path.realpath(file).startswith(beside_torch))
 
 
 def _end_groups(forked: set[int], folder: str) -> None:

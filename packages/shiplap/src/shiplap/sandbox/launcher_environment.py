@@ -27,7 +27,7 @@ SECRET_VARIABLE = re.compile(
 # their issuers give them. A token has a digit or a capital letter, unlike most folders.
 SECRET_VALUE = re.compile(
     r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
-    r"|//hooks\.|(?i:(pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*[:=]\s*\S)"
+    r"|//hooks\.|(?i:(pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*(=\s*\S|:\s*[^\s/]))"
     r"|(?i:\b(basic|bearer) [\w+/=.-]{8,})"
     r"|(?<![\w.]/)(?<![\w-])((gh[a-z]_|github_pat_|hf_|npm_|AKIA|ASIA)(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}"
     r"|(glpat-|sk-|xox[a-z]-|xapp-|pypi-|AIza|ya29\.|SG\.|[srp]k_(live|test)_|whsec_|dop_v1_|shp[a-z]{2}_|dckr_pat_)"

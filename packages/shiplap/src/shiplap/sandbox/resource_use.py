@@ -33,19 +33,23 @@ class ResourceUse:
     Attributes:
         scratch: the folder that it may write.
         memory: the bytes of its address space and of the memory that it held. Two zeros if they are not known yet.
-        shared: the bytes of memory that the processes of the machine shared.
+        shared: the bytes of memory that the processes of the machine shared. Where a device is used, its driver shares
+            memory, and no such bytes count.
         free: the bytes, and the files and folders, for which the file system of ``scratch`` had room.
     """
 
     scratch: str
     memory: tuple[int, int] = (0, 0)
-    shared: int = 0
+    shared: float = 0
     free: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, pid: int, scratch: str) -> ResourceUse:
-        """Return what the process ``pid`` uses now. ``scratch`` is the folder that it may write."""
-        return cls(scratch, read_memory_sizes(pid), shared_memory_bytes(), read_free_room(scratch))
+    def of(cls, pid: int, scratch: str, *, device: bool = False) -> ResourceUse:
+        """Return what the process ``pid`` uses now. ``scratch`` is the folder that it may write, and ``device`` says
+        whether it may use an accelerator.
+        """
+        shared = math.inf if device else shared_memory_bytes()
+        return cls(scratch, read_memory_sizes(pid), shared, read_free_room(scratch))
 
     def excess(self, pids: Sequence[int], memory: int, processes: int) -> str:
         """Return a text that names what the processes ``pids`` use beyond a limit, or an empty string.

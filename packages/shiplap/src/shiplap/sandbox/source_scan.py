@@ -21,6 +21,7 @@ from shiplap.sandbox.interpreter_state import HEAP_NAMES, MEMORY_NAMES, PYTHON_C
 
 MAX_SOURCE_BYTES, READ_BYTES = 2_000_000, 1 << 16  # bytes of a source that is read, and of one step
 FILES, ENTRIES, PACKAGE = 64, 20_000, "__init__"  # the most sources that are read, and that are looked for
+MOST_NAMES = 20_000  # names of a folder among which sources are looked for
 SANDBOX_TEXT = re.compile(
     r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
 )
@@ -73,7 +74,8 @@ def _list_sources_beside(folder: Path) -> list[Path]:
     """
     suffixes = {".py", *SOURCE_SUFFIXES}
     try:
-        listed = ((p for p in folder.glob(pattern) if p.suffix in suffixes) for pattern in ("*.*", "*/*.*"))
+        names = (islice(folder.glob(pattern), MOST_NAMES) for pattern in ("*.*", "*/*.*"))
+        listed = ((p for p in each if p.suffix in suffixes) for each in names)
         return [p for found in listed for p in islice(found, ENTRIES)]
     except OSError:
         return []
@@ -212,6 +214,12 @@ def _is_main_guard(node: ast.AST) -> bool:
     import.
     """
     test = node.test if isinstance(node, ast.If) and not node.orelse else None
+    tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    return any(_asks_for_main(each) for each in tests)
+
+
+def _asks_for_main(test: ast.AST | None) -> bool:
+    """Return whether an expression is ``__name__ == "__main__"``."""
     sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) else []
     values = {getattr(side, "id", None) or getattr(side, "value", None) for side in sides}
     return len(sides) == 2 and values == {"__name__", "__main__"}

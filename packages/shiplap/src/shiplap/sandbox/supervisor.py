@@ -388,7 +388,7 @@ class SandboxedProcess:
             locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
         except BrokenMessage as e:
             raise self._end_with_reason(str(e)) from None
-        self._base = ResourceUse.of(self.pid, self.scratch)
+        self._base = ResourceUse.of(self.pid, self.scratch, device=self.device)
         self.missing = {k: v for k, v in locked.missing.items() if v}
         self._signal(signal.SIGSTOP)
         self._wait_until_stopped()

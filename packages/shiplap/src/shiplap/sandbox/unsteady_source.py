@@ -42,7 +42,9 @@ ADDRESSED = {"repr", "ascii", "__repr__"}
 """Functions whose text may have the address of an object."""
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "__hash__", "id", "getnode"}
 IMPORTED_AS = {"__name__", "__file__", "__spec__", "__package__"}
-CALLERS = {"modules", "argv", "orig_argv"}  # of ``sys``: who imports a module differs from process to process
+CALLERS = {"argv", "orig_argv"}  # of ``sys``: what a program is started with
+SHARE_AT = {"dropout": 1, "alpha_dropout": 1, "bernoulli": 1, "Dropout": 0, "bernoulli_": 0}
+"""The place of the chance among the arguments of functions that drop or draw elements by it."""
 RARE = 0.01  # a chance of one element that the elements of some thousand calls may miss
 FAR_NORMAL = 3.0  # normally distributed numbers are larger by such a chance
 COUNTS = {"cache_info", "get_count", "get_stats", "getallocatedblocks", "getrefcount", "getsizeof", "active_count"}
@@ -99,9 +101,11 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     held, growing = _unsteady_names(nodes), _growing_names(tree, nodes)
     lasting = {n for n in _outer_names(tree) if n not in numbers}
     shrunk = {changed_container(n, SHRINKING) for n in nodes}
+    joined = (n for n in nodes if isinstance(n, (ast.JoinedStr, ast.BinOp, ast.List, ast.Tuple)))
+    parts = {id(each) for n in joined for each in ast.iter_child_nodes(n)}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from native_decisions(node.value, node.lineno)
+            yield from native_decisions(node.value, node.lineno, whole=id(node) not in parts)
         if not isinstance(node, (ast.Compare, ast.BinOp)) or not _decides(node):
             continue
         sides = [node.left, *(node.comparators if isinstance(node, ast.Compare) else [node.right])]
@@ -294,10 +298,10 @@ def _is_rare(drawn: str, call: ast.AST, other: ast.AST) -> bool:
 def _drops_few(node: ast.Call) -> bool:
     """Return whether a call drops or draws few elements by chance, as ``dropout(x, 1e-7)`` does."""
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-    if name not in ("dropout", "Dropout", "alpha_dropout", "bernoulli", "bernoulli_"):
+    if name not in SHARE_AT:
         return False
-    inner = [number_of(n) for given in (*node.args, *(k.value for k in node.keywords)) for n in ast.walk(given)]
-    return any(isinstance(p, float) and 0 < min(p, 1 - p) < RARE for p in inner)
+    given = [*node.args[SHARE_AT[name] :][:1], *(k.value for k in node.keywords if k.arg == "p")]
+    return any(isinstance(p, float) and 0 < min(p, 1 - p) < RARE for p in map(number_of, given))
 
 
 def _drawn_number(node: ast.Call) -> str:
