@@ -20,10 +20,10 @@ OF_A_LAUNCHER = {"sandbox", "torch_private", "errors", "lazy_imports", "safe_io"
 OF_A_JUDGEMENT = OF_A_LAUNCHER | {"judge", "sampling", "render", "cached_property"}
 
 
-# They load 86 and 42 modules: there is space for a few more, not for another room.
+# They load 95 and some 45 modules: there is space for a few more, not for another room.
 @pytest.mark.parametrize(
     ("module", "rooms", "most"),
-    [("shiplap.judge.engine", OF_A_JUDGEMENT, 92), ("shiplap.sandbox.launcher", OF_A_LAUNCHER, 49)],
+    [("shiplap.judge.engine", OF_A_JUDGEMENT, 98), ("shiplap.sandbox.launcher", OF_A_LAUNCHER, 49)],
     ids=["a judgement", "its launcher"],
 )
 def test_few_modules_are_loaded_and_nothing_of_declarations_or_the_audit(

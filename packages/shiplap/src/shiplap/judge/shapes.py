@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
 from math import prod
 from random import SystemRandom
@@ -74,19 +74,10 @@ def varied_shapes(own: Shapes, ones: int = ONES) -> Iterator[Shapes]:
     yield from alone
 
 
-def is_taken_by_chance(shapes: Shapes, base: Shapes, accepts: Callable[[Shapes], bool]) -> bool:
-    """Return whether a reference refuses one of the sizes of ``shapes`` that differ from ``base`` both if it is larger
-    by one and if it is twice as large. ``accepts`` returns whether it takes some shapes.
-
-    It takes such a size since a dim of one element is broadcast, for which a candidate may be another function. A size
-    that has to be a multiple of a number is no such size.
-    """
-    return any(not any(map(accepts, pair)) for pair in neighbouring_shapes(shapes, base))
-
-
 def neighbouring_shapes(shapes: Shapes, base: Shapes) -> Iterator[tuple[Shapes, Shapes]]:
     """Yield the ``shapes`` with one more element, and with twice as many, for each size in which they differ from
-    ``base``, wherever they have that size and ``base`` another one.
+    ``base``, wherever they have that size and ``base`` another one. A reference that takes neither takes the size by
+    broadcasting alone, for which a candidate may be another function.
     """
     both = [list(zip(s, b, strict=True)) for s, b in zip(shapes, base, strict=False)]
     for new in dict.fromkeys(n for pairs in both for n, before in pairs if n != before):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,7 +17,7 @@ from shiplap.judge.shapes import (
     SECRET_RANDOM,
     Shapes,
     count_elements,
-    is_taken_by_chance,
+    neighbouring_shapes,
     replace_size,
     shapes_from_constants,
     shapes_near_constants,
@@ -399,8 +398,9 @@ def _other_shape_forms(
             label = _form_label(shapes, kind)
             form = InputForm(label, shapes=shapes, kind=kind, reduced=reduced, far_size=far)
             tried += 1
-            near = partial(replace, form, far_size=False)
-            if runs(form) and not is_taken_by_chance(shapes, own, lambda other, near=near: runs(near(shapes=other))):
+            # A size is taken by chance where a dim of one element is broadcast, but not where it is a multiple.
+            nearby = [[replace(form, shapes=s, far_size=False) for s in p] for p in neighbouring_shapes(shapes, own)]
+            if runs(form) and all(any(map(runs, pair)) for pair in nearby):
                 forms[shapes] = form
                 fitting += 1
             # A reference that refuses most shapes must not use up the time.
