@@ -1,14 +1,15 @@
 """``gradient``: the backward is the derivative of the reference, for every subset of inputs that may need one.
 
 It is compared with autograd through the reference in float64. Where the op takes float64, it is compared with finite
-differences of the op itself as well.
+differences of the op itself as well. A reference may stop a gradient, as ``detach()`` and straight-through estimators
+do. Its autograd is the law, and finite differences are then declined.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, combinations, islice
@@ -62,6 +63,9 @@ LARGE_SECONDS = 6.0  # seconds of processor time for a series of samples beyond 
 INCOMING = ("expanded", "transposed", "strided", "offset", "padded", "reversed")  # layouts of the output's gradient
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
+DECLINED = (
+    "the reference stops or changes gradients: finite differences do not apply, and its autograd alone is the law"
+)
 
 AnyCallable = Any
 
@@ -196,12 +200,18 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
             of = f", {layout} gradient of the output" if layout else ""
             return Observation(f"{how}{of}: {observation.problem}")
     plain = case.recipe.values == "normal"
+    notes = []
     if plain and (problem := _why_differences_disagree(op, case, names)):
-        return Observation(problem)
+        if not _reference_changes_gradients(op, case, names):
+            return Observation(problem)
+        if problem := _why_differences_disagree(op, case, names, atol=math.inf):
+            return Observation(problem)
+        notes.append(DECLINED)
     few = case.numel <= FEW_ELEMENTS
     if plain and few and (problem := _why_infinity_lost(op, case, names)):
         return Observation(problem, fix="let infinity and NaN pass: a scaler of mixed precision waits for them")
-    return Observation(error=worst, note=_list_wasted_gradients(op, case, names) if few else "", axes=axes)
+    notes += filter(None, [_list_wasted_gradients(op, case, names) if few else ""])
+    return Observation(error=worst, note=", ".join(notes), axes=axes)
 
 
 def _observe_differences_alone(op: Op, case: SampleCase, names: list[str], why: str) -> Observation:
@@ -263,6 +273,8 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
         if any(o.dtype in DOUBLE_DTYPES for o in own):
             rough = derive(partial(surrogate_results, op), tree_map(_to_single_precision, plain_copies(case.args)))
     except RuntimeError as e:
+        if isinstance(e, _NoGraph) and _reference_differentiates_others(op, case, names):
+            return Observation(_why_gradients_not_zero(names, lambda: derive(partial(call_op, op), case.fresh(), leaf)))
         # Where no result of the reference depends on its inputs, the op's own backward must still return.
         with suppress(_NoGraph):
             derive(partial(call_op, op), case.fresh(), leaf)
@@ -279,6 +291,26 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
         if difference.problem:
             return Observation(f"d/d{name} {difference.problem.removeprefix('result 0: ')}", error=worst)
     return Observation(error=worst)
+
+
+def _reference_differentiates_others(op: Op, case: SampleCase, names: list[str]) -> bool:
+    """Return whether autograd differentiates the reference with respect to arguments other than ``names``. If it does,
+    a reference without a gradient for ``names`` has stopped it, so that it is zero.
+    """
+    others = [n for n in floating_args(op, case) if n not in names]
+    return any(o.requires_grad for o in surrogate_results(op, require_gradients(op, case.fresh(), others)))
+
+
+def _why_gradients_not_zero(names: list[str], derived: Callable[[], list[Tensor]]) -> str:
+    """Return a message that names an argument for which ``derived()`` returns a gradient other than zero. Return an
+    empty string if there is none. ``names`` are the arguments of the gradients.
+    """
+    try:
+        got = derived()
+    except _NoGraph:
+        return ""
+    wrong = [f"d/d{n}" for n, g in zip(names, got, strict=True) if (g != 0).any()]
+    return f"{', '.join(wrong)} is not zero, though autograd of the reference gives no gradient" if wrong else ""
 
 
 # For these no wider dtype exists in which the reference could be evaluated.
@@ -323,9 +355,10 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
     return max(1, prod(prod(v) if isinstance(v, tuple) else v for v in sizes))
 
 
-def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str | None:
+def _why_differences_disagree(op: Op, case: SampleCase, names: list[str], atol: float = 1e-5) -> str | None:
     """Return a message that says how the op's gradients differ from finite differences of the op itself in float64.
-    Return an empty string if they agree, and None if they are not compared.
+    Return an empty string if they agree, and None if they are not compared. With an infinite ``atol``, every derivative
+    agrees, and only undefined gradients and repeated calls are compared.
 
     They are not compared unless all results are finite and all arguments and results are in double precision, since
     rounding would hide small differences. They are not compared either if the declared gradient is that of another
@@ -342,23 +375,45 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
     size = sum(p.numel() for p in points)
     if not 0 < size <= FAST_LIMIT or any(p.dtype not in DOUBLE_DTYPES for p in points):
         return None
+    try:
+        _check_differences(op, case, names, partial(call_op, op), atol=atol, nondet_tol=1e-9)
+    except GradcheckError as e:
+        return f"finite differences: {error_line(e)}"
+    return ""
+
+
+def _reference_changes_gradients(op: Op, case: SampleCase, names: list[str]) -> bool:
+    """Return whether autograd of the reference disagrees with finite differences of the reference itself. It does where
+    a gradient is stopped, as by ``detach()``, or declared otherwise, as by an ``autograd.Function``.
+    """
+    by_reference = partial(surrogate_results, op)
+    try:
+        _check_differences(op, case, names, by_reference, nondet_tol=math.inf, check_undefined_grad=False)
+    except GradcheckError:
+        return True
+    return False
+
+
+def _check_differences(op: Op, case: SampleCase, names: list[str], results: AnyCallable, **keywords: Any) -> None:
+    """Raise ``GradcheckError`` if the gradients of ``results(args)`` with respect to the arguments ``names`` differ
+    from its finite differences. ``keywords`` are passed to ``torch.autograd.gradcheck``.
+    """
+    given = arguments_by_name(op, case.fresh())
+    points = [given[n] for n in names]
 
     def forward(*values: Tensor) -> Any:
-        """Return the floating-point and complex results of the op with ``values`` as the arguments ``names``. The other
-        arguments are those of the sample.
+        """Return the floating-point and complex results with ``values`` as the arguments ``names``. The other arguments
+        are those of the sample.
         """
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
-        return tuple(o for o in call_op(op, args) if is_real_or_complex(o))
+        return tuple(o for o in results(args) if is_real_or_complex(o))
 
     # gradcheck writes to its inputs, so they must own their memory and be dense.
     dense = [p.requires_grad_() for p in plain_copies(points)]
-    try:
-        torch.autograd.gradcheck(forward, dense, fast_mode=size > SLOW_LIMIT, nondet_tol=1e-9)
-    except GradcheckError as e:
-        return f"finite differences: {error_line(e)}"
-    return ""
+    fast = sum(p.numel() for p in points) > SLOW_LIMIT
+    torch.autograd.gradcheck(forward, dense, fast_mode=fast, **keywords)
 
 
 def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
