@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +14,7 @@ from shiplap.doctor.edits_in_front import (
     may_be_earlier,
     pass_value,
 )
-from shiplap.doctor.edits_of_calls import Renaming, can_run_later, is_outermost, only_object
+from shiplap.doctor.edits_of_calls import can_run_later, is_outermost, only_object
 from shiplap.doctor.edits_of_functions import unused_name
 from shiplap.doctor.edits_of_values import assigned_names, enclosing_function, names_read_after, variables_of_functions
 from shiplap.doctor.scratch import Edit
@@ -132,11 +131,10 @@ def _block_later(case: Case, source: Source, function: ast.FunctionDef, block: l
         named, naming = only_object(case, source, around) if isinstance(around, ast.ClassDef) else ("", ())
         if not named:
             return
-        # The code is made anew, without comments.
-        if "#" in code:
-            return
         used.remove("self")
-        code = "\n".join(ast.unparse(Renaming(named).visit(copy.deepcopy(each))) for each in block)
+        if any("self" in str(n.value) for each in block for n in ast.walk(each) if isinstance(n, ast.Constant)):
+            return
+        code = re.sub(r"(?<![\w.])self\b", named, code)
     name = unused_name(source, f"update_{function.name}_later")
     if f"def {name}(" in source.text or not _is_movable(source, block):
         return
