@@ -1041,6 +1041,7 @@ CLOCKS = """
         ("x.started = t", 0),  # a reading leaves the function
         ("spent.append(time.time() - x.started)", 0),  # the difference of 0 and a time is no time
         ("spent.append(time.time())", 0),
+        ("end = time.time(); spent.append(end - t)", 0),
     ],
 )
 def test_a_function_reads_all_its_clocks_or_none(tmp_path: Path, rest: str, count: int) -> None:

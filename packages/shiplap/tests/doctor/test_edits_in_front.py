@@ -42,7 +42,7 @@ def loaded(text: str, monkeypatch: pytest.MonkeyPatch, count: CountingBackend) -
 
 def test_a_call_is_made_in_front_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_it_is, as_tensor = proposals(tmp_path, CONTEXT, compute_in_front, "SCALE.get", "", "forward", "object")
-    assert "compile_with({'scale_get_value': lambda x, shift=0.0: SCALE.get()}, backend=count)(Net())" in as_it_is
+    assert "compile_with({'scale_get_value': lambda self, x, shift=0.0: SCALE.get()}, backend=count)(Net())" in as_it_is
     count = CountingBackend()
     ran = loaded(as_tensor, monkeypatch, count)
     x = torch.randn(3, requires_grad=True)
@@ -53,12 +53,38 @@ def test_a_call_is_made_in_front_of_a_module(tmp_path: Path, monkeypatch: pytest
     assert ran["Net"]()(x).shape == x.shape  # other callers pass nothing
 
 
-@pytest.mark.parametrize(("given", "owner"), [("net", "net"), ("net.forward", "net"), ("Net()", "module")])
-def test_an_attribute_is_read_from_the_compiled_object(tmp_path: Path, given: str, owner: str) -> None:
+@pytest.mark.parametrize("given", ["net", "net.forward", "Net()"])
+def test_an_attribute_is_read_from_the_compiled_object(tmp_path: Path, given: str) -> None:
     source = CONTEXT.replace("SCALE.get()", "self.kept.pop()").replace("run =", "net = Net()\n    run =")
     source = source.replace("compile(Net()", f"compile({given}")
     found, _ = proposals(tmp_path, source, compute_in_front, "self.kept.pop", "", "forward", "object")
-    assert f"lambda x, shift=0.0: {owner}.kept.pop()" in found
+    assert "lambda self, x, shift=0.0: self.kept.pop()" in found
+    assert f"({given})" in found
+
+
+def test_each_of_several_compiled_objects_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+    import torch
+    class Net(torch.nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.kept = [n, None]
+        def forward(self, x):
+            n = self.kept.pop()  # HERE
+            return x if n is None else x * n
+    runs = []
+    for net in (Net(2.0), Net(3.0)):
+        runs.append(torch.compile(net, backend=count))
+    """
+    source = dedent(source).lstrip()
+    (tmp_path / "program.py").write_text(source)
+    case = Case(tmp_path, "program.py", "program.py", 7, "forward", "self.kept.pop", "", frames=(("program.py", 6),))
+    texts = apply_edits({}, tmp_path, next(compute_in_front(case)))
+    assert texts is not None
+    ran = loaded(texts["program.py"], monkeypatch, CountingBackend())
+    x = torch.ones(1)
+    # The call that returns None is not made twice.
+    assert [[float(run(x)) for run in ran["runs"]] for _ in range(2)] == [[1.0, 1.0], [2.0, 3.0]]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +99,45 @@ def test_an_attribute_is_read_from_the_compiled_object(tmp_path: Path, given: st
         ("def forward(self, x, shift=0.0)", "def forward(self, x, shift=0.0, **more)"),
         ("scale = SCALE", "if shift: scale = SCALE"),
         ("run =", "Net().register_forward_pre_hook(print)\n    run ="),
+        ("SCALE.get()", "SCALE.get() if self.training else 1.0"),  # it is made in some calls alone
+        ("SCALE.get()", "self.training and SCALE.get()"),
+        ("SCALE.get()", "[SCALE.get() for _ in range(2)]"),
+        ("SCALE.get()", "(lambda: SCALE.get())"),
+        ("scale = SCALE.get()  # HERE", "while SCALE.get(): break  # HERE"),
+        ("SCALE.get()", "self.step(x) + SCALE.get()"),
+        ("y = x * 2", "y = self.step(x)"),
+        ("y = x * 2", "y = step(x)"),
+        ("y = x * 2", "y = [n for n in self.rows]"),
+        ("SCALE.get()", "t.perf_counter_ns()"),
+        ("SCALE.get()", "timeit.default_timer()"),
+        ("SCALE.get()", "SCALE.get('''a\n  b''')"),
+        ("shift=0.0", "shift=SCALE.get()"),
+        ("def forward", "@torch.no_grad()\n        def forward"),
     ],
 )
 def test_a_call_that_may_differ_in_front_stays(tmp_path: Path, old: str, new: str) -> None:
     source = CONTEXT.replace(old, new)
     assert source != CONTEXT
     assert proposals(tmp_path, source, compute_in_front, "SCALE.get", "", "forward", "object") == []
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        "from time import perf_counter as tick",
+        "import timeit\n    tick = timeit.default_timer",
+        "def tick(): time.time()",
+    ],
+)
+def test_a_clock_of_another_name_stays(tmp_path: Path, clock: str) -> None:
+    source = CONTEXT.replace("SCALE.get()", "tick()").replace("import torch", f"import torch\n    {clock}")
+    assert proposals(tmp_path, source, compute_in_front, "tick", "", "forward", "object") == []
+
+
+def test_only_truth_values_have_versions(tmp_path: Path) -> None:
+    """A text may be another one in each call."""
+    as_it_is, _ = proposals(tmp_path, CONTEXT, compute_in_front, "SCALE.get", "", "forward", "object")
+    assert "isinstance(each, bool))" in as_it_is
 
 
 MASKED = """
@@ -146,6 +205,10 @@ def test_a_table_that_depends_on_a_size_is_kept_outside(tmp_path: Path, monkeypa
     assert count.frame_count == 1
 
 
+# Calls that return early do not evaluate the condition.
+BEHIND = ("n = x", "if x is LIMIT:\n            return x\n        n = x")
+
+
 def test_conditions_on_sizes_give_calls_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
     import torch
@@ -164,6 +227,11 @@ def test_conditions_on_sizes_give_calls_their_versions(tmp_path: Path, monkeypat
     for n in (3, 4, 7, 9, 5):
         assert f(torch.ones(n)).shape == (min(n, 6),)
     assert count.frame_count == 2
-    for old, new in (("x.size(0)", "x.sum()"), ("def f(x)", "def f(x=None)"), ("n = x", "x = x[1:]\n        n = x")):
+    for old, new in (
+        ("x.size(0)", "x.sum()"),
+        ("def f(x)", "def f(x=None)"),
+        ("n = x", "x = x[1:]\n        n = x"),
+        BEHIND,
+    ):
         changed = source.replace(old, new)
         assert proposals(tmp_path, changed, compile_size_outcomes, "x, dim 0", "", "f", "size") == []

@@ -82,7 +82,7 @@ BEST = """
 
 def test_numbers_are_updated_behind_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = proposals(tmp_path, BEST, update_later, "loss.item", "", "forward", "item")
-    assert "def update_forward_later(loss):\n    value = loss.item()\n    if value < net.best:" in text
+    assert "def update_forward_later(loss):\n    value = loss.item()  # HERE\n    if value < net.best:" in text
     count = CountingBackend()
     ran = loaded(text, monkeypatch, count)
     for scale in (2.0, 3.0, 1.0, 0.5):
@@ -139,6 +139,7 @@ def test_draws_for_sizes_are_made_in_front(tmp_path: Path, monkeypatch: pytest.M
     ("old", "new"),
     [
         ("", ""),  # a size that may be missing
+        ("mask = np.zeros", "if x.shape[0] > 3:\n            mask = np.zeros"),  # it may be missing
         ("mask = np.zeros", "x = x + 1\n        mask = np.zeros"),
         ("mask = np.zeros", "self.mask = np.zeros"),
         ("mask[start : start + 2]", "x[start : start + 2]"),

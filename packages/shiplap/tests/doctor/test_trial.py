@@ -164,6 +164,20 @@ def test_a_program_that_fails_only_compiled_is_compared_with_its_uncompiled_run(
     assert reason_of_refusal(laboratory.item, first, run(status=1)) == says
 
 
+def test_what_a_failing_program_has_not_printed_does_not_vary(tmp_path: Path) -> None:
+    class Failing(Program1):
+        def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, **_: Any) -> Run:
+            cured = "x * (x.sum())" in texts.get("program.py", "")
+            shown = "lost 1\n" if uncompiled else "lost 2\n" if cured else ""
+            return run(*(() if cured else (self.item,)), status=int(not cured and not uncompiled), shown=shown)
+
+    laboratory = Failing(tmp_path, "")
+    first = replace(laboratory.run({}, "compare"), status=0, shown="lost 1\n", uncured=True)
+    (found,), _, _ = _try_entries(laboratory, first)
+    assert not found.removed
+    assert found.refused["keep_tensor"].startswith("the program prints another line")
+
+
 @pytest.mark.parametrize("left_out", [False, True])
 def test_a_value_is_kept_only_if_a_call_leaves_it_out(tmp_path: Path, left_out: bool) -> None:
     """Where no call does so, equal results say nothing about the calls that do."""

@@ -7,12 +7,14 @@ import builtins
 import re
 from collections.abc import Collection, Iterator
 
+from shiplap.doctor.clocks import reads_clock
 from shiplap.doctor.edits import Case, Edits, Source, calls_on_line, indent_of, of_statement
 from shiplap.doctor.edits_of_branches import METHODS, modules_of_torch
 from shiplap.doctor.edits_of_calls import is_call_of_torch, is_outermost, may_be_inlined, with_helper
 from shiplap.doctor.edits_of_compilation import find_compile_sites
-from shiplap.doctor.edits_of_functions import DRAWING, unused_name, writes_to_objects
-from shiplap.doctor.edits_of_values import enclosing_function, expressions_asked
+from shiplap.doctor.edits_of_functions import DRAWING, unused_name
+from shiplap.doctor.edits_of_values import enclosing_function, expressions_asked, names_before
+from shiplap.doctor.once import change_nothing, runs_once
 from shiplap.doctor.scratch import Edit
 
 # The helper that the edits insert into the program. A compiled module stays a module, since the program may read its
@@ -20,17 +22,18 @@ from shiplap.doctor.scratch import Edit
 _COMPILE_WITH = '''
 def compile_with(values, **options):
     """Return a decorator that compiles a function and passes it ``values``, each a function of its other arguments that
-    is called in front of each call. Each truth value and text has a version of its own.
+    is called in front of each call. Each truth value has a version of its own.
     """
     import functools
 
     def decorate(fn):
         versions = {}
+        owner = (fn,) if isinstance(fn, torch.nn.Module) else (fn.__self__,) if hasattr(fn, "__self__") else ()
 
         @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
         def call(*args, **kwargs):
-            given = {name: value(*args, **kwargs) for name, value in values.items()}
-            key = tuple((name, each) for name, each in given.items() if isinstance(each, (bool, str)))
+            given = {name: value(*owner, *args, **kwargs) for name, value in values.items()}
+            key = tuple((name, each) for name, each in given.items() if isinstance(each, bool))
             if key not in versions:
                 versions[key] = torch.compile(fn, isolate_recompiles=True, **options)
             return versions[key](*args, **kwargs, **given)
@@ -44,11 +47,16 @@ def compile_with(values, **options):
     return decorate
 '''
 # The time at which a clock is read is its result, and an object of the call has no place in front of it.
-BOUND_TO_PLACE = re.compile(
-    r"\b(time|perf_counter|monotonic|process_time|now|today|utcnow|synchronize|super|locals|globals|print)\b"
+_BOUND = re.compile(
+    r"\b(time|timeit|now|today|utcnow|synchronize|record|super|locals|globals|vars|print|is_(dynamo_)?compiling)\b"
 )
 # What makes a number, a size or a property of a tensor, by its source code behind the variable.
 _PROPERTY = re.compile(r"\.(shape|dtype|device|ndim|size|dim|numel|is_cuda)$")
+
+
+def is_bound_to_place(source: Source, code: str) -> bool:
+    """Return whether the source code ``code`` of the file reads a clock, or what only its place in the program has."""
+    return bool(_BOUND.search(code)) or reads_clock(source, code)
 
 
 @of_statement
@@ -67,6 +75,8 @@ def condition_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[E
         of_torch = called.partition(".")[0] in modules or called.rpartition(".")[2] in METHODS
         if not (of_torch or called in _QUESTIONS) or DRAWING.search(called) or re.search(r"[^_]_$", called):
             return
+    if is_bound_to_place(source, source.code(node.test)):
+        return
     if is_known_outside(source, function, node, node.test, tensors=True):
         code = f"bool({source.code(node.test)})"
         yield from pass_value(case, source, function, node.test, "condition_value", code)
@@ -95,7 +105,9 @@ def compute_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
             if isinstance(statement, ast.Expr) and statement.value is call:
                 yield from _call_in_front(case, each, function, statement)
                 continue
-            if BOUND_TO_PLACE.search(code) or not is_known_outside(each, function, statement, call, tensors=own):
+            if is_bound_to_place(each, code) or not runs_once(each, function, call):
+                continue
+            if not is_known_outside(each, function, statement, call, tensors=own):
                 continue
             name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
             yield from pass_value(case, each, function, call, name, code)
@@ -124,7 +136,9 @@ def _call_in_front(case: Case, source: Source, function: ast.FunctionDef, node: 
     """
     before = function.body[: function.body.index(node)]
     documented = all(isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant) for n in before)
-    if not documented or not is_known_outside(source, function, node, node.value, tensors=True):
+    if not documented or is_bound_to_place(source, source.code(node)):
+        return
+    if not is_known_outside(source, function, node, node.value, tensors=True):
         return
     called, name = source.code(node), unused_name(source, "is_called")
     text = f"if not {name}:\n{indent_of(source, node)}    {called}"
@@ -147,7 +161,9 @@ def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
                     code = source.code(call)
                     root = ast.unparse(call.func).partition(".")[0]
                     own = root == "self" or root in _defined(source)
-                    if not own or BOUND_TO_PLACE.search(code) or not _PROPERTY.search(_property_in(call)):
+                    if not own or is_bound_to_place(source, code) or not _PROPERTY.search(_property_in(call)):
+                        continue
+                    if not runs_once(source, function, call):
                         continue
                     if is_known_outside(source, function, node, call, tensors=False):
                         name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
@@ -175,15 +191,10 @@ def may_be_earlier(case: Case, source: Source, function: ast.FunctionDef, node: 
     outermost = is_outermost(case, source, node) or is_compiled_itself(case, source, function)
     if node not in function.body or function.args.kwarg or not outermost:
         return False
-    leaves = ast.Return | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await | ast.Assert | ast.Try | ast.With
-    before = function.body[: function.body.index(node)]
-    effects = [n for n in before if isinstance(n, ast.Expr) and not isinstance(n.value, ast.Constant)]
-    inner = [n for each in before for n in ast.walk(each)]
-    draws = any(isinstance(n, ast.Call) and DRAWING.search(ast.unparse(n.func)) for n in inner)
-    if effects or draws or any(isinstance(n, leaves) for n in inner) or any(map(writes_to_objects, before)):
+    if not change_nothing(source, function, function.body[: function.body.index(node)]):
         return False
-    # Such a hook changes the arguments behind the call in front.
-    return not any("forward_pre_hook" in each.text for each in case.sources())
+    # Such a hook changes the arguments behind the call in front, or an object that the call reads.
+    return not any(re.search(r"forward_(pre_)?hook", each.text) for each in case.sources())
 
 
 def is_compiled_itself(case: Case, source: Source, function: ast.FunctionDef) -> bool:
@@ -268,16 +279,17 @@ def pass_value(
     parameters = [*given.posonlyargs, *given.args, *([given.vararg] if given.vararg else []), *given.kwonlyargs]
     defaults = [d for d in (*given.defaults, *given.kw_defaults) if d is not None]
     span = value if isinstance(value, tuple) else source.span(value)
-    code = re.sub(r"\s*\n\s*", " ", code)
-    if not parameters or "#" in code:
+    # Lines of a text are part of it, and the value of a default is computed where the function is defined.
+    if not parameters or "#" in code or re.search(r"\"\"\"|'''|\\\n", code) or not all(map(_is_constant, defaults)):
         return
+    code = re.sub(r"\s*\n\s*", " ", code)
     ends = [(n.end_lineno or 0, n.end_col_offset or 0) for n in parameters]
     ends += [(n.end_lineno or 0, n.end_col_offset or 0) for n in defaults]
     at = source.offset(*max(ends))
     star = "" if given.vararg or given.kwonlyargs else ", *"
     edits = [
-        Edit(source.file, at, at, f"{star}, {name}=None"),
-        source.replace_span(*span, text or f"({name} if {name} is not None else {source.text[span[0] : span[1]]})"),
+        Edit(source.file, at, at, f"{star}, {name}={'None' if text else '...'}"),
+        source.replace_span(*span, text or f"({name} if {name} is not ... else {source.text[span[0] : span[1]]})"),
     ]
     for place, site, decorated in find_compile_sites(case):
         if place.file != source.file or (
@@ -286,16 +298,15 @@ def pass_value(
             continue
         kept = [k for k in _keywords(site) if not any(o.startswith(f"{k.arg}=") for o in more)]
         options = [*(f"{'**' if k.arg is None else f'{k.arg}='}{source.code(k.value)}" for k in kept), *more]
-        model = source.code(site.args[0]) if decorated is None and isinstance(site, ast.Call) else ""
-        passed, evaluated = model, code
-        if model and re.search(r"\bself\b", code):
-            if not re.fullmatch(r"\w+(\.\w+)*", model):
-                model = unused_name(source, "module")
-                passed = f"{model} := {passed}"
-            # A method is compiled with its object.
-            evaluated = re.sub(r"\bself\b", model.removesuffix(f".{function.name}"), code)
-        lambda_text = f"lambda {_signature(function, bound=decorated is None)}: {evaluated}"
-        made = f"compile_with({', '.join([f'{{{name!r}: {lambda_text}}}', *options])})"
+        passed = source.code(site.args[0]) if decorated is None and isinstance(site, ast.Call) else ""
+        # A variable of the function around the call of torch.compile hides one of the module level.
+        hidden = names_before(place, site) - {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+        # A decorator of the function itself, such as no_grad, does not hold in front of it.
+        marks = function.decorator_list
+        inner = [m.lineno for m in marks[-1:]] != [site.lineno] if decorated else bool(marks)
+        if inner or hidden & set(re.findall(r"\w+", code)):
+            continue
+        made = f"compile_with({', '.join([f'{{{name!r}: lambda {_signature(function)}: {code}}}', *options])})"
         replaced = source.replace(site, f"{made}({passed})" if decorated is None else made)
         yield with_helper([(source, e) for e in (*edits, replaced)], "compile_with", _COMPILE_WITH)
 
@@ -305,14 +316,16 @@ def _keywords(site: ast.expr) -> list[ast.keyword]:
     return site.keywords if isinstance(site, ast.Call) else []
 
 
-def _signature(function: ast.FunctionDef, *, bound: bool) -> str:
-    """Return the source code of the parameters of ``function`` without annotations. If ``bound`` is true, ``self`` is
-    left out.
-    """
+def _is_constant(value: ast.expr) -> bool:
+    """Return whether the expression ``value`` is a constant, possibly with a sign."""
+    return isinstance(value.operand if isinstance(value, ast.UnaryOp) else value, ast.Constant)
+
+
+def _signature(function: ast.FunctionDef) -> str:
+    """Return the source code of the parameters of ``function`` without annotations."""
     copied = ast.parse(f"def f({ast.unparse(function.args)}): pass").body[0]
     assert isinstance(copied, ast.FunctionDef)
     for each in ast.walk(copied.args):
         if isinstance(each, ast.arg):
             each.annotation = None
-    copied.args.args = [a for a in copied.args.args if not (bound and a.arg == "self")]
     return ast.unparse(copied.args)

@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from shiplap.doctor.clocks import reads_clock
 from shiplap.doctor.edits import EFFECT_NAME, Case, Editor, Edits, Source, calls_on_line, of_statement, reindent
 from shiplap.doctor.edits_of_compilation import find_compile_sites
 from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
@@ -368,21 +369,15 @@ def can_run_later(source: Source, node: ast.stmt) -> bool:
     return function is not None and not writes_to_objects(function, first)
 
 
-# A call that reads a clock whose readings are subtracted from each other.
-_CLOCK = re.compile(
-    r"\b(time|perf_counter|monotonic|process_time|thread_time|elapsed_time)(_ns)?\(|\bnow\(.*-|-.*\bnow\("
-)
-
-
 def measures_time(source: Source, node: ast.stmt) -> bool:
     """Return whether the statement ``node`` reads a clock, or uses a variable or attribute to which its function
     assigns the reading of one.
     """
     function = enclosing_function(source, node)
     assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign)] if function is not None else []
-    read = {ast.unparse(t) for n in assigned for t in n.targets if _CLOCK.search(ast.unparse(n.value))}
+    read = {ast.unparse(t) for n in assigned for t in n.targets if reads_clock(source, ast.unparse(n.value))}
     used = {ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute | ast.Subscript)}
-    return bool(_CLOCK.search(ast.unparse(node)) or read & used)
+    return reads_clock(source, ast.unparse(node)) or bool(read & used)
 
 
 @of_statement
@@ -402,13 +397,14 @@ def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     for read in reads:
         above = parents[read]
         other = above.right if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) else None
-        shown = re.match(EFFECT_NAME, _called_around(parents, above))
-        differs = other is not None and ast.unparse(other) in names and shown is not None
+        differs = other is not None and ast.unparse(other) in names
+        differs = differs and re.match(EFFECT_NAME, _called_around(parents, above)) is not None
         kept = isinstance(above, ast.Assign) and all(isinstance(t, ast.Name) for t in above.targets)
         if not differs and not kept:
             return
     bare = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
-    if reads and all(isinstance(parents[n], ast.BinOp) for n in bare):
+    shown = all(re.match(EFFECT_NAME, _called_around(parents, n)) for n in bare)
+    if reads and shown and all(isinstance(parents[n], ast.BinOp) for n in bare):
         edits = [source.replace(n, f"(0.0 if torch.compiler.is_compiling() else {source.code(n)})") for n in reads]
         yield (*([] if source.imports("torch") else [source.after_imports("import torch")]), *edits)
 

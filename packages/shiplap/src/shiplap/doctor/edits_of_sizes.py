@@ -60,20 +60,26 @@ def _annotation(argument: ast.arg) -> str:
     return ast.unparse(argument.annotation) if argument.annotation else ""
 
 
+# What may leave out, or repeat, what is in it.
+_SOMETIMES = ast.If | ast.IfExp | ast.For | ast.While | ast.Try | ast.Lambda | ast.FunctionDef | ast.BoolOp
+
+
 def _conditions(source: Source, function: ast.FunctionDef) -> list[ast.expr]:
-    """Return the conditions that each call of ``function`` evaluates if it gets as far: those of statements that are in
-    no other condition, and of ``a if b else c`` in them. The comparison that ``min(a, b)`` or ``max(a, b)`` makes is
-    one of them.
+    """Return the conditions that each call of ``function`` evaluates: those of statements that are in no other
+    condition, and of ``a if b else c`` in them. The comparison that ``min(a, b)`` or ``max(a, b)`` makes is one of
+    them. Those behind a statement that may leave the function are left out.
     """
     parents, found = source.parents(), list[ast.expr]()
+    leaves = [n.lineno for n in ast.walk(function) if isinstance(n, ast.Return | ast.Raise | ast.Assert | ast.Yield)]
+    end = min(leaves, default=function.end_lineno or 0)
     for n in ast.walk(function):
         test = n.test if isinstance(n, ast.If | ast.IfExp | ast.Assert) else None
         if isinstance(n, ast.Call) and ast.unparse(n.func) in ("min", "max") and len(n.args) == 2:
             test = ast.Compare(n.args[0], [ast.LtE()], [n.args[1]], lineno=n.lineno)
-        if test is None:
+        if test is None or test.lineno > end:
             continue
         around = parents[n]
-        while around is not function and not isinstance(around, ast.If | ast.IfExp | ast.While | ast.Try | ast.Lambda):
+        while around is not function and not isinstance(around, _SOMETIMES):
             around = parents[around]
         if around is function:
             found.append(test)

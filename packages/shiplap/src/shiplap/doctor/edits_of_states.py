@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Iterator, Sequence
 
 from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
 from shiplap.doctor.edits_in_front import (
-    BOUND_TO_PLACE,
+    is_bound_to_place,
     is_compiled_itself,
     is_known_outside,
     may_be_earlier,
     pass_value,
 )
-from shiplap.doctor.edits_of_calls import Renaming, can_run_later, is_outermost, only_object
+from shiplap.doctor.edits_of_calls import can_run_later, is_outermost, only_object
 from shiplap.doctor.edits_of_functions import unused_name
 from shiplap.doctor.edits_of_values import assigned_names, enclosing_function, names_read_after, variables_of_functions
 from shiplap.doctor.scratch import Edit
@@ -40,6 +39,13 @@ def _updates(node: ast.stmt, *, local: bool) -> bool:
         if not (item or isinstance(target, ast.Attribute) or (local and isinstance(target, ast.Name))):
             return False
     return True
+
+
+def _is_movable(source: Source, block: list[ast.stmt]) -> bool:
+    """Return whether the lines of the statements ``block`` hold nothing else, and no text of several lines."""
+    code = whole_lines(source, block)
+    before = source.text[source.offset(block[0].lineno, 0) : source.span(block[0])[0]]
+    return not before.strip() and not re.search(r"\"\"\"|'''|\\\n|;", code)
 
 
 def _is_plain(value: ast.expr) -> bool:
@@ -73,7 +79,7 @@ def _block_in_front(case: Case, source: Source, function: ast.FunctionDef, block
     """
     used = list(dict.fromkeys(n for each in block for n in variables_of_functions(source, each)))
     name, flag = unused_name(source, f"update_{function.name}"), unused_name(source, "is_updated")
-    if f"def {name}(" in source.text or re.search(r"\"\"\"|'''|\\\n", whole_lines(source, block)):
+    if f"def {name}(" in source.text or not _is_movable(source, block):
         return
     body = reindent(whole_lines(source, block), "    ")
     made = source.before_definition(function.lineno, f"def {name}({', '.join(used)}):\n{body}\n    return True")
@@ -126,9 +132,11 @@ def _block_later(case: Case, source: Source, function: ast.FunctionDef, block: l
         if not named:
             return
         used.remove("self")
-        code = "\n".join(ast.unparse(Renaming(named).visit(copy.deepcopy(each))) for each in block)
+        if any("self" in str(n.value) for each in block for n in ast.walk(each) if isinstance(n, ast.Constant)):
+            return
+        code = re.sub(r"(?<![\w.])self\b", named, code)
     name = unused_name(source, f"update_{function.name}_later")
-    if f"def {name}(" in source.text or re.search(r"\"\"\"|'''|\\\n", code):
+    if f"def {name}(" in source.text or not _is_movable(source, block):
         return
     missing = "" if source.imports("torch") else "import torch\n"
     text = (
@@ -142,7 +150,7 @@ def _block_later(case: Case, source: Source, function: ast.FunctionDef, block: l
 
 def _is_used_besides(case: Case, source: Source, block: Sequence[ast.stmt]) -> bool:
     """Return whether a function other than ``__init__`` uses, outside of the statements ``block``, an attribute or an
-    object of the module level that they update.
+    object of the module level that they update, or updates an attribute that they read.
     """
     inside = {n for each in block for n in ast.walk(each)}
     stored = [n for n in inside if isinstance(n, ast.Attribute | ast.Subscript) and not isinstance(n.ctx, ast.Load)]
@@ -150,11 +158,13 @@ def _is_used_besides(case: Case, source: Source, block: Sequence[ast.stmt]) -> b
     roots = [n.value for n in stored if isinstance(n, ast.Subscript)]
     attributes |= {n.attr for n in roots if isinstance(n, ast.Attribute)}
     names = {n.id for n in roots if isinstance(n, ast.Name)}
+    read = {n.attr for n in inside if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
     for each in (source, *(s for s in case.sources() if s.file != source.file)):
         for function in (n for n in ast.walk(each.tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
             for n in ast.walk(function):
                 used = getattr(n, "attr", None) in attributes or getattr(n, "id", None) in names
-                if used and n not in inside:
+                written = getattr(n, "attr", None) in read and not isinstance(getattr(n, "ctx", None), ast.Load)
+                if (used or written) and n not in inside:
                     return True
     return not (attributes or names)
 
@@ -176,13 +186,15 @@ def prepare_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     end = next((i for i, n in enumerate(body) if not _prepares(source, function, body[: i + 1])), len(body))
     block = body[:end]
     left = [n for n in assigned_names(block) if block and n in names_read_after(source, block[-1])]
-    if node not in block or not left or not may_be_earlier(case, source, function, block[0]):
+    # A variable that is assigned under a condition may be missing.
+    always = {n.id for each in block if isinstance(each, ast.Assign) for n in ast.walk(each) if isinstance(n, ast.Name)}
+    if node not in block or not left or not set(left) <= always or not may_be_earlier(case, source, function, block[0]):
         return
     used = list(dict.fromkeys(n for each in block for n in variables_of_functions(source, each)))
     used = [n for n in used if n not in assigned_names(block)]
     name, flag = unused_name(source, f"prepare_{function.name}"), unused_name(source, "prepared")
     code, indent = whole_lines(source, block), indent_of(source, block[0])
-    if BOUND_TO_PLACE.search(code) or f"def {name}(" in source.text or re.search(r"\"\"\"|'''|\\\n", code):
+    if is_bound_to_place(source, code) or f"def {name}(" in source.text or not _is_movable(source, block):
         return
     values = f"({', '.join(left)},)"
     text = f"if {flag} is None:\n{reindent(code, f'{indent}    ')}\n{indent}else:\n{indent}    {values} = {flag}"

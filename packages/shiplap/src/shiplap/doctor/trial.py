@@ -95,7 +95,8 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
     if len(after.entries) > len(before.entries) and not hidden:
         return f"{MORE}{len(after.entries)} instead of {len(before.entries)}"
     # Without any graph there is no break either, and nothing is gained.
-    if not hidden and after.diagnosis.graphs < 1 <= before.diagnosis.graphs:
+    skipped = isinstance(entry, Break) and entry.skipped
+    if not skipped and after.diagnosis.graphs < 1 <= before.diagnosis.graphs:
         return "nothing was compiled any more"
     return ""
 
@@ -344,9 +345,11 @@ def _reason_beside(
     (old, changed), root = texts, laboratory.program.root
     rows = _rows_computed_always(root, old, changed) if remedy.picks else ()
     reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
-    # The line may vary by itself, as a time does.
-    if reason.startswith(OTHER_LINE) and (again := laboratory.run(old, "compare")) is not None:
-        laboratory.varying |= different_lines(now.shown, again.shown)
+    # The line may vary by itself, as a time does. What a program that fails has not printed varies by no means.
+    if reason.startswith(OTHER_LINE):
+        again = laboratory.run(old, "compare", uncompiled=now.uncured)
+        if again is not None and again.status == now.status:
+            laboratory.varying |= different_lines(now.shown, again.shown)
         reason = _reason_by_remedy(remedy, now, after, rows, laboratory.varying)
     if not reason and not _is_witnessed(laboratory, remedy, entry, old, now):
         reason = NO_WITNESS
