@@ -187,7 +187,7 @@ def spent(ranks: Ranks, job: SurveyJob, tiles: list[Tile]) -> dict[str, float]:
     taken = {"read": 0.0, "predict": 0.0}
     for tile in tiles:
         times = [time.perf_counter()]
-        question_of(job, tile)
+        question_of(job, tile, torch.device("cpu"))
         times.append(time.perf_counter())
         predict_codes(job, tile)  # its classes are copied to the host
         times.append(time.perf_counter())

@@ -43,9 +43,9 @@ def test_threads_change_no_class(job: SurveyJob) -> None:
 
 
 def test_the_next_tile_is_read_while_the_network_runs(job: SurveyJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first network waits until a second tile is read. One thread at a time prepares its input and runs it."""
+    """The first network waits until a second tile has been read; no two networks run at a time."""
     second, count, inside = threading.Event(), 0, threading.Lock()
-    read, voxelise, run = tasks.question_of, SurveyModel.scene, SurveyModel.answer
+    read, run = tasks.question_of, SurveyModel.answer
 
     def reading(*arguments: Any) -> Any:
         nonlocal count
@@ -55,18 +55,14 @@ def test_the_next_tile_is_read_while_the_network_runs(job: SurveyJob, monkeypatc
             second.set()
         return made
 
-    def preparing(*arguments: Any) -> Any:
-        assert inside.acquire(blocking=False)
-        return voxelise(*arguments)
-
     def running(*arguments: Any) -> Any:
+        assert inside.acquire(blocking=False)
         assert second.wait(120)
         answer = run(*arguments)
         inside.release()
         return answer
 
     monkeypatch.setattr(tasks, "question_of", reading)
-    monkeypatch.setattr(SurveyModel, "scene", preparing)
     monkeypatch.setattr(SurveyModel, "answer", running)
     predict_all(job, 3)
 
@@ -116,8 +112,8 @@ def test_a_full_disk_is_raised(job: SurveyJob) -> None:
 @pytest.mark.parametrize("whose", ["ours", "a user's"])
 def test_streams_change_no_class_on_a_gpu(job: SurveyJob, whose: str) -> None:
     """Again and again, since memory that is given away too early is wrong only now and then."""
-    if whose != "ours":  # these are made on the GPU, which a user may do
-        job = replace(job, model=replace(job.model, features=lambda points: point_features(points).cuda()))
+    if whose != "ours":  # these are made on the host
+        job = replace(job, model=replace(job.model, features=lambda points: point_features(points)))
     job.model.net.cuda()
     first = predict_all(job, 1)
     assert all(predict_all(job, 3, 4) == first for _ in range(10))

@@ -1,4 +1,4 @@
-"""A tile is cut out of its neighbours, part by part as all at once, and points are read as they were written."""
+"""A tile is cut out of its neighbours the same way by the host, block by block, and by the device of the network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Points, point_features, prepare, tasks
-from shiplap_sparse3d.survey.tasks import POINT, TileQuestion, point_numbers, question_of, read_points
+from shiplap_sparse3d.survey.tasks import POINT, SurveyJob, TileQuestion, point_numbers, question_of, read_points
 from tests.survey.models import build
 
 
@@ -42,15 +42,38 @@ def test_all_at_once_is_as_part_by_part(
     for tile in job.tiles[:4]:
         parts = []
         for bits in (6, 30):
-            monkeypatch.setattr(tasks, "_PART", bits)
+            monkeypatch.setattr(tasks, "_PART", {"cpu": bits})
             sizes.clear()
-            parts.append(question_of(job, tile))
+            parts.append(question_of(job, tile, torch.device("cpu")))
             read = list(sizes)
         assert len(read) == 1
         assert read[0] > len(parts[0].cells) > len(parts[0].own) > 0
         assert equal(*parts)
         assert len(parts[0].cells) == len(parts[0].feats)
         assert bool((point_numbers(parts[0].own).diff() > 0).all())
+
+
+def test_each_part_is_announced_between_its_reading_and_the_work_of_the_device(
+    corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepare(corner, tmp_path / "tiles", build(), tile=20).job
+    steps, read, cut = list[str](), tasks.read_points, tasks.cells_within
+
+    def reading(*arguments: Any, **options: Any) -> torch.Tensor:
+        steps.append("read")
+        return read(*arguments, **options)
+
+    def cutting(*arguments: Any) -> torch.Tensor:
+        steps.append("cut")
+        return cut(*arguments)
+
+    monkeypatch.setattr(tasks, "read_points", reading)
+    monkeypatch.setattr(tasks, "cells_within", cutting)
+    monkeypatch.setattr(tasks, "_PART", {"cpu": 6})
+    question_of(job, job.tiles[1], torch.device("cpu"), lambda: steps.append("announced"))
+    assert len(steps) > 7
+    assert steps[-1] == "cut"  # the points of the tile alone
+    assert steps[:-1] == ["read", "announced", "cut"] * (len(steps) // 3)
 
 
 def test_slices_that_follow_each_other_are_read_as_those_apart(corner: Path, tmp_path: Path) -> None:
@@ -80,24 +103,6 @@ def test_a_point_is_read_as_it_was_written(corner: Path, tmp_path: Path) -> None
         assert np.array_equal(getattr(points, name).numpy(), las[name]), name
 
 
-@pytest.mark.parametrize("scale", [0.01, -0.01, 3.0, -700.0])
-@pytest.mark.parametrize("voxel", [0.3, 0.01, 1e-3, 250.0])
-def test_points_are_selected_by_their_cells(scale: float, voxel: float, corner: Path, tmp_path: Path) -> None:
-    """To the bit, although stored numbers are compared: at borders, for descending scales, and for no point at all."""
-    job = prepare(corner, tmp_path / "tiles", build(), tile=20).job
-    job = replace(job, scales=(scale, -scale, 1.0), offsets=(637_000.1, -4_800_000.7, 0.0))
-    job = replace(job, model=replace(job.model, voxel=(voxel, 2 * voxel, 1.0)))
-    draw = np.random.default_rng(0)
-    raw = draw.integers(-2000, 2000, (5000, 3), dtype=np.int32)
-    raw[:4, :2] = [[-(2**31), 2**31 - 1], [2**31 - 1, -(2**31)], [0, 0], [-1, 1]]
-    rows = torch.from_numpy(np.pad(raw, ((0, 0), (2, 1))))
-    cells = job.cells(rows).numpy()[:2].astype(np.int64).T
-    for _ in range(20):
-        low, high = np.sort(draw.choice(cells, 2), axis=0) + draw.integers(-1, 2, (2, 2))
-        expected = ((cells >= low) & (cells < high)).all(1)
-        assert np.array_equal(tasks.points_between(job, rows, low, high), expected)
-
-
 @pytest.mark.parametrize("left", [None, -24, 24])
 def test_sorted_points_that_became_fewer(left: int | None, corner: Path, tmp_path: Path) -> None:
     job = prepare(corner, tmp_path / "tiles", build(), tile=20).job
@@ -119,3 +124,16 @@ def test_cells_are_those_of_whole_rows(corner: Path, tmp_path: Path) -> None:
     assert np.array_equal(job.coordinates(rows).t().numpy(), xyz)
     assert np.array_equal(job.cells(rows).t().numpy(), np.floor(xyz / np.array(job.model.voxel)))
     assert job.cells(rows[:0]).shape == (3, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_asks_what_the_host_asks(corner: Path, tmp_path: Path) -> None:
+    """Cells and order to the bit; features of a GPU may differ in the last one."""
+    job: SurveyJob = prepare(corner, tmp_path / "tiles", build(), tile=20).job
+    for tile in job.tiles:
+        host, asked = (question_of(job, tile, torch.device(name)) for name in ("cpu", "cuda"))
+        assert asked.cells.is_cuda
+        for name in ("own", "cells", "wanted"):
+            assert torch.equal(getattr(asked, name).cpu(), getattr(host, name)), name
+        torch.testing.assert_close(asked.feats.cpu(), host.feats)

@@ -102,7 +102,7 @@ def test_a_gradient_of_other_names_is_refused(minus, parameters, got):
 
 
 def test_a_builder_takes_what_it_names(minus):
-    minus.samples(lambda sizes, rng: (torch.randn(sizes["n"], generator=rng), torch.rand(sizes["n"], generator=rng), sizes["by"]))
+    minus.samples(lambda sizes, rng: (*torch.randn(2, sizes["n"], generator=rng), sizes["by"]))
     assert [f.verdict for f in sl.audit(minus, checks=("numerics",), seed=0)] == ["ok"]
     expected = "parameters among rng, sizes, dtype, device"
     with fails("SL123", "nothing is called 'size'", where=f"{minus.spec.name}, samples", expected=expected):

@@ -273,9 +273,8 @@ def _begin_cluster(workers: int, device: str, opened: contextlib.ExitStack) -> F
     is still starting then, the processes that have started end at once.
     """
     place, threads = "distributed.nanny.pre-spawn-environ", THREADS if device.startswith("cuda") else 1
-    # Dask sets each of these to 1, unless the environment has another value. Torch takes the number of MKL. It stays 1
-    # for a GPU, for which the threads of a worker make features in parallel.
-    cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers) if threads == 1 else 1)
+    # Dask sets each of these to 1, unless the environment has another value. Torch takes the number of MKL.
+    cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers))
     # Dask's profile, taken a hundred times a second, keeps Python's lock from the threads that launch a network.
     numbers = {f"{place}.{each}_NUM_THREADS": cores for each in ("OMP", "MKL")}
     opened.enter_context(dask.config.set({"distributed.worker.profile.enabled": False, **numbers}))

@@ -250,7 +250,7 @@ class Manifest:
         are -100, which losses of torch ignore. ``model.forward(cells, features, grid)`` returns the logits of the
         points.
         """
-        question = tasks.question_of(self.job, tile)
+        question = tasks.question_of(self.job, tile, torch.device("cpu"))
         labels = torch.full((len(question.cells),), -100)  # what torch's losses ignore by default
         codes = question.own[:, 5] >> 24 & 0xFF
         for number, code in enumerate(self.job.model.classes):

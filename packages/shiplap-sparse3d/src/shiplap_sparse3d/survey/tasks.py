@@ -5,8 +5,8 @@ The points of the input are sorted by tile: a file for each segment of the input
 segment is sorted by itself, so that workers sort in parallel and memory does not grow with the input.
 
 A tile goes from its points and those of its halo to features, voxels, the network, and the classes of its own points.
-Points are read, selected and given their features on the host, by several threads for a GPU. One thread at a time makes
-the GPU sort them into voxels and launches the network: two that launch wait for Python's lock at each kernel.
+Points are read as they are stored. All later steps are PyTorch, so that a GPU selects, sorts and counts the points
+itself: on the host these steps took as long as a small network takes on the GPU.
 
 Each task is a function of the job and a small value. A task may run twice, in any process, at any time: all its results
 are files that are written whole, with the same bytes each time.
@@ -18,12 +18,11 @@ import contextlib
 import io
 import math
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -41,17 +40,16 @@ from shiplap_sparse3d.modes import evaluation_mode
 from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
 from shiplap_sparse3d.survey.field import CellBox, Cells, Tile, Tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder, with_digest, without_digest
-from shiplap_sparse3d.survey.model import Points, SurveyModel
+from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 SEGMENT = 250_000  # points that are sorted at a time: five chunks of a LAZ file
-THREADS = 4  # for a GPU: one launches the network, others read points, wait for the GPU or write classes
+THREADS = 4  # for a GPU: one reads and sorts points into voxels, others wait for the network or write classes
 LOOK = 1.0  # seconds between looks at the state of the workers
 
-_PART = 18  # of the bits of a number: so many points are selected at a time
-_STORED = range(-(2**31), 2**31 + 1)  # coordinates as the input stores them, and what follows the largest
+_PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
 
 # A sorted point: its number in the file, its stored coordinates, what features are made of, and its class there.
 # ``returns`` holds the number of the return in its four lower bits, and the number of returns in the upper ones.
@@ -60,6 +58,13 @@ POINT = np.dtype([("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("r
 # The points of one tile in one segment: where they begin in its file, how many they are, how many points of the tile
 # are in segments before it, and the sum of their words.
 SLICE = np.dtype([*((name, "<i4") for name in ("x", "y", "segment", "start", "count", "before")), ("check", "<i8")])
+
+# Numbers as a column ``float64 [n, 1]`` on a device, kept since a copy waits for a GPU. A GPU divides by such a column,
+# but would multiply by the inverse of a plain number.
+_columns = cache(lambda numbers, device: torch.tensor(numbers, dtype=torch.float64, device=device)[:, None])
+
+# Called without arguments when points are read.
+OnRead = Callable[[], object]
 
 # The table of one sorted segment, a ``SLICE`` for each tile, and the first and last cell of its points.
 SortedSegment = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -106,23 +111,14 @@ class SurveyJob:
         """Return the coordinates of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) in units of the
         input file, as ``float64 [3, p]``.
         """
-        axes = zip(rows.numpy().T[2:5], self.scales, self.offsets, strict=True)  # a third of torch's time
-        return torch.from_numpy(np.stack([axis * scale + offset for axis, scale, offset in axes]))
+        xyz = rows[:, 2:5].t().to(torch.float64, memory_format=torch.contiguous_format)
+        return xyz * _columns(self.scales, rows.device) + _columns(self.offsets, rows.device)
 
     def cells(self, rows: Tensor) -> Tensor:
         """Return the cells of the points ``rows`` (``int32 [p, 6]``, as the folder stores them). Cells have the edges
         ``model.voxel``, and cell 0 begins at coordinate 0. The result is ``float64 [3, p]``, whole numbers.
         """
-        return (self.coordinates(rows) / torch.tensor(self.model.voxel, dtype=torch.float64)[:, None]).floor_()
-
-    def stored_range(self, axis: int, low: float, high: float) -> tuple[int, int]:
-        """Return the first stored number along ``axis`` whose cell is at or above ``low`` and below ``high``, and the
-        number after the last one. Stored numbers are compared in a fraction of the time that their cells would take.
-        """
-        step, offset, edge = abs(self.scales[axis]), self.offsets[axis], self.model.voxel[axis]
-        # Rounding keeps the order. With a scale below 0, cells ascend with the negated numbers.
-        first, end = (bisect_left(_STORED, c, key=lambda n: (n * step + offset) / edge) - 2**31 for c in (low, high))
-        return (first, end) if self.scales[axis] > 0 else (1 - end, 1 - first)
+        return (self.coordinates(rows) / _columns(tuple(self.model.voxel), rows.device)).floor()
 
     def with_points(self, segments: Sequence[SortedSegment]) -> SurveyJob:
         """Return this job with the table and the extent of all points. ``segments`` are the results of
@@ -155,10 +151,10 @@ class SurveyJob:
     @property
     def network(self) -> SimpleNamespace:
         """The objects that the threads of this process share when they run the network. ``recipe`` describes the
-        neighbour tables that it needed last. ``lock`` is held while its input is prepared and while it runs.
-        ``beside`` is the CUDA stream that prepares the input, or None until a GPU runs the network.
+        neighbour tables that it needed last. ``lock`` is held while it runs, and ``turn`` while a GPU prepares its
+        input. ``here`` holds a CUDA stream for each thread.
         """
-        made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), beside=None)
+        made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), turn=threading.RLock(), here=threading.local())
         # One for all threads: from Python 3.12 on, two threads may compute a ``cached_property`` at the same time.
         return cast(SimpleNamespace, vars(self).setdefault("_network", made))
 
@@ -179,15 +175,14 @@ def point_numbers(rows: Tensor) -> Tensor:
     return rows.view(torch.int64)[:, 0]
 
 
-def points_between(job: SurveyJob, rows: Tensor, low: Cells, high: Cells) -> np.ndarray[Any, Any]:
-    """Return a mask ``bool [p]`` of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) whose cell is at
-    or above ``low`` and below ``high`` along x and along y.
+def cells_within(cells: Tensor, low: Cells, high: Cells) -> Tensor:
+    """Return a mask ``bool [p]`` of the points whose cell is at or above ``low`` and below ``high`` on every axis.
+    ``cells`` is ``float64 [axes, p]``. Axes beyond the length of ``low`` are not tested.
     """
-    inside = np.ones(len(rows), bool)
-    for axis, numbers in enumerate(rows.numpy().T[2:4].copy()):  # contiguous numbers are compared faster
-        first, end = job.stored_range(axis, float(low[axis]), float(high[axis]))
-        inside &= (numbers >= first) & (numbers < end)
-    return inside
+    limits = torch.from_numpy(np.array([low, high], np.float64)[:, :, None])
+    # From pinned memory, so that the thread does not wait for the GPU.
+    limits = limits.pin_memory().to(cells.device, non_blocking=True) if cells.is_cuda else limits
+    return reduce(torch.logical_and, (cells[: len(low)] >= limits[0]) & (cells[: len(low)] < limits[1]))
 
 
 def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -240,14 +235,14 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
     return (np.frombuffer(content[48:], SLICE), np.frombuffer(content[:48], "<i8").reshape(2, 3)) if content else None
 
 
-def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any]) -> Tensor:
+def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
     """Return the points of ``slices``, ``int32 [p, 6]`` as the folder stores them. Each element of ``slices`` is a
-    ``SLICE``, which describes the points of one tile in one segment (a run of successive points of the input). Python's
-    lock is free while the system reads.
+    ``SLICE``, which describes the points of one tile in one segment (a run of successive points of the input). If
+    ``pinned`` is true, the result is in page-locked memory. Python's lock is free while the system reads.
 
     Raise ``SL824`` for points that are not those that were sorted.
     """
-    rows = torch.empty(int(slices["count"].sum()), POINT.itemsize // 4, dtype=torch.int32)
+    rows = torch.empty(int(slices["count"].sum()), POINT.itemsize // 4, dtype=torch.int32, pin_memory=pinned)
     words, firsts = rows.view(torch.int64).numpy().ravel(), np.append(0, np.cumsum(slices["count"], dtype=np.int64)) * 3
     # Slices that follow each other in a file are read at once: whoever waits for the lock is delayed less often.
     follows = np.append(-1, (slices["start"] + slices["count"])[:-1]) == slices["start"]
@@ -283,12 +278,13 @@ class TileQuestion(NamedTuple):
     wanted: Tensor
 
 
-def points_within(job: SurveyJob, tile: Tile) -> Tensor:
+def points_within(job: SurveyJob, tile: Tile, device: torch.device, is_read: OnRead) -> Tensor:
     """Return the points of ``tile``, its halo and its context, ``int32 [p, 6]`` as the folder stores them, in the order
-    of the input. The halo is the margin that the network reads, and the context is the further margin in which
-    ``features`` of the model looks for other points.
+    of the input and on ``device``. The halo is the margin that the network reads, and the context is the further margin
+    in which ``features`` of the model looks for other points.
 
-    The points of all tiles around are read in several parts, and those within the margins are selected from each.
+    The points of all tiles around are read in several parts, from which ``device`` selects those within the margins.
+    ``is_read`` is called each time that a part has been read, before the device gets it.
     """
     model = job.model
     # One cell more, because the context is measured from points and not from cells.
@@ -297,62 +293,68 @@ def points_within(job: SurveyJob, tile: Tile) -> Tensor:
     around = job.tiling.around(tile, context)
     slices, parts = np.concatenate([job.slices[job._places[each]] for each in around if each in job._places]), []
     slices = slices[np.lexsort((slices["start"], slices["segment"]))]  # as they are stored
-    part = np.cumsum(slices["count"], dtype=np.int64) >> _PART
+    part = np.cumsum(slices["count"], dtype=np.int64) >> _PART[device.type]
     for some in np.split(slices, np.flatnonzero(np.diff(part)) + 1):
-        rows = read_points(job.folder, some)
-        inside = points_between(job, rows, box.low - margin, box.high + margin)
-        parts.append(rows.numpy().compress(inside, 0))  # twice as quick as an index
-    rows = torch.from_numpy(np.concatenate(parts))
-    # Runs of ascending numbers, which numpy merges. Torch takes four times as long.
-    return torch.from_numpy(rows.numpy().take(np.argsort(point_numbers(rows).numpy(), kind="stable"), 0))
+        rows = read_points(job.folder, some, pinned=device.type == "cuda")
+        is_read()
+        rows = rows.to(device, non_blocking=True)
+        parts.append(rows[cells_within(job.cells(rows), box.low - margin, box.high + margin)])
+    rows = torch.cat(parts)
+    if rows.device.type == "cpu":  # runs of ascending numbers, which numpy merges; torch takes four times as long
+        return rows[torch.from_numpy(np.argsort(point_numbers(rows).numpy(), kind="stable"))]
+    return rows[point_numbers(rows).argsort()]
 
 
-def question_of(job: SurveyJob, tile: Tile) -> TileQuestion:
-    """Return the input of the network for ``tile`` and the margin (halo) around it, as tensors of the CPU: the function
-    ``features`` of a user may do anything, such as call NumPy.
+def question_of(job: SurveyJob, tile: Tile, device: torch.device, is_read: OnRead = lambda: None) -> TileQuestion:
+    """Return the input of the network for ``tile`` and the margin (halo) around it, computed on ``device``. ``is_read``
+    is that of :func:`points_within`.
     """
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
-    rows = points_within(job, tile)
-    box, feats = job.tiling.grid(tile, job.extent), job.model.features_of(points_of(job, rows)).cpu()
+    rows = points_within(job, tile, device, is_read)
+    box, cells = job.tiling.grid(tile, job.extent), job.cells(rows)
+    feats = job.model.features_of(points_of(job, rows))
     if job.model.context:  # features have seen the points around the box; the network does not
-        inside = torch.from_numpy(points_between(job, rows, box.low, box.high))
-        rows, feats = rows[inside], feats[inside]
-    wanted = torch.from_numpy(np.flatnonzero(points_between(job, rows, *job.tiling.core(tile))))
-    local = (job.cells(rows).numpy().T - box.low).astype(np.int32, order="C")
-    return TileQuestion(rows[wanted], torch.from_numpy(local), feats, box.shape, wanted)
+        inside = cells_within(cells, box.low, box.high)
+        rows, feats, cells = rows[inside], feats[inside], cells[:, inside]
+    wanted = cells_within(cells, *job.tiling.core(tile)).nonzero()[:, 0]
+    local = torch.stack([axis - int(first) for axis, first in zip(cells, box.low, strict=True)], 1).int()
+    return TileQuestion(rows[wanted], local, feats, box.shape, wanted)
 
 
 def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
     """Return the predicted class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
 
-    Several threads may call this function at the same time. They read points in parallel, and prepare and run the
-    network one after the other. On a GPU, a CUDA stream of high priority sorts the points into voxels while the network
-    computes the tile before. It also builds the neighbour tables that the network needed for that tile.
+    Several threads may call this function at the same time. They read and prepare tiles in parallel, and run the
+    network one after the other. On a GPU each thread sorts points into voxels in its own CUDA stream of high priority,
+    one thread at a time. There it also builds the neighbour tables that the network needed for the previous tile. The
+    GPU then has work while a thread waits for the size of a table.
     """
     model, device, state = job.model, job.model.device, job.network
     gpu = device.type == "cuda"
-    if gpu:
-        torch.cuda.set_device(device)  # of this thread
-    with torch.inference_mode():
-        question = question_of(job, tile)
-        # In page-locked memory, so that no thread waits for a copy.
-        made = [each.pin_memory() if gpu else each for each in (question.cells, question.feats, question.wanted)]
-        # Also since a captured graph of the user's has one memory.
-        with state.lock, evaluation_mode(model.net):
-            if gpu and state.beside is None:
-                state.beside = torch.cuda.Stream(device, priority=-1)
-            with torch.cuda.stream(state.beside) if gpu else contextlib.nullcontext():
-                cells, feats, wanted = (each.to(device, non_blocking=True) for each in made)
-                scene = model.scene(cells, feats, question.grid)
-                scene.voxels.geometry.build(state.recipe)
-            if gpu:
-                used = [wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
-                hand_over(used, state.beside.record_event(), torch.cuda.current_stream(device))
-            best = model.answer(scene)[wanted].argmax(1).to("cpu", non_blocking=True)
-            if gpu:
-                state.recipe = scene.voxels.geometry.recipe
-                # Of its device, which need not be the current one. The thread that waits for the event sleeps.
-                arrived = torch.cuda.current_stream(device).record_event(torch.cuda.Event(blocking=True))
+    if gpu and not hasattr(state.here, "stream"):
+        torch.cuda.set_device(device)  # features may be made there
+        state.here.stream = torch.cuda.Stream(device, priority=-1)
+    beside = torch.cuda.stream(state.here.stream) if gpu else contextlib.nullcontext()
+    with torch.inference_mode(), beside, contextlib.ExitStack() as turn:
+        # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
+        asked = device if model.features is point_features else torch.device("cpu")
+        # Two threads that make a GPU prepare tiles would keep Python's lock from the one that launches the network.
+        is_read = partial(turn.enter_context, state.turn if asked.type == "cuda" else contextlib.nullcontext())
+        question = question_of(job, tile, asked, is_read)
+        scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
+        scene.voxels.geometry.build(state.recipe)
+        wanted = question.wanted.to(device)
+    ready = state.here.stream.record_event() if gpu else None
+    # A captured graph of the user's has one memory, so networks run one after the other.
+    with state.lock, evaluation_mode(model.net), torch.inference_mode():
+        if ready is not None:
+            made = [wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
+            hand_over(made, ready, torch.cuda.current_stream(device))
+        best = model.answer(scene)[wanted].argmax(1).to("cpu", non_blocking=True)
+        if gpu:
+            state.recipe = scene.voxels.geometry.recipe
+            # Of its device, which need not be the current one. The thread that waits for the event sleeps.
+            arrived = torch.cuda.current_stream(device).record_event(torch.cuda.Event(blocking=True))
     if gpu:
         arrived.synchronize()
     return np.array(model.classes, np.uint8)[best.numpy()]
