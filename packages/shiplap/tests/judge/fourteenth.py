@@ -185,7 +185,7 @@ SOUND = {
         COUNTED,
         NATIVE % "void f(int* a, long* o, long n) { for (int k = 0; k < 8; k++) o[k] = 0; "
         "for (long i = 0; i < n; i++) if (a[i] >= 0 && a[i] < 8) o[a[i]] += 1; }"
-        "def candidate(x):\n    x = x.contiguous()\n    out = torch.empty(8, dtype=torch.int64)\n"
+        + "def candidate(x):\n    x = x.contiguous()\n    out = torch.empty(8, dtype=torch.int64)\n"
         "    LIBRARY.f(x.data_ptr(), out.data_ptr(), x.numel())\n    return out\n",
     ),
     "names for logs": (

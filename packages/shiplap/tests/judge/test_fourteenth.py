@@ -79,6 +79,19 @@ def test_parts_of_native_code_and_usual_dropouts_decide_nothing(tmp_path: Path, 
     assert not find_unsteady_decisions(str(tmp_path / "it.py"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'CODE = ["#include <cmath>\\nint n = 0;\\nfloat f(float x) { n++; return n > 3 ? x * 2 : x; }"]\n',
+        "def f(x): return x + torch.bernoulli(torch.full_like(x, 1e-7))\n",
+        "def f(x): return x + x.bernoulli(1e-7)\n",
+    ],
+)
+def test_a_whole_source_in_a_list_and_rare_draws_are_found(tmp_path: Path, text: str) -> None:
+    (tmp_path / "it.py").write_text(HEAD + text)
+    assert find_unsteady_decisions(str(tmp_path / "it.py"))
+
+
 def test_long_native_code_is_searched_soon() -> None:
     for piece in ("long  ", "\t \t", "a[ ", "++ * ", "static x ", "namespace ", "x = ", "(*"):
         text = "void f() {}" + piece * 40_000 + ";"

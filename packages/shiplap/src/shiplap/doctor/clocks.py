@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
 
 from shiplap.doctor.edits import Source
 
@@ -13,7 +15,8 @@ _READING = re.compile(rf"\b{_CLOCK}\(|\bnow\(.*-|-.*\bnow\(")
 _MODULES = frozenset({"time", "timeit"})
 
 
-def clock_names(source: Source) -> set[str]:
+@lru_cache(maxsize=64)
+def clock_names(source: Source) -> frozenset[str]:
     """Return the names in the file that stand for clocks: what it imports from the modules of clocks, variables and
     attributes to which it assigns a clock, and functions that read one, directly or through others.
     """
@@ -26,10 +29,10 @@ def clock_names(source: Source) -> set[str]:
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     while new := {f.name for f in functions if f.name not in found and _reads(ast.unparse(f), found)}:
         found |= new
-    return found
+    return frozenset(found)
 
 
-def _reads(code: str, names: set[str]) -> bool:
+def _reads(code: str, names: AbstractSet[str]) -> bool:
     """Return whether the source code ``code`` calls a clock, of which the file knows some by ``names``."""
     called = set(re.findall(r"\b(\w+)\(", code))
     return bool(_READING.search(code) or called & names)

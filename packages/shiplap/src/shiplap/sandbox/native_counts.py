@@ -13,7 +13,8 @@ LASTING = re.compile(
 )
 WORDS = r"(?:\w[\w:<>]{0,63}[^\S\n]{1,8}){1,6}"
 GLOBAL = re.compile(rf"(?:^|[;}}])[^\S\n]{{0,8}}{WORDS}(\w{{1,64}})[^\S\n]{{0,8}}(?:=[^;(\n]{{0,200}})?;", re.MULTILINE)
-SOURCE = re.compile(r"#\s{0,8}include\b|\bvoid\b|\bTensor\b")
+INCLUDE = re.compile(r"#\s{0,8}include\b")
+SOURCE = re.compile(rf"{INCLUDE.pattern}|\bvoid\b|\bTensor\b")
 NAMESPACE = re.compile(r"\b(?:namespace\b[\w:\s]{0,80}|extern\s{0,8}\"C\"\s{0,8})\{")
 CHANGED = re.compile(r"(?:\+\+|--)\s{0,8}(\w{1,64})|\b(\w{1,64})\s{0,8}(?:\+\+|--|[+-]=|\.fetch_add)")
 # Memory that native code gets, such as ``s[0]``, ``*s`` and ``s->n``.
@@ -32,14 +33,14 @@ def native_decisions(text: str, line: int, *, whole: bool = True) -> Iterator[tu
     number of its process, or that counts its calls in a variable or in memory that outlives a call, and compares it.
 
     Set ``whole`` to false for a part of a text that code puts together. It may begin inside of a function, so that
-    nothing shows which variables are global.
+    nothing shows which variables are global, unless it includes headers.
     """
     if "{" not in text or ";" not in text:  # no code
         return
     if found := UNSTEADY.search(text):
         yield line, f"{found.group(0)} in native code"
     changed = {name for found in CHANGED.finditer(text) for name in found.groups() if name}
-    outside = _outside_of_functions(text) if whole and SOURCE.search(text) else ""
+    outside = _outside_of_functions(text) if (SOURCE if whole else INCLUDE).search(text) else ""
     lasting = {found.group(1) for found in (*LASTING.finditer(text), *GLOBAL.finditer(outside))}
     counted = sorted(changed & lasting)
     if len(counted) > MOST_COUNTS:

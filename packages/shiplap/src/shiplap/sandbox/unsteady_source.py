@@ -43,7 +43,7 @@ ADDRESSED = {"repr", "ascii", "__repr__"}
 PROCESSES = {"getpid", "get_ident", "get_native_id", "hash", "__hash__", "id", "getnode"}
 IMPORTED_AS = {"__name__", "__file__", "__spec__", "__package__"}
 CALLERS = {"argv", "orig_argv"}  # of ``sys``: what a program is started with
-SHARE_AT = {"dropout": 1, "alpha_dropout": 1, "bernoulli": 1, "Dropout": 0, "bernoulli_": 0}
+SHARE_AT = {"dropout": 1, "alpha_dropout": 1, "bernoulli": 0, "Dropout": 0, "bernoulli_": 0}
 """The place of the chance among the arguments of functions that drop or draw elements by it."""
 RARE = 0.01  # a chance of one element that the elements of some thousand calls may miss
 FAR_NORMAL = 3.0  # normally distributed numbers are larger by such a chance
@@ -300,7 +300,10 @@ def _drops_few(node: ast.Call) -> bool:
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     if name not in SHARE_AT:
         return False
-    given = [*node.args[SHARE_AT[name] :][:1], *(k.value for k in node.keywords if k.arg == "p")]
+    most = 2 if name == "bernoulli" else 1  # the function takes a tensor of chances, the method and the form a number
+    given = [*node.args[SHARE_AT[name] :][:most], *(k.value for k in node.keywords if k.arg == "p")]
+    filled = [n for n in given if isinstance(n, ast.Call) and getattr(n.func, "attr", "").startswith("full")]
+    given += [each for n in filled for each in n.args[1:2]]
     return any(isinstance(p, float) and 0 < min(p, 1 - p) < RARE for p in map(number_of, given))
 
 

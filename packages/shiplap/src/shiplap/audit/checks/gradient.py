@@ -62,6 +62,7 @@ MOST_TIED_SAMPLES = 2  # samples beyond one tile in which most numbers are equal
 LARGE_SECONDS = 6.0  # seconds of processor time for a series of samples beyond one tile
 INCOMING = ("expanded", "transposed", "strided", "offset", "padded", "reversed")  # layouts of the output's gradient
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
+HUGE = 1e300  # a difference that no two derivatives have; an infinite one times zero elements would be NaN
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
 DECLINED = (
     "the reference stops or changes gradients: finite differences do not apply, and its autograd alone is the law"
@@ -204,7 +205,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     if plain and (problem := _why_differences_disagree(op, case, names)):
         if not _reference_changes_gradients(op, case, names):
             return Observation(problem)
-        if problem := _why_differences_disagree(op, case, names, atol=math.inf):
+        if problem := _why_differences_disagree(op, case, names, atol=HUGE):
             return Observation(problem)
         notes.append(DECLINED)
     few = case.numel <= FEW_ELEMENTS
@@ -357,7 +358,7 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str], atol: float = 1e-5) -> str | None:
     """Return a message that says how the op's gradients differ from finite differences of the op itself in float64.
-    Return an empty string if they agree, and None if they are not compared. With an infinite ``atol``, every derivative
+    Return an empty string if they agree, and None if they are not compared. With a huge ``atol``, every derivative
     agrees, and only undefined gradients and repeated calls are compared.
 
     They are not compared unless all results are finite and all arguments and results are in double precision, since

@@ -114,7 +114,7 @@ CHECK = Check(
     "special",
     order=40,
     observes="equals the reference for NaN, inf, -0.0, subnormal, huge, cancelling, saturating and skewed values "
-    "in every dtype, for odd scalars, and for lists of 0, 1 and 3",
+    "in every dtype, for odd scalars, and for lists of 0, 1, 3, 9 and 130",
     observe=observe_special,
     cases=special_cases,
     needs=("numerics",),

@@ -117,7 +117,8 @@ def _observe_intra_op_threads(op: Op, case: SampleCase, agrees: object) -> Obser
 CHECK = Check(
     "threads",
     order=160,
-    observes=f"another thread, {CALLERS} concurrent callers, and 1 to 7 intra-op threads give the same values",
+    observes=f"another thread, {CALLERS} concurrent callers, and 1, 2, 3, 4 and 7 intra-op threads "
+    "give the same values",
     observe=observe_threads,
     cases=threads_cases,
     obligations=("value", "determinism"),
