@@ -215,11 +215,11 @@ def _is_main_guard(node: ast.AST) -> bool:
     """
     test = node.test if isinstance(node, ast.If) and not node.orelse else None
     tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    return any(_asks_for_main(each) for each in tests)
+    return any(_compares_with_main(each) for each in tests)
 
 
-def _asks_for_main(test: ast.AST | None) -> bool:
-    """Return whether an expression is ``__name__ == "__main__"``."""
+def _compares_with_main(test: ast.AST | None) -> bool:
+    """Return whether the expression ``test`` compares ``__name__`` with ``"__main__"`` for equality."""
     sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) else []
     values = {getattr(side, "id", None) or getattr(side, "value", None) for side in sides}
     return len(sides) == 2 and values == {"__name__", "__main__"}
