@@ -28,7 +28,7 @@ def mm(
 mm.batches("m", "n")
 
 
-@mm.backward
+@mm.backward(strided=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the matrix product by argument name. The dict has those of ``a``, ``b`` and ``bias`` that
     autograd needs. ``grad`` is the gradient of the product.
@@ -52,7 +52,7 @@ def bmm(a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch k n"]) -> Float[T
 bmm.batches("batch")
 
 
-@bmm.backward
+@bmm.backward(strided=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the batched product by argument name. The dict has those of ``a`` and ``b`` that autograd
     needs. ``grad`` is the gradient of the product.
@@ -80,7 +80,7 @@ def int8_mm(
 int8_mm.batches("m", "n")
 
 
-@int8_mm.backward
+@int8_mm.backward(strided=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     """Return the gradients of the int8 product by argument name. The dict has those of ``a``, ``scale`` and ``bias``
     that autograd needs. ``grad`` is the gradient of the product. The 8-bit weights have no gradient.

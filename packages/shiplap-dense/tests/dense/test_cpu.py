@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap_dense as dense
 from shiplap_dense import cpu, ops
@@ -35,6 +36,33 @@ def test_a_product_with_a_bias_is_the_linear_layer_of_pytorch(k):
     a, weight, bias = (torch.randn(s).bfloat16() for s in ((5, k), (48, k), (48,)))
     expected = torch.nn.functional.linear(a, weight, bias)
     torch.testing.assert_close(ops.mm.reference(a, weight.t(), bias), expected, rtol=0, atol=0)
+
+
+class Copies(TorchDispatchMode):
+    """Collects the shapes of tensors that are cloned."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.clone.default:
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "int8_mm"])
+def test_a_backward_does_not_copy_a_transposed_weight(name):
+    a, weight, scale = (torch.randn(s, requires_grad=True) for s in ((6, 5), (7, 5), (7,)))
+    of = {
+        "mm": lambda: ops.mm(a, weight.t()),
+        "bmm": lambda: ops.bmm(a[None], weight.t()[None]),
+        "int8_mm": lambda: ops.int8_mm(a, torch.ones(5, 7, dtype=torch.int8).t(), scale),
+    }[name]
+    out = of()
+    with Copies() as copies:
+        out.backward(torch.ones_like(out))
+    assert copies.shapes == []
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 100, 193, 5000])

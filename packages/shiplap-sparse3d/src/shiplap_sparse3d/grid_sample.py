@@ -140,7 +140,7 @@ def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
     return (outer[:, None] * _gather_features(inner, indices)).sum(2).float()
 
 
-@indice_weighted_sum.backward
+@indice_weighted_sum.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradients of ``indice_weighted_sum`` with respect to its features and weights, as a dict by argument
     name. ``grad`` is the gradient of the result. An argument whose gradient autograd does not need (``needs``) is left
@@ -154,7 +154,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     return gradients
 
 
-@indice_weighted_sum_grad.backward
+@indice_weighted_sum_grad.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradients of ``indice_weighted_sum_grad`` with respect to its ``grad`` and ``weights``, as a dict by
     argument name. ``grad`` is the gradient of the result. An argument whose gradient autograd does not need (``needs``)

@@ -106,7 +106,7 @@ def segment_mean(
     return (total / counts.clamp_min(1).to(total.dtype)[:, None]).to(feats.dtype)
 
 
-@segment_mean.backward
+@segment_mean.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradient of ``segment_mean`` with respect to its features, as a dict by argument name. The dict is
     empty if autograd does not need it. Each row gets an equal share of the gradient of its segment (the rows with one
@@ -402,11 +402,13 @@ def _swap_channels(weight: Tensor, groups: int) -> Tensor:
     return weight.view(groups, co // groups, k, cg).permute(0, 3, 2, 1).reshape(groups * cg, k, co // groups)
 
 
-@conv.backward
+@conv.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradients of ``conv`` with respect to its bias, weight and features, as a dict by argument name.
     ``grad`` is the gradient of the result. An argument whose gradient autograd does not need (``needs``) is left out.
     """
+    # Each tap reads rows of ``grad``, so these are made adjacent. Columns of a sorted table are, and stay as they are.
+    grad = grad.contiguous()
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
     if needs.bias:  # what takes scratch comes before what stays: a sum over rows takes 132 MiB on an H200
@@ -429,7 +431,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     return gradients
 
 
-@conv_weight_grad.backward
+@conv_weight_grad.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradients of ``conv_weight_grad`` with respect to its ``grad`` and ``feats``, as a dict by argument
     name. An argument whose gradient autograd does not need (``needs``) is left out. These are second derivatives of a

@@ -105,7 +105,7 @@ def max_pool_grad(
     return torch.where(chosen, rows_under(grad, table_t), 0).to(sum_dtype(grad.dtype)).sum(1).to(grad.dtype)
 
 
-@max_pool_with_taps.backward
+@max_pool_with_taps.backward(strided=True)
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradient of ``max_pool_with_taps`` with respect to its features, as a dict by argument name. The dict
     is empty if autograd does not need it. The gradient of each output is added to the input row that had the largest
@@ -117,7 +117,7 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
     return {"feats": max_pool_grad(grads[0], saved.taps, back)}
 
 
-@max_pool_grad.backward
+@max_pool_grad.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradient of ``max_pool_grad`` with respect to its ``grad``, as a dict by argument name. The dict is
     empty if autograd does not need it. For each output it is the value of the incoming gradient at the input row that
@@ -160,7 +160,7 @@ def _hits_per_row(table: Tensor, like: Tensor) -> Tensor:
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
 
-@sum_pool.backward
+@sum_pool.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradient of ``sum_pool`` with respect to its features, as a dict by argument name. The dict is empty
     if autograd does not need it. Each input row gets the sum of the gradients of the outputs that read it. For an
@@ -230,7 +230,7 @@ def global_max_pool(
     return torch.stack(out), torch.stack(rows)
 
 
-@global_max_pool.backward
+@global_max_pool.backward(strided=True)
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradient of ``global_max_pool`` with respect to its features, as a dict by argument name. The dict is
     empty if autograd does not need it. The gradient of each scene and channel goes to the row that had the largest
@@ -268,7 +268,7 @@ def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
     return counts.clamp_min(1).to(like.dtype)
 
 
-@global_sum_pool.backward
+@global_sum_pool.backward(strided=True)
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     """Return the gradient of ``global_sum_pool`` with respect to its features, as a dict by argument name. The dict is
     empty if autograd does not need it. Each row has the gradient of its scene, for an average divided by the scene's

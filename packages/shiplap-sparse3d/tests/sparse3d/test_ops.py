@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
@@ -151,6 +152,40 @@ def test_conv_takes_views_of_any_stride():
     assert torch.equal(
         sparse3d.conv(one.expand(60, 8), weight, table), sparse3d.conv(one.expand(60, 8).clone(), weight, table)
     )
+
+
+class CopiesOfIntegers(TorchDispatchMode):
+    """Collects the shapes of copies of tables and indices that are made outside of kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.clone.default and args[0].dtype == torch.int32:
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["symmetric conv", "conv", "weight grad", "max", "sum", "weighted sum"])
+def test_a_backward_reads_tables_where_they_lie(name):
+    """Tables that are sorted on a GPU have adjacent columns. Copies with adjacent rows take as much memory again."""
+    geometry = scene(60, (6, 6, 6), 4).geometry
+    subm, down = geometry.subm(3), geometry.strided(2, 2).plan.complete()
+    table, back = (t.T.contiguous().T for t in (down.table, down.back[0]))
+    feats = torch.randn(60, 4, dtype=torch.float64, requires_grad=True)
+    of = {
+        "symmetric conv": lambda w: subm.sorted(2).conv(feats, w),
+        "conv": lambda w: sparse3d.conv(feats, w[:, :8], table, table_t=back),
+        "weight grad": lambda w: sparse3d.conv_weight_grad(torch.ones(len(table), 4).double(), feats, table),
+        "max": lambda w: sparse3d.max_pool(feats, table, back),
+        "sum": lambda w: sparse3d.sum_pool(feats, table, back),
+        "weighted sum": lambda w: sparse3d.indice_weighted_sum(feats, table, torch.rand(8, len(table)).T),
+    }[name]
+    out = of(torch.randn(5, 27, 4, dtype=torch.float64, requires_grad=True))
+    with CopiesOfIntegers() as copies:
+        out.sum().backward()
+    assert copies.shapes == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
