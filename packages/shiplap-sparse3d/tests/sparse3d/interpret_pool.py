@@ -55,9 +55,10 @@ def over_tables(rng, dtype, m, n, k, c):
     feats[torch.rand(n, c, generator=rng) < 0.05] = -torch.inf
     table = table_of(rng, m, n, k)
     back = pooling.transpose_table.reference(table, n)
-    same(pooling.max_pool_with_taps, (feats, table, None))
+    same(pooling.max_pool_with_taps, (feats, table.t().contiguous().t(), None))
     taps = pooling.max_pool_with_taps.reference(feats, table)[1]
-    same(pooling.max_pool_grad, (torch.randn(m, c, generator=rng).to(dtype), taps, back))
+    grad = torch.randn(1, c, generator=rng).to(dtype).expand(m, c)  # as of a sum
+    same(pooling.max_pool_grad, (grad, taps, back.t().contiguous().t()))
     plain = torch.randn(n, 2 * c + 1, generator=rng).to(dtype)[:, 1::2]  # any strides
     for average in (False, True):
         same(pooling.sum_pool, (plain, table.t().contiguous().t(), None, average))
@@ -65,7 +66,8 @@ def over_tables(rng, dtype, m, n, k, c):
 
 def over_scenes(rng, dtype, n, c, scenes):
     feats = (torch.randint(-9, 3, (n, c), generator=rng) / 4).to(dtype)
-    coords = torch.randint(-1, max(1, scenes - 1), (n, 4), generator=rng, dtype=torch.int32)  # the last one is empty
+    scene = torch.randint(-1, max(1, scenes - 1), (n, 1), generator=rng, dtype=torch.int32)  # the last one is empty
+    coords = scene.expand(n, 4)
     parts = min(-(-n // over.PART), over.PARTS) * scenes
     same(pooling.global_sum_pool, (feats, coords, scenes, False), parts * (8 * c + 8))
     same(pooling.global_sum_pool, (feats, coords, scenes, True), parts * (8 * c + 8))

@@ -24,7 +24,7 @@ def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return outputs
 
 
-@ops.segment_mean.kernel("cuda", name="triton")
+@ops.segment_mean.kernel("cuda", name="triton", strided=["feats"])
 def _(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
     """Write the mean of the rows of ``feats`` with the same ``index`` to ``out``. This is the CUDA kernel of
     ``ops.segment_mean``, in Triton.
@@ -109,7 +109,7 @@ norms.norm_relu.kernel(
 # --- pooling ----------------------------------------------------------------------------------------------------------
 
 
-@pooling.max_pool_with_taps.kernel("cuda", name="triton")
+@pooling.max_pool_with_taps.kernel("cuda", name="triton", strided=True)
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
     """Write the maximum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``, channel
     by channel. Write the column of the table that each maximum comes from to ``taps``. ``table_t`` is not used.
@@ -118,7 +118,7 @@ def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps
     lazy_function("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
 
 
-@pooling.max_pool_grad.kernel("cuda", name="triton")
+@pooling.max_pool_grad.kernel("cuda", name="triton", strided=True)
 def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
     """Write the gradient of a max pooling with respect to its input to ``out``. ``taps`` holds the column of the
     neighbour table that each maximum came from, and ``table_t`` is the transposed table. This is the CUDA kernel of
@@ -127,7 +127,7 @@ def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
     lazy_function("pool", "max_pool_grad")(grad, taps, table_t, out=out)
 
 
-@pooling.sum_pool.kernel("cuda", name="triton")
+@pooling.sum_pool.kernel("cuda", name="triton", strided=True)
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
     """Write the sum of the rows of ``feats`` that each output reads by the neighbour ``table`` to ``out``. If
     ``average`` is true, write their mean instead. ``table_t`` is not used. This is the CUDA kernel of
@@ -139,7 +139,7 @@ def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, ou
 _PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and scenes.PARTS make, for each scene
 
 
-@pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
+@pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c", strided=True)
 def _(feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
     """Write the maximum over the voxels of each scene to ``out``, channel by channel. Write the row that each maximum
     comes from to ``rows``. This is the CUDA kernel of ``pooling.global_max_pool``, in Triton.
@@ -147,7 +147,7 @@ def _(feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tens
     lazy_function("scenes", "global_max_pool")(feats, coords, batch_size, out=out, rows=rows, workspace=workspace)
 
 
-@pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
+@pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)", strided=True)
 def _(feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor) -> None:
     """Write the sum over the voxels of each scene to ``out``. If ``average`` is true, write the mean instead. This is
     the CUDA kernel of ``pooling.global_sum_pool``, in Triton.
