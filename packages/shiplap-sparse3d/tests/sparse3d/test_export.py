@@ -153,6 +153,23 @@ def test_sizes_of_an_export_may_depend_on_data():
         torch.testing.assert_close(run(x.feats, x.coords), net(x.feats, x.coords))
 
 
+class Joined(torch.nn.Module):
+    """The sum of tensors on other voxels, whose number depends on data."""
+
+    def forward(self, feats: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        x = sparse3d.SparseTensor(feats, coords, GRID, 2)
+        moved = coords.clone()
+        moved[:, 1] = GRID[0] - 1 - coords[:, 1]
+        return sparse3d.union([x, sparse3d.SparseTensor(feats, moved, GRID, 2)]).feats
+
+
+def test_a_union_is_exported():
+    x, rows = scene(20, GRID, 5, dtype=torch.float32), torch.export.Dim("rows", min=2, max=1000)
+    program = torch.export.export(Joined(), (x.feats, x.coords), dynamic_shapes=({0: rows}, {0: rows}))
+    x = scene(33, GRID, 5, dtype=torch.float32)
+    torch.testing.assert_close(program.module()(x.feats, x.coords), Joined()(x.feats, x.coords))
+
+
 ALONE = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])

@@ -113,6 +113,17 @@ def test_what_belongs_to_a_mode_stays_in_it() -> None:
             assert not torch.is_inference_mode_enabled()
 
 
+def test_a_tensor_in_a_list_stays_in_its_mode() -> None:
+    @built_outside_modes
+    def build(tensors: list[Tensor], pairs: tuple[tuple[Tensor, int], ...]) -> Tensor:
+        return torch.ones(2)
+
+    with compat.fake_mode(symbolic=False) as mode:
+        fake = mode.from_tensor(torch.ones(2))
+        assert type(build([fake], ())) is type(build([], ((fake, 1),))) is type(fake)
+        assert type(build([], ())) is Tensor
+
+
 @pytest.mark.parametrize("mode", ["inference", "device"])
 def test_the_tables_of_a_template_are_values_for_every_mode(mode: str) -> None:
     table = DeviceTable("here", lambda sizes: torch.arange(sizes["n"]))

@@ -363,12 +363,14 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
 
 def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among ``values``. For a module, yield its own parameters and buffers, without those of its
-    submodules. For any other object, yield the tensors in its attribute ``tensors``.
+    """Yield the tensors among ``values``, those in lists and tuples included. For a module, yield its own parameters
+    and buffers, without those of its submodules. For any other object, yield the tensors in its attribute ``tensors``.
     """
     for value in values:
         if isinstance(value, Tensor):
             yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_among(value)
         elif isinstance(value, torch.nn.Module):
             yield from (*value.parameters(recurse=False), *value.buffers(recurse=False))
         else:
