@@ -158,14 +158,15 @@ records: $(STAMP) ## list recorded measurements, which are stale and what measur
 # So many processes take the accelerators in turn, each with its part of the memory of one; what measures or needs two
 # has them alone, afterwards. Most of their time is that of compilers, which the processors of the host run.
 GPU_WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 16 ? n : 16)))
-# One process collects few files sooner than all. Paths in ARGS take their place.
+# A process collects few files sooner than all: those that name the mark or what has it. Paths in ARGS take their place.
 PATHS = $(strip $(foreach word,$(ARGS),$(wildcard $(firstword $(subst ::, ,$(word))))))
-WHOLE_DEVICE = $(if $(PATHS),,$$(grep -rl whole_device packages/*/tests --include="test_*.py"))
+NAMING = $(if $(PATHS),,$$(grep -rlE "$(1)" packages/*/tests --include="test_*.py"))
 
 test-gpu: $(STAMP) ## run the tests that need an accelerator
 	@one=0; two=0; \
-	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) $(SPREAD) -m "gpu and not whole_device and not long" $(ARGS) || one=$$?; \
-	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(WHOLE_DEVICE) $(ARGS) || two=$$?; \
+	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) $(SPREAD) -m "gpu and not whole_device and not long" \
+	  $(call NAMING,gpu|PLACES|each_device) $(ARGS) || one=$$?; \
+	$(BIN)/python -m pytest -q -m "gpu and whole_device and not long" $(call NAMING,whole_device) $(ARGS) || two=$$?; \
 	$(WORSE)
 
 bench-gpu: $(STAMP) ## measure stale records of a GPU again (ARGS="--limit 300"), those that are left at the next run

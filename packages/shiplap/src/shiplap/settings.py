@@ -41,7 +41,7 @@ class Settings:
 # The texts that ``shiplap env`` prints.
 _MEANING = {
     "library_path": "directory searched first for C ABI kernel libraries",
-    "strict": "1: raise SL306 instead of running the reference where no kernel exists",
+    "strict": "1: raise SL306 where no kernel exists, and SL607 or SL609 where a frozen table does not fit",
     "native": "0: C ABI kernels stay with the Python binding, also where a native binding is built",
     "background_build": "1: an op that is called often gets its native binding compiled by a process in the background",
     "cache_dir": "directory of native bindings and tuned choices, private to you",
