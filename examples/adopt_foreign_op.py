@@ -28,7 +28,9 @@ def _(x: Tensor) -> Tensor:
 
 
 # --8<-- [start:adopt]
+import torch
 from jaxtyping import Float32
+from torch import Tensor
 
 import shiplap as sl
 

@@ -1,10 +1,13 @@
 """The forms of a custom op in torch, as declarations: python examples/coming_from.py"""
 
+# --8<-- [start:imports]
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
 import shiplap as sl
+
+# --8<-- [end:imports]
 
 
 # --8<-- [start:custom_op]

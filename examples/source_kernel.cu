@@ -1,10 +1,13 @@
-// RMS norm of float rows, one block a row: compiled by sl.source with the header of the declaration in front.
+// --8<-- [start:file]
+// RMS norm of float rows, one block a row.
+// sl.source compiles this with the header of the declaration in front.
 #include <cstdio>
 #include <cuda_runtime.h>
 
 constexpr int THREADS = 256;
 
-__global__ void scale_rows(const float* x, const float* weight, float* out, int64_t columns, float eps) {
+__global__ void scale_rows(const float* x, const float* weight, float* out,
+                           int64_t columns, float eps) {
   const float* row = x + blockIdx.x * columns;
   float sum = 0;
   for (int64_t i = threadIdx.x; i < columns; i += THREADS) sum += row[i] * row[i];
@@ -16,11 +19,13 @@ __global__ void scale_rows(const float* x, const float* weight, float* out, int6
   }
   __syncthreads();
   const float scale = rsqrtf(partial[0] / columns + eps);
-  for (int64_t i = threadIdx.x; i < columns; i += THREADS) out[blockIdx.x * columns + i] = row[i] * scale * weight[i];
+  float* result = out + blockIdx.x * columns;
+  for (int64_t i = threadIdx.x; i < columns; i += THREADS)
+    result[i] = row[i] * scale * weight[i];
 }
 
-// The prototype follows from the declaration: a tensor is a DLTensor, a float is a double, the stream is in ctx.
-// --8<-- [start:function]
+// The prototype follows from the declaration: a tensor is a DLTensor, a float is a
+// double, the stream is in ctx.
 int rms_norm_cuda(const sl_context* ctx, const DLTensor* x, const DLTensor* weight,
                   DLTensor* out, double eps) {
   const int64_t rows = x->shape[0], columns = x->shape[1];
@@ -34,4 +39,4 @@ int rms_norm_cuda(const sl_context* ctx, const DLTensor* x, const DLTensor* weig
   snprintf(ctx->error, ctx->error_size, "%s", cudaGetErrorString(status));
   return SL_INTERNAL;
 }
-// --8<-- [end:function]
+// --8<-- [end:file]

@@ -57,7 +57,10 @@ def test_a_binding_that_cannot_be_built_is_exit_status_1(run: Any, monkeypatch: 
     monkeypatch.setenv("CXX", "/no/such/compiler")
     result = run("build", NATIVE)
     assert result.exit_code == 1, result.output
-    assert result.stdout.startswith("zoo_good::saxpy  SL405: ")
+    first, *others = result.stdout.splitlines()
+    assert first.startswith("zoo_good::saxpy  SL405: ")
+    assert [line.split()[0] for line in others] == ["expected", "fix"]
+    assert others[0] == "  expected a C++20 compiler"
 
 
 def test_a_target_that_does_not_exist_is_exit_status_2(run: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 
 from shiplap.cli import console
 from shiplap.cli.target import resolve_targets
 from shiplap.errors import ShiplapError
+from shiplap.render.lines import Line, line, row
 
 EPILOG = """\b
 Examples:
@@ -39,19 +41,27 @@ def command(
         ops = resolve_targets(targets)
         from shiplap.kernels.build import build_op
 
-        rows = []
+        outcomes = []
         for op in ops:
-            row = {"op": op.spec.name, "library": "", "why": "", "fix": "", "failed": False}
+            outcome = {"op": op.spec.name, "library": "", "why": "", "expected": "", "fix": "", "failed": False}
             try:
-                row["library"] = str(build_op(op) or "the launcher of templates")
+                outcome["library"] = str(build_op(op) or "the launcher of templates")
             except ShiplapError as e:
                 # SL404 only says that Python serves the op, which is no failure.
-                row |= {"why": f"{e.id}: {e.what}: {e.got}", "failed": e.id != "SL404"}
-                row["fix"] = e.fix if row["failed"] else ""
-            rows.append(row)
-    texts = (str(row["library"] or ("" if row["failed"] else "Python, ") + str(row["why"])) for row in rows)
-    fixes = (f"\n  fix  {row['fix']}" if row["fix"] else "" for row in rows)
-    lines = (f"{row['op']}  {text}{fix}" for row, text, fix in zip(rows, texts, fixes, strict=True))
-    console.show({"ops": rows}, lines, as_json=json)
-    if any(row["failed"] for row in rows):
+                outcome |= {"why": f"{e.id}: {e.what}: {e.got}", "failed": e.id != "SL404"}
+                if outcome["failed"]:
+                    outcome |= {"expected": e.expected, "fix": e.fix}
+            outcomes.append(outcome)
+    console.show({"ops": outcomes}, (each for outcome in outcomes for each in _lines(outcome)), as_json=json)
+    if any(outcome["failed"] for outcome in outcomes):
         raise typer.Exit(console.FAILED)
+
+
+def _lines(outcome: dict[str, Any]) -> Iterator[Line]:
+    """Yield the lines that show ``outcome``, the JSON object of one op: the library of the op, or the reason why it has
+    none. After a failure, lines with what was expected and with the fix follow.
+    """
+    reason = outcome["why"] if outcome["failed"] else f"Python, {outcome['why']}"
+    yield line(f"{outcome['op']}  {outcome['library'] or reason}")
+    yield from row("expected", outcome["expected"])
+    yield from row("fix", outcome["fix"])
