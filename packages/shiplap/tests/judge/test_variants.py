@@ -306,3 +306,12 @@ def test_arguments_that_share_their_rows_have_many_of_them_together(call, first)
 def test_a_single_dim_that_is_changed_has_another_size_then() -> None:
     for _ in range(100):
         assert all(shapes != ((1, 8), (8, 1)) for shapes, _ in _single_dims(((1, 8), (8, 1))))
+
+
+def test_sizes_of_the_code_are_among_the_first_of_other_shapes():
+    """A candidate that takes long for each shape is called on the first ones alone."""
+    first = (torch.randn(40, 50),)
+    listed = make_input_forms(first, lambda form: True, most=4, facts=InputFacts(numbers=(777,)))
+    others = [form.shapes[0] for form in listed if form.shapes != ((40, 50),)]
+    assert any(777 in shape for shape in others[:3])
+    assert len(others) == len(set(others))
