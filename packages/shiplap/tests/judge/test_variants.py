@@ -250,7 +250,8 @@ def test_a_size_that_broadcasting_alone_allows_is_not_tried() -> None:
     assert {(x[-1], c[-1]) for x, c in shapes} == {(16, 8)}
     assert len({x[0] for x, _ in shapes}) > 1
     groups = FunctionProblem("groups", lambda x: x.unflatten(1, (4, -1)).sum(2), lambda: [torch.randn(6, 16)], 0.0)
-    assert len({f.shapes[0][1] for f in groups.forms()}) > 1, "a size that four divides"
+    # Few of the sizes that are drawn are multiples of four.
+    assert any(len({f.shapes[0][1] for f in groups.forms()}) > 1 for _ in range(40)), "a size that four divides"
 
 
 def test_half_of_the_values_are_exact_numbers_of_the_code_or_small_whole_ones() -> None:
