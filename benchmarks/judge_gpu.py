@@ -369,7 +369,8 @@ def _warm_launchers(wanted: list[tuple[str, str, str, bool]], count: int) -> lis
         modules = sorted({m for source in sources for m in library_modules(str(source))} - {VECTOR_MODULE})
     with ThreadPoolExecutor(count) as pool:
         warmed = [pool.submit(launcher.import_libraries, modules) for launcher in launchers]
-        (torch.randn(64, 64, device=DEVICE, requires_grad=True) @ torch.randn(64, 64, device=DEVICE)).sum().backward()
+        x = torch.randn(64, 64, device=DEVICE, requires_grad=True)
+        torch.autograd.grad(x @ x, x, torch.ones_like(x))  # torch imports sympy for a given gradient of a result
         for each in warmed:
             each.result()
     started = {"seconds_of_the_start": round(time.monotonic() - began, 1), "modules": modules}

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import shiplap as sl
-from shiplap.judge import index_bounds
+from shiplap.judge import engine, index_bounds
+from shiplap.judge.checks import JudgeSession
 from shiplap.judge.engine import _compare_operators
 from shiplap.judge.index_bounds import IndexTrials, TrialTooLong
+from shiplap.judge.options import JudgeBudget, JudgeOptions
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import StageClock, StageTime
+from shiplap.judge.target import JudgeSubject, JudgeTarget
+from shiplap.judge.variants import InputForm
 from shiplap.sandbox.candidate import CandidateError
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.supervisor import SandboxLauncher
@@ -218,3 +222,30 @@ def test_operators_of_the_candidate_that_cannot_be_listed_are_a_missing_check(ca
     answers[:] = [uses, [*uses, OperatorUse("aten::mul", [[3]])]]
     with pytest.raises(CandidateError, match="a second call on the same values runs other operators"):
         _compare_operators(case, witness, twin, forms)
+
+
+def judge_session() -> JudgeSession:
+    problem = FunctionProblem("double", lambda x: 2 * x, lambda: [torch.ones(4)], 0.0)
+    subject = JudgeSubject(problem, "function", [], {}, 1, False)
+    target, budget = JudgeTarget("it.py", ("it",)), JudgeBudget(time.monotonic(), 60.0)
+    return JudgeSession(JudgeOptions(), subject, target, target, lambda *stage: None, budget)
+
+
+def test_a_candidate_that_takes_long_for_each_shape_gets_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates that choose among many configs for each shape take seconds for each."""
+    witness, checked = SimpleNamespace(prisoner=SimpleNamespace(answering=0.0)), list[InputForm]()
+
+    def check(case: Any, witness: Any, form: InputForm, pace: Any, *, brief: bool) -> bool:
+        witness.prisoner.answering += 2.0
+        checked.append(form)
+        return True
+
+    monkeypatch.setattr(engine, "_check_one_form", check)
+    case = judge_session()
+    case.calls = 1
+    forms = [InputForm(f"{size} {kind}", shapes=((size,),), kind=kind) for size in range(20) for kind in ("a", "b")]
+    engine._check_inputs(case, witness, forms)  # type: ignore[arg-type]
+    sizes = {form.shapes for form in checked}
+    assert len(sizes) == 5 == len(checked) / 2, "a tenth of 60 s, and all values of these shapes"
+    assert case.unchecked == ["30 inputs of further shapes: the candidate took 8.0 s for 4 others"]
+    assert not case.missing

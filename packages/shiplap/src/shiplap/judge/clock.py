@@ -47,6 +47,10 @@ MANY_CALLS = 16  # in a batch, of which the least number of rounds is enough
 # Of a GPU: the share of the free memory for a batch, in how many places its arguments and results lie, and the number
 # of calls from which on they are not queued rather than fewer.
 DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.75, 5, 4
+# Of queued calls: the difference of two batches after which no further ones are timed, and the share of the exchange of
+# messages in a batch from which on they are.
+AGREEING, MOST_EXCHANGED = 5e-3, 0.5
+FURTHER = 2  # batches of many queued calls that are timed then
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
@@ -183,9 +187,9 @@ def _measure_planned(
     """Return the times of one call, from at most ``rounds`` batches of ``plan.count`` calls for each process of
     ``judged``.
 
-    The processes are timed in a secret order. No batch begins after ``ends`` once the least number of rounds is made.
-    Raise ``CallsNotQueued`` if the calls of a GPU could not all be queued before the clock started. The other errors
-    are those of ``measure_form``.
+    The processes are timed in a secret order. Once the least number of rounds is made, no batch begins after ``ends``,
+    nor if the calls are queued on a GPU and the batches suffice. Raise ``CallsNotQueued`` if the calls of a GPU
+    could not all be queued before the clock started. The other errors are those of ``measure_form``.
     """
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
@@ -193,7 +197,7 @@ def _measure_planned(
     fewest = _fewest_rounds(plan)
     # Of another process, results must be of no use to the candidate. Trusted code may get the same values again.
     others = _repeat_draws(problem, form, count) if plan.apart else None
-    for number in range(rounds if count < MANY_CALLS else fewest):
+    for number in range(rounds if count < MANY_CALLS else fewest + FURTHER * plan.queued):
         with pace.step():
             sets = [problem.draw(form) for _ in range(count)]
             expected = [problem.expect_effects(form, args) for args in sets]
@@ -211,11 +215,26 @@ def _measure_planned(
                 repeated += again
         took = min(c.wall for c in calls["reference"])
         least = LEAST_AGAIN if took / count > SLOW_CALL_S else LEAST_LONG if took > LONG_CALL_S else fewest
-        if number + 1 >= least and time.monotonic() > ends:
+        if number + 1 >= least and (time.monotonic() > ends or (plan.queued and _suffice(calls, count))):
             break
     # Only after all rounds: the least times are the most reliable then.
     _check_memoization(calls, repeated)
     return replace(_summarize_timing(problem, form, sets[0], calls, count), queued=plan.queued)
+
+
+def _suffice(calls: Mapping[str, Sequence[CallOutcome]], count: int) -> bool:
+    """Return whether no further batches of ``count`` queued calls are needed. ``calls`` maps names of processes to the
+    outcomes of their batches.
+
+    The two shortest batches of each process have to differ by at most a two-hundredth. Batches of 16 calls or more need
+    not, since they are means over their calls, unless the exchange of messages takes most of a batch: then other
+    programs seem to have used the GPU in each round.
+    """
+    if count >= MANY_CALLS:
+        exchanged, taken = (min(c.wall - c.written for c in calls[name]) for name in ("nothing", "candidate"))
+        return exchanged < MOST_EXCHANGED * taken
+    shortest = [sorted(c.wall for c in made)[:2] for made in calls.values()]
+    return all(len(two) > 1 and two[1] <= (1.0 + AGREEING) * two[0] for two in shortest)
 
 
 def _repeat_draws(problem: JudgeProblem, form: InputForm, count: int) -> list[Args]:
@@ -308,14 +327,16 @@ def _plan_batches(
     plan = replace(plan, apart=on_device)
     if most == 1:
         return _run_unqueued(judged, args, pace, plan)
-    for _ in range(2 if on_device else 1):  # the first turn on a GPU allocates memory
-        began = time.monotonic()
-        probe = [problem.draw(form) for _ in range(min(PROBED_CALLS, most))]
+    if on_device:  # the first turn on a GPU allocates memory
         with pace.step(judged["candidate"].prisoner):
-            expected = [problem.expect_effects(form, args) for args in probe]
-            _run_turn(judged["candidate"], "candidate", probe, expected)
-        # Drawing and comparing take longer than most kernels.
-        each = (time.monotonic() - began) / len(probe)
+            _run_turn(judged["candidate"], "candidate", _repeat_draws(problem, form, min(PROBED_CALLS, most)), None)
+    began = time.monotonic()
+    probe = [problem.draw(form) for _ in range(min(PROBED_CALLS, most))]
+    with pace.step(judged["candidate"].prisoner):
+        expected = [problem.expect_effects(form, args) for args in probe]
+        _run_turn(judged["candidate"], "candidate", probe, expected)
+    # Drawing and comparing take longer than most kernels.
+    each = (time.monotonic() - began) / len(probe)
     # All rounds of all calls have to fit into the time.
     fewest = _fewest_rounds(replace(plan, count=most))
     most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (fewest * each))))

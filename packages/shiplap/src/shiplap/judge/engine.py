@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from shiplap.judge.problem import SEEDING, SLOW_CALL_S
 from shiplap.judge.processes import JudgedProcesses, not_started
 from shiplap.judge.resubmission import describe_resubmission
 from shiplap.judge.result import JudgeResult, Reason, StageClock
+from shiplap.judge.shapes import Shapes
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
@@ -46,18 +48,20 @@ from shiplap.sandbox.source_scan import (
     find_suspicious_names,
     parameters_in_source,
 )
-from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap.sandbox.supervisor import SandboxedProcess, SandboxLauncher
 from shiplap.sandbox.unsteady_source import find_unsteady_decisions
 
 __all__ = ["JudgeOptions", "judge"]
 
 TIMING_ATTEMPTS = 3  # measurements before implausible times count as a fault
 LEAST_SHAPES, MOST_SHAPES = 4, 14
+FEWEST_SHAPES = 5  # shapes that are compared however long the candidate takes for them
 QUEUED_KERNELS = 960  # kernels that a GPU can queue, less some for the clock
 # Shares of the remaining time for each stage, in the order of the stages.
 CHOOSING_SHARE = 0.3  # the search for forms that the reference accepts
 CHECKING_SHARE = 0.6  # the comparison of all forms, after the first call
 ENDURING_SHARE = 0.5  # many calls, and gradients
+SHAPES_SHARE = 0.1  # of the whole time, for calls of the candidate on shapes that are new to it
 EXTRA_SHARE = 0.15  # gradients that nobody asks for
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["other dtypes, empty tensors, NaN and infinity"]
@@ -167,6 +171,8 @@ def _closed_in_stage(clock: StageClock, name: str) -> Iterator[ExitStack]:
         yield stack
     finally:
         with clock.stage(name):
+            with ThreadPoolExecutor(max(1, len(clock.prisoners))) as pool:  # each takes a while to leave a GPU
+                list(pool.map(SandboxedProcess.kill, clock.prisoners))
             stack.close()
 
 
@@ -232,7 +238,6 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
             return
         with case.clock.stage("load"):
             witness = processes.candidate()
-            witness.check_interpreter()
         # Of a form for which the machine lacks memory nobody knows whether the reference accepts it.
         case.tried = {axis for form in (*forms, *case.problem.lacked) for axis in _axes(forms[0], form)}
         with case.clock.stage("values"):
@@ -328,7 +333,8 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     values).
 
     Forms that will be timed are compared first. Unless shapes were reduced, they are compared again at the end. Faults,
-    missing checks and the properties of inputs that were varied are recorded in ``case``.
+    missing checks and the properties of inputs that were varied are recorded in ``case``. If the candidate takes long
+    for each shape, as one that compiles does, some shapes are left out.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -336,9 +342,14 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     # A step of a large shape says nothing about how long one of a smaller shape takes.
     paces = {reduced: StepDeadline(case.budget.last) for reduced in (False, True)}
     brief = case.problem.takes > SLOW_CALL_S and any(f.reduced for f in forms)
-    answered = witness.prisoner.answering
+    answered, seen, left_out, spent = witness.prisoner.answering, set[Shapes](), 0, 0.0
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
+        # A candidate may compile, or choose among many configs, for each shape.
+        is_new, before = form.shapes not in seen, witness.prisoner.answering
+        if is_new and spent > SHAPES_SHARE * case.options.seconds and len(seen) >= FEWEST_SHAPES:
+            left_out += 1
+            continue
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
@@ -346,12 +357,17 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
             compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
+        seen.add(form.shapes)
+        spent += witness.prisoner.answering - before if is_new and number else 0.0
         enough += case.wait_for_others(*paces.values())
         if not number:  # the first call may compile, so the share begins after it
             case.first_call = witness.prisoner.answering - answered
             enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
+    if left_out:
+        took = f"the candidate took {spent:.1f} s for {len(seen) - 1} others"
+        case.unchecked.append(f"{left_out} inputs of further shapes: {took}")
     if not case.calls:
         case.missing["inputs"] = "the reference took none of the inputs"
 

@@ -25,8 +25,8 @@ class JudgeOptions:
             does. Comparisons that are not made in this time make the verdict incomplete. The time in which a launcher
             imports for the first time what the candidate uses of torch, such as its compiler, does not count.
         rounds: the largest number of timed batches of calls for each shape, 12 by default. Batches of 16 calls or more
-            are timed 5 times. If time is short, there are at least 5 batches, or 3 for calls of more than 10 ms. Each
-            call has new values.
+            are timed 5 times. If time is short, there are at least 5 batches, or 3 for calls of more than 10 ms. Calls
+            that are queued on a GPU are timed less often if their batches agree. Each call has new values.
         sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
             the audit are timed.
         tolerance: a relative error that is accepted in addition to rounding, 0 by default.

@@ -69,12 +69,14 @@ class JudgedProcesses:
             self._twin: Callable[[], TargetProcess] = self._pool.submit(self._load_reference, twin).result
         else:
             self._twin = lambda: self._load_reference(self._start(case.reference))
-        self._witness = self._pool.submit(self._load, witness, case.candidate, "function")
+        self._witness = self._pool.submit(self._load_candidate, witness)
         if case.options.device != "cpu" and not torch.cuda.is_initialized():
             self.candidate()  # of another device it is not known yet whether anything can run there
 
     def candidate(self) -> TargetProcess:
-        """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails."""
+        """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails, or
+        if the import of the candidate has changed the interpreter.
+        """
         return self._witness.result()
 
     def reference(self) -> TargetProcess:
@@ -98,6 +100,14 @@ class JudgedProcesses:
             made.call(case.problem.draw(form))
         made.prisoner.until = case.budget.last
         return made
+
+    def _load_candidate(self, witness: TargetProcess) -> TargetProcess:
+        """Load the candidate into the process ``witness`` and return that process. Raise ``CandidateError`` if the
+        candidate cannot be loaded, or if its import has changed the interpreter.
+        """
+        self._load(witness, self._case.candidate, "function")
+        witness.check_interpreter()
+        return witness
 
     def _load_reference(self, twin: TargetProcess, *, compiled: bool = False) -> TargetProcess:
         """Load the reference into the process ``twin`` and return that process. If ``compiled`` is true, the reference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -379,7 +380,7 @@ def _other_shape_forms(
     constants and for that with many rows. ``reduced`` is copied into the forms, and says that their shapes stand for
     large ones.
     """
-    forms: dict[Shapes, InputForm] = {}
+    seen, groups = {own}, list[list[InputForm]]()
     limit, numbers = max(limit, ROOM), [int(v) for v in constants if v == int(v)]
     # What the code compares comes first.
     compared = shapes_near_constants(own, numbers[:COMPARED_NUMBERS], limit)
@@ -389,10 +390,12 @@ def _other_shape_forms(
         (compared, max(limit, FAR_ELEMENTS) if constants else 0, 2 * most),
         (shapes_from_constants(own, numbers[COMPARED_NUMBERS:]), limit, most),
     ):
-        fitting, tried = 0, 0
+        fitting, tried = list[InputForm](), 0
+        groups.append(fitting)
         for shapes in listed:
-            if shapes in forms or shapes == own or (count := count_elements(shapes)) > largest:
+            if shapes in seen or (count := count_elements(shapes)) > largest:
                 continue
+            seen.add(shapes)
             # Normal values show more, drawn ones are surely valid.
             kind, far = SECRET_RANDOM.choice(("drawn", "normal")), count > limit
             label = _form_label(shapes, kind)
@@ -401,12 +404,12 @@ def _other_shape_forms(
             # A size is taken by chance where a dim of one element is broadcast, but not where it is a multiple.
             nearby = [[replace(form, shapes=s, far_size=False) for s in p] for p in neighbouring_shapes(shapes, own)]
             if runs(form) and all(any(map(runs, pair)) for pair in nearby):
-                forms[shapes] = form
-                fitting += 1
+                fitting.append(form)
             # A reference that refuses most shapes must not use up the time.
-            if fitting == most_of or tried == 4 * most_of:
+            if len(fitting) == most_of or tried == 4 * most_of:
                 break
-    return list(forms.values())
+    # In turn, since the last ones may be left out for a candidate that takes long for each.
+    return [form for row in zip_longest(*groups) for form in row if form is not None]
 
 
 def _form_label(shapes: Shapes, kind: str) -> str:

@@ -23,6 +23,8 @@ import typing
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
+from operator import is_
 from os.path import realpath  # bound now, since the candidate may replace ``os.path.realpath`` later
 from types import FrameType, FunctionType
 from typing import Any
@@ -285,7 +287,7 @@ class InterpreterWatch:
         # Objects of the launcher are frozen before it forks: to count them, as gc.get_freeze_count does, takes 30 ms.
         self._busy = True  # the list of objects is an event of the audit hook
         try:
-            return any(value is self._collected for value in gc.get_objects())
+            return any(map(is_, gc.get_objects(), repeat(self._collected)))
         finally:
             self._busy = False
 
