@@ -6,6 +6,8 @@ import os
 import re
 import sys
 
+from shiplap.sandbox import load_candidate
+
 LAUNCHER_VARIABLES = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -44,9 +46,10 @@ def launcher_environment() -> dict[str, str]:
     """Return the environment variables of a new launcher, which is the process that forks sandboxed processes.
 
     They are those of this program and the values in ``LAUNCHER_VARIABLES``. Variables whose names or values suggest a
-    secret and those in ``UNSHARED_VARIABLES`` are left out. ``PYTHONPATH`` has the folders of ``sys.path``.
+    secret and those in ``UNSHARED_VARIABLES`` are left out. ``PYTHONPATH`` has the folders of ``sys.path``, but for
+    those of judged files: Python imports ``sitecustomize`` from there before anything is sandboxed.
     """
     shown = {
         k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not is_secret(k, v)
     } | LAUNCHER_VARIABLES
-    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p and p not in load_candidate.added_folders)}
