@@ -27,7 +27,14 @@ from shiplap.sandbox.kept_counts import (
 )
 from shiplap.sandbox.local_aliases import called_name, resolve_aliases, resolve_calls
 from shiplap.sandbox.native_counts import JUDGED_CALLS, native_decisions
-from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, number_of, read_source
+from shiplap.sandbox.source_scan import (
+    functions_used_by,
+    gather_sources,
+    live_nodes,
+    number_of,
+    parse_source,
+    read_source,
+)
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"times", "getrusage", "uptime"}
@@ -83,7 +90,7 @@ def _decisions_in(source: Path, find: Callable[[ast.Module], Iterable[tuple[int,
     deeply to be looked through here, it has ``TOO_DEEP``, since a process with another limit may import it.
     """
     try:
-        tree = ast.parse(read_source(source))
+        tree = parse_source(read_source(source))
         resolve_aliases(tree)
         return [f"line {line}: {what}" for line, what in find(tree)]
     except (SyntaxError, ValueError):
@@ -554,7 +561,7 @@ def unsteady_decisions_of_function(fn: Any) -> list[str]:
         return []
     first = {at.__code__.co_firstlineno for at in used}
     try:
-        tree = ast.parse(read_source(used[0].__code__.co_filename))
+        tree = parse_source(read_source(used[0].__code__.co_filename))
         resolve_aliases(tree)
         return _decisions_in_part(tree, first)
     except (SyntaxError, ValueError):
