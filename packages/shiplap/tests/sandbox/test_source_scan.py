@@ -17,7 +17,7 @@ from shiplap.sandbox.source_scan import (
     read_source,
     texts_in_source,
 )
-from shiplap.sandbox.unsteady_source import find_call_counters
+from shiplap.sandbox.unsteady_source import find_call_counters, find_unsteady_decisions
 from shiplap_testing.forked import python
 
 EXPORT = """
@@ -110,6 +110,22 @@ def test_a_source_has_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_condition_of_any_length_is_looked_through(kernel: Path) -> None:
     kernel.write_text(f"import sys\nif {'+'.join(['1'] * 900)}:\n    f = sys._getframe\n")
     assert find_suspicious_names(str(kernel)) == ["line 3: _getframe looks at the callers"]
+
+
+@pytest.mark.parametrize(("values", "found"), [(60, 0), (2_000, 1)])
+def test_a_comparison_without_end_is_named(kernel: Path, values: int, found: int) -> None:
+    """Each of its values would be compared with all others, which takes hours."""
+    kernel.write_text("x = " + " < ".join("a" * values))
+    assert len(find_unsteady_decisions(str(kernel))) == found
+
+
+def test_sources_together_have_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.write_text("import a, b, c\n")
+    for name in "abc":
+        (kernel.parent / f"{name}.py").write_text("import a, b, c" + " " * 50)
+    assert len(gather_sources(str(kernel))) == 4
+    monkeypatch.setattr(source_scan, "MAX_SOURCE_BYTES", 100)
+    assert len(gather_sources(str(kernel))) == 3
 
 
 @pytest.mark.parametrize("test", ["__name__ == '__main__'", "'__main__' == __name__"])

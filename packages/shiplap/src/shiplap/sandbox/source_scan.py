@@ -62,26 +62,27 @@ class ObscureText(SyntaxError):
 def gather_sources(file: str) -> list[Path]:
     """Return ``file`` and those Python and native source files beside it that it names, directly or indirectly, and
     compiled modules that have no source. Files in its folder and in the direct subfolders count. At most ``FILES`` are
-    returned.
+    returned, and none after ``MAX_SOURCE_BYTES`` letters, since looking through them takes half a minute.
     """
     first = Path(file)
     beside = _list_sources_beside(first.parent)
     sources: dict[Path, None] = {}
-    left = [first]
-    while left and len(sources) < FILES:
+    left, letters = [first], 0
+    while left and len(sources) < FILES and letters < MAX_SOURCE_BYTES:
         at = left.pop(0)
         if at in sources:
             continue
         sources[at] = None
-        words = _words_in(at)
+        text = _read_source_text(at)
+        words, letters = _words_of(text), letters + len(text)
         named = (p for p in beside if p.stem in words or (p.stem == PACKAGE and p.parent.name in words))
         left += [p for p in named if _is_source_in(first.parent, p)]
     return list(sources)
 
 
-def _words_in(source: Path) -> set[str]:
+def _words_of(text: str) -> set[str]:
     """Return the words in the text of a source, as Python reads names: by the normal form of each letter."""
-    return set(re.findall(r"\w+", unicodedata.normalize("NFKC", _read_source_text(source))))
+    return set(re.findall(r"\w+", unicodedata.normalize("NFKC", text)))
 
 
 def _list_sources_beside(folder: Path) -> list[Path]:
@@ -158,7 +159,7 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
     names of the file's functions that other code calls.
     """
     reasons = _suspicious_names_in(file, targets)
-    used = [*_words_in(Path(file))]  # a function of another module is called by its name
+    used = [*_words_of(_read_source_text(Path(file)))]  # a function of another module is called by its name
     for other in gather_sources(file)[1:]:
         if other.suffix == ".py":
             reasons += [f"{other.name}, {what}" for what in _suspicious_names_in(str(other), used)]

@@ -60,6 +60,7 @@ COUNTS |= {"getsize", "listdir", "scandir", "tell", "read_text", "read_bytes", "
 FILE_FACTS = {"st_size", "st_mtime", "st_mtime_ns", "st_nlink", "st_ino"}
 UNSTEADY = CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | {"data_ptr"}
 LONG_ALIGNMENT = 4096  # bytes; an address by a larger number is a chance
+MOST_SIDES = 64  # values of one comparison, each of which is compared with all others
 TOO_DEEP = "expressions that are nested too deeply to be looked through"
 COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)
 FRESH = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)  # expressions that make a container
@@ -116,6 +117,9 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if not isinstance(node, (ast.Compare, ast.BinOp)) or not _decides(node):
             continue
         sides = [node.left, *(node.comparators if isinstance(node, ast.Compare) else [node.right])]
+        if len(sides) > MOST_SIDES:
+            yield node.lineno, f"a comparison of more than {MOST_SIDES} values, which is not looked through"
+            continue
         amounts = [_amount(side, numbers) for side in sides]
         for side in sides:
             others = [a for a, other in zip(amounts, sides, strict=True) if other is not side]
