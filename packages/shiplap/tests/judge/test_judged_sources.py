@@ -65,6 +65,23 @@ def test_compiled_code_beside_a_source_does_not_run(
         prisoner.kill()
 
 
+def test_a_reference_beside_a_candidate_is_hidden(tmp_path: Path) -> None:
+    """A candidate in one file with its reference could not be loaded, and a package may import both."""
+    (tmp_path / "ref.py").write_text(REFERENCE)
+    (tmp_path / "fast.py").write_text("def candidate(x):\n    return x + 1\n")
+    reference, candidate = (JudgeTarget.of(tmp_path / name, ("candidate",)) for name in ("ref.py", "fast.py"))
+
+    def hidden(reference: JudgeTarget) -> list[str]:
+        case = SimpleNamespace(reference=reference, candidate=candidate)
+        return _hidden_places(case, candidate)  # type: ignore[arg-type]
+
+    cached = str(tmp_path / "__pycache__")
+    assert hidden(reference) == [str(tmp_path / "ref.py"), cached]
+    assert hidden(candidate) == [cached]
+    (tmp_path / "__init__.py").touch()
+    assert hidden(reference) == [str(tmp_path), cached]
+
+
 def test_a_source_that_is_changed_meanwhile_leaves_the_verdict_incomplete(
     files: tuple[Path, Path], launcher: SandboxLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

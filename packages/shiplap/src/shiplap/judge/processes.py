@@ -186,8 +186,9 @@ def _hidden_places(case: JudgeSession, target: JudgeTarget) -> list[str]:
 
     For the candidate they are the folders of compiled modules beside its sources, since Python would run what is there
     in place of the sources that this process has read. The folder of the reference is hidden as well, also inside the
-    folder of the candidate, unless somebody else than Shiplap has put it on ``sys.path``. If the candidate imports a
-    module of that folder as part of a package, it is the file of the reference.
+    folder of the candidate, unless somebody else than Shiplap has put it on ``sys.path``. If the candidate lies in that
+    folder itself, and it is no package, or if the candidate imports a module there as part of a package, the file of
+    the reference alone is hidden.
     """
     if target is not case.candidate:
         return []
@@ -195,10 +196,12 @@ def _hidden_places(case: JudgeSession, target: JudgeTarget) -> list[str]:
     folder = str(Path(file).parent) if file else ""
     sources = [*gather_sources(target.file)] if target.file else []
     places: list[str] = []
-    if folder and folder not in shown:
+    if folder and folder not in shown and file != target.file:
         # From there the reference could be imported, since a sandboxed process may ask for the date of any file.
-        within_package = imports_from_package(target.file, folder, shown)
+        # The package of both may import the reference when it is imported itself.
+        is_beside = bool(target.file) and folder == str(Path(target.file).parent)
+        is_alone = is_beside and not os.path.exists(f"{folder}/__init__.py")
         sources += [Path(file)]
-        places += [file] if within_package else [folder]
+        places += [file] if is_alone or imports_from_package(target.file, folder, shown) else [folder]
     places += [str(source.parent / "__pycache__") for source in sources]
     return [*dict.fromkeys(name for place in places for name in (place, os.path.realpath(place)))]
