@@ -437,7 +437,7 @@ def test_names_of_secrets() -> None:
         "DB_PASS MYSQL_PWD PGPASSFILE GH_PAT DATABASE_URL PIP_INDEX_URL SENTRY_DSN SESSION_COOKIE AWS_ACCESS_KEY_ID"
     )
     plain = "PWD OLDPWD PATH PYTHONPATH OMP_NUM_THREADS TORCHINDUCTOR_PATTERNS CUDA_VISIBLE_DEVICES CONDA_PREFIX"
-    secrets += " SLACK_WEBHOOK_URL AZURE_CONNECTION_STRING HASH_SALT NETRC"
+    secrets += " SLACK_WEBHOOK_URL AZURE_CONNECTION_STRING HASH_SALT NETRC DB_PASS_PROD PASSCODE AWS_CREDS DEPLOY_OTP"
     assert [name for name in secrets.split() if not is_secret(name, "1")] == []
     assert [name for name in plain.split() if is_secret(name, "1")] == []
 
@@ -469,6 +469,14 @@ def test_names_of_secrets() -> None:
         ("AIzaSyA-0123456789abcdefghijklmno", True),
         ("--tokens-per-batch=4 --key-blocks=2", False),
         ("basic auto", False),
+        ("https://a.blob.core.windows.net/c?sv=2022&sig=abc%3D", True),
+        ("https://b.s3.amazonaws.com/k?X-Amz-Signature=ab12", True),
+        ("Server=h;Uid=me;Pwd=abc;", True),
+        ("--user me --password abc", True),
+        ("AGE-SECRET-KEY-1QQQ", True),
+        ("glsa_0123456789abcdefABCDEF", True),
+        ("--password --token-file", False),
+        ("https://h/x?design=1&signal=2", False),
     ],
 )
 def test_values_of_secrets(value: str, secret: bool, monkeypatch) -> None:

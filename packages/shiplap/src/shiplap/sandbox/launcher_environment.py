@@ -20,7 +20,7 @@ UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR
 UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 # Variables that may hold a secret. ``PWD`` is the current folder.
 SECRET_VARIABLE = re.compile(
-    r"key|token|secret|pass(w|p|$|_?file)|(?<!^)(?<!^old)pwd|credential|auth|cookie|private|session|dsn|jwt"
+    r"key|token|secret|pass(w|p|code|$|_?file)|(^|_)pass[_\d]|(?<!^)(?<!^old)pwd|credential|(^|_)(creds?|otp)(_|$)|auth|cookie|private|session|dsn|jwt"
     r"|(^|_)pat($|_)|(database|redis|mongo\w*|broker|index)_ur[il]|webhook|conn(ection)?_?str(ing)?|salt$|netrc",
     re.IGNORECASE,
 )
@@ -29,10 +29,11 @@ SECRET_VARIABLE = re.compile(
 # their issuers give them. A token has a digit or a capital letter, unlike most folders.
 SECRET_VALUE = re.compile(
     r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
-    r"|//hooks\.|(?i:(pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*(=\s*\S|:\s*[^\s/]))"
+    r"|//hooks\.|[?&](?i:sig|(x-(amz|goog)-)?signature)=|AGE-SECRET-KEY-|(?i:--(password|token|secret|api-key)\s+[^\s-])"
+    r"|(?i:(\bpwd|pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*(=\s*\S|:\s*[^\s/]))"
     r"|(?i:\b(basic|bearer) [\w+/=.-]{8,})"
     r"|(?<![\w.]/)(?<![\w-])((gh[a-z]_|github_pat_|hf_|npm_|AKIA|ASIA)(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}"
-    r"|(glpat-|sk-|xox[a-z]-|xapp-|pypi-|AIza|ya29\.|SG\.|[srp]k_(live|test)_|whsec_|dop_v1_|shp[a-z]{2}_|dckr_pat_)"
+    r"|(glpat-|sk-|xox[a-z]-|xapp-|pypi-|AIza|ya29\.|SG\.|[srp]k_(live|test)_|whsec_|dop_v1_|shp[a-z]{2}_|dckr_pat_|glsa_|ATATT|figd_|lin_api_|dapi)"
     r"(?=[a-z_-]*[A-Z0-9])[\w-]{16,})"
 )
 
