@@ -9,7 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-from importlib.metadata import entry_points, version
+import warnings
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import typer
 
 from shiplap import cli
-from shiplap.cli import console
+from shiplap.cli import console, families
 from shiplap.cli.app import app
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import WITH_VERBS, python
@@ -94,6 +95,18 @@ def test_a_verb_of_a_distribution_that_is_not_installed(run: Any) -> None:
         "fix      use a command that 'shiplap --help' lists. If the command belongs to another package, install"
         in result.stderr
     )
+
+
+def test_a_verb_that_cannot_be_imported_or_has_a_name_of_ours_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One package must not take away all verbs, nor put another program in the place of one."""
+    named = {"judge": "shiplap.cli.env", "broken": "no_such_module", "formless": "shiplap.cli.console"}
+    others = [EntryPoint(name, value, "shiplap.verbs") for name, value in {**named, "more": "shiplap.cli.env"}.items()]
+    monkeypatch.setattr(families, "_installed_entry_points", lambda group: others)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        assert [name for name, _ in families.installed_verbs(VERBS)] == ["more"]
+    said = [str(w.message).partition(":")[0] for w in given]
+    assert said == [f"the verb {name} of {value} is left out" for name, value in named.items()]
 
 
 def test_errors_are_text_on_stderr(process: Any) -> None:

@@ -1,10 +1,14 @@
 """The text by which a tensor that code holds is known."""
 
+import importlib.util
+import re
+from functools import partial
+
 import pytest
 import torch
 
 from shiplap.declare import code_files
-from shiplap.declare.code_files import tensor_text
+from shiplap.declare.code_files import _file_has_function_code, shiplap_digest, tensor_text
 
 
 def test_a_tensor_is_known_by_its_form_and_its_values():
@@ -40,3 +44,21 @@ def test_few_tensors_are_held(monkeypatch, most):
     for number in range(4):
         tensor_text(torch.full((2,), float(number)))
         assert 1 <= len(held) <= most
+
+
+def test_a_file_that_was_edited_after_its_import_does_not_have_the_code_of_its_functions(tmp_path):
+    """Functions of other files, which a module has imported, do not count."""
+    file = tmp_path / "edited.py"
+    file.write_text("from re import escape\ndef f(x):\n    return x + 1\n")
+    spec = importlib.util.spec_from_file_location("edited", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    holds = partial(_file_has_function_code, str(file))
+    assert holds(module)
+    assert holds(None)
+    file.write_text("from re import escape\ndef f(x):\n    return x + 2\n")
+    assert not holds(module)
+
+
+def test_shiplap_has_a_digest_of_its_own_code():
+    assert re.fullmatch(r"[0-9a-f]{32}", shiplap_digest())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shiplap.declare.saved_reads import UnknownReads, attributes_read
+from shiplap.declare.saved_reads import UnknownReads, _only_shows_values, attributes_read
 
 
 def helper(s, g):
@@ -269,3 +269,11 @@ def starred(grad, saved, needs):
 def test_the_reads_cannot_be_found(fn: Callable[..., object], why: str) -> None:
     with pytest.raises(UnknownReads, match=why.replace("*", r"\*").replace(".", r"\.")):
         attributes_read(fn, 1)
+
+
+def test_functions_that_only_show_a_value():
+    """Those of pytest are known by their package, since it rewrites assertions. Functions in C have none."""
+    from _pytest.assertion import rewrite
+
+    assert all(map(_only_shows_values, (print, repr, rewrite._format_explanation)))
+    assert not any(map(_only_shows_values, (len, torch.relu, functools.wraps, Holder.static)))

@@ -483,6 +483,14 @@ def test_sl118_a_tolerance_is_a_small_number_with_a_reason(ns, tolerance):
             return 2 * x
 
 
+def test_a_declared_tolerance_is_kept_with_its_reason(ns):
+    @sl.op(f"{ns}::scale", tolerance=(1e-3, " a table of few digits "))
+    def scale(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * x
+
+    assert scale.spec.tolerance == (1e-3, "a table of few digits")
+
+
 @pytest.mark.parametrize(
     ("attach", "keyword", "meant"),
     [

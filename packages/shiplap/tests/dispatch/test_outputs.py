@@ -12,6 +12,7 @@ from shiplap.dispatch.outputs import (
     _ExpectedAxis,
     _ExpectedOutput,
     _is_same_argument,
+    _with_own_memory,
     fresh_results,
     outputs_as_expected,
     result_values,
@@ -194,3 +195,12 @@ def test_the_gradient_of_a_traced_op_is_not_held_to_the_device_of_its_result(ns)
     assert out.device.type == "meta"
     (grad,) = torch.autograd.grad(out, x, torch.ones(3, device="meta"))
     assert grad.tolist() == [1.0] * 3
+
+
+def test_results_get_contiguous_memory_of_their_own():
+    whole, owned = torch.arange(6.0).view(2, 3), list[Tensor]()
+    first, second, number = _with_own_memory([whole.t(), whole[0], 3], owned)
+    assert (first.is_contiguous(), number) == (True, 3)
+    assert torch.equal(first, whole.t())
+    third, again = _with_own_memory([whole, whole], owned)
+    assert len({t.data_ptr() for t in (first, second, third, again)}) == len(owned) == 4

@@ -36,9 +36,12 @@ def test_namespaces_of_torch_are_refused(namespace: str) -> None:
     assert (e.value.id, e.value.expected) == ("SL101", "a namespace of your own")
 
 
-def attach(author: str, op: Any) -> list[str]:
+KERNEL = "@op.kernel('cpu')\ndef mine(x):\n    return x + x\n"
+GRADIENT = "@op.backward(once_differentiable=True)\ndef mine(grad, saved, needs):\n    return {'x': grad * 2}\n"
+
+
+def attach(author: str, op: Any, program: str = KERNEL) -> list[str]:
     """Attach a kernel in a module of the package ``author``. Return the notices."""
-    program = "@op.kernel('cpu')\ndef mine(x):\n    return x + x\n"
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         exec(compile(program, f"{author}.py", "exec"), {"op": op, "__name__": f"{author}.kernels"})
@@ -51,6 +54,14 @@ def test_a_kernel_of_another_package_is_named_with_both_packages() -> None:
     owner = __name__.partition(".")[0]
     said = f"stranger attaches a kernel for cpu to ownership::foreign, which {owner} declares"
     assert attach("stranger", op) == [f"{said}: calls may run code of stranger"]
+
+
+def test_a_gradient_of_another_package_is_named_with_both_packages() -> None:
+    op = declare("ownership::foreign_gradient")
+    op.kernel("cpu", lambda x: x + x)
+    owner = __name__.partition(".")[0]
+    said = f"stranger attaches a gradient to ownership::foreign_gradient, which {owner} declares"
+    assert attach("stranger", op, GRADIENT) == [f"{said}: calls may run code of stranger"]
 
 
 @pytest.mark.parametrize("author", [__name__.partition(".")[0], "__main__"])

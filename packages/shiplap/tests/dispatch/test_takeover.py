@@ -261,6 +261,7 @@ def test_a_function_that_autograd_differentiates_gives_its_gradient(ns: str) -> 
     def wave(x: M, scale: float) -> M:
         return torch.sin(x) * scale
 
+    assert "taken  kernel on cpu\n" in str(wave.adoption)
     assert "taken  gradient" in str(wave.adoption)
     same_as_reference(wave, torch.randn(3, 4), 0.5)
     for source in (Clip, f"{ns}::wave"):

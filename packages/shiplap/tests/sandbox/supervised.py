@@ -171,6 +171,11 @@ COUNTED = {
     f"        name = f'f{{i}}'\n        open(name, 'w').close()\n    os.link(name, f'l{{i}}')\n{WAIT}"
     "\nif os.statvfs('.').f_favail:\n    raise OSError('names of one file take no room of their own')",
     "folders without end": f"for i in range(110_000):\n    os.mkdir(str(i))\n{WAIT}",
+    "blocks behind the end of its output": "number = {'x86_64': 285, 'aarch64': 47}[os.uname().machine]\n"
+    f"called(libc.syscall(number, 1, 1, ctypes.c_long(0), ctypes.c_long(1 << 29)))\nos.close(1)\nos.close(2)\n{WAIT}",
+    "removed files of which a page is mapped": "for i in range(40):\n"
+    "    f = os.open(str(i), os.O_CREAT | os.O_RDWR, 0o600)\n    os.posix_fallocate(f, 0, 1 << 24)\n"
+    f"    held.append(libc.mmap(None, 4096, 3, 1, f, 0))\n    os.close(f)\n    os.unlink(str(i))\n{WAIT}",
     "files in a folder that cannot be listed": "os.umask(0)\nos.mkdir('h', 0o300)\nfor i in range(40):\n"
     f"    open(f'h/{{i}}', 'wb').write(bytes(1 << 23))\n{WAIT}",
     "files in a folder that cannot be listed, by a mask": "libc.umask(0o400)\nos.mkdir('h')\nos.listdir('h')\n"

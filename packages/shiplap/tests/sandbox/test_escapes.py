@@ -384,6 +384,7 @@ def test_conditions_look_at_arguments(machine: tuple[int, int]) -> None:
     assert of(seccomp.SENDTO, 3, 1, 8, 0, 0x7FFF00000000, 0) == of(seccomp.SENDTO, 3, 1, 8, 0, 5, 5) == REFUSE
     assert of(seccomp.SOCKETPAIR, 1, 0x80001) == of(seccomp.SOCKETPAIR, 1, 5) == ALLOW
     assert of(seccomp.SOCKETPAIR, 1, 2) == of(seccomp.SOCKETPAIR, 30, 1) == of(seccomp.SOCKET, 1, 1) == REFUSE
+    assert [of(seccomp.FALLOCATE, 3, mode, 0, 9) for mode in (0, 1, 3, 0x10)] == [ALLOW] + [REFUSE] * 3
     assert [of(seccomp.FADVISE, 3, 0, 0, advice) for advice in (0, 2, 3, 4)] == [ALLOW] * 3 + [REFUSE]
     assert [of(seccomp.MADVISE, 0, 4096, advice) for advice in (4, 8, 14)] == [ALLOW] * 3
     assert [of(seccomp.MADVISE, 0, 4096, advice) for advice in (9, 12, 20, 21, 25, 100, 101)] == [REFUSE] * 7

@@ -17,7 +17,7 @@ from shiplap.sandbox.source_scan import (
     read_source,
     texts_in_source,
 )
-from shiplap.sandbox.unsteady_source import find_call_counters
+from shiplap.sandbox.unsteady_source import find_call_counters, find_unsteady_decisions
 from shiplap_testing.forked import python
 
 EXPORT = """
@@ -66,6 +66,36 @@ def test_a_module_among_many_files_is_a_source(kernel: Path) -> None:
     assert any("_getframe" in why for why in find_suspicious_names(str(kernel)))
 
 
+@pytest.mark.parametrize("encoding", ["utf-7", "raw_unicode_escape", "punycode", "idna", "cp037"])
+def test_a_text_that_hides_its_names_is_named(kernel: Path, encoding: str) -> None:
+    kernel.write_bytes(f"# coding: {encoding}\n".encode() + b"f = 1\n")
+    assert [encoding.replace("_", "-") in why for why in find_suspicious_names(str(kernel))] == [True]
+    assert constants_in_sources(str(kernel)) == []
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n", b"#!x\n# vim: set fileencoding=utf-8 :\n"]
+)
+def test_usual_encodings_are_looked_through(kernel: Path, head: bytes) -> None:
+    kernel.write_bytes(head + b"import sys\nf = sys._getframe\n")
+    assert any("_getframe" in why for why in find_suspicious_names(str(kernel)))
+
+
+def test_a_module_that_is_imported_in_wide_letters_is_a_source(kernel: Path) -> None:
+    """Python reads names by the normal form of their letters."""
+    kernel.write_text("from \uff48elper import f\ndef candidate(x): return f(x)\n")
+    (kernel.parent / "helper.py").write_text("import sys\nf = sys._getframe\n")
+    assert any("_getframe" in why for why in find_suspicious_names(str(kernel)))
+
+
+def test_a_compiled_module_without_a_source_is_named(kernel: Path) -> None:
+    for name in ("helper.pyc", "other.pyc"):
+        (kernel.parent / name).touch()
+    assert [why.split()[0] for why in find_suspicious_names(str(kernel))] == ["helper.pyc"]
+    (kernel.parent / "helper.py").touch()  # which Python takes
+    assert find_suspicious_names(str(kernel)) == []
+
+
 def test_a_source_has_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_scan, "MAX_SOURCE_BYTES", 4096)
     os.mkfifo(kernel.parent / "pipe.py")
@@ -80,6 +110,22 @@ def test_a_source_has_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_condition_of_any_length_is_looked_through(kernel: Path) -> None:
     kernel.write_text(f"import sys\nif {'+'.join(['1'] * 900)}:\n    f = sys._getframe\n")
     assert find_suspicious_names(str(kernel)) == ["line 3: _getframe looks at the callers"]
+
+
+@pytest.mark.parametrize(("values", "found"), [(60, 0), (2_000, 1)])
+def test_a_comparison_without_end_is_named(kernel: Path, values: int, found: int) -> None:
+    """Each of its values would be compared with all others, which takes hours."""
+    kernel.write_text("x = " + " < ".join("a" * values))
+    assert len(find_unsteady_decisions(str(kernel))) == found
+
+
+def test_sources_together_have_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.write_text("import a, b, c\n")
+    for name in "abc":
+        (kernel.parent / f"{name}.py").write_text("import a, b, c" + " " * 50)
+    assert len(gather_sources(str(kernel))) == 4
+    monkeypatch.setattr(source_scan, "MAX_SOURCE_BYTES", 100)
+    assert len(gather_sources(str(kernel))) == 3
 
 
 @pytest.mark.parametrize("test", ["__name__ == '__main__'", "'__main__' == __name__"])

@@ -21,7 +21,7 @@ import torch
 
 from shiplap.safe_io.work_folders import remove_folder, start_removal
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox import candidate, resource_use
+from shiplap.sandbox import candidate, load_candidate, resource_use
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
@@ -306,8 +306,8 @@ def candidate(x):
 FILES = {
     "in a folder": "os.makedirs('a/b'); take('a/b/c')",
     "removed": "take('a'); os.unlink('a')",
-    "removed and mapped": "file = take('a'); os.unlink('a')\n"
-    "    child._libc.mmap(None, size, 3, 1, file, 0); os.close(file)",
+    "removed and mapped in part": "file = take('a'); os.unlink('a') if x[0] > 1 else None\n"
+    "    child._libc.mmap(None, 4096, 3, 1, file, 0); os.close(file)",
 }
 
 
@@ -334,11 +334,15 @@ def candidate(x):
 
 
 def test_names_of_files_count(load, monkeypatch) -> None:
-    """An empty file takes no bytes, but room for another one. A folder that nobody can measure has no bound."""
+    """An empty file takes no bytes, but room for another one, also if it was removed and is open. A folder that nobody
+    can measure has no bound.
+    """
     witness = load("""
+held = []
 def candidate(x):
     for i in range(60 if x[0] > 1 else 40):
-        open(str(i), "w").close()
+        held.append(open(str(i), "w"))
+        os.unlink(str(i)) if i % 2 else held.pop().close()
     time.sleep(1)
     return x + 1
 """)
@@ -433,7 +437,7 @@ def test_names_of_secrets() -> None:
         "DB_PASS MYSQL_PWD PGPASSFILE GH_PAT DATABASE_URL PIP_INDEX_URL SENTRY_DSN SESSION_COOKIE AWS_ACCESS_KEY_ID"
     )
     plain = "PWD OLDPWD PATH PYTHONPATH OMP_NUM_THREADS TORCHINDUCTOR_PATTERNS CUDA_VISIBLE_DEVICES CONDA_PREFIX"
-    secrets += " SLACK_WEBHOOK_URL AZURE_CONNECTION_STRING HASH_SALT NETRC"
+    secrets += " SLACK_WEBHOOK_URL AZURE_CONNECTION_STRING HASH_SALT NETRC DB_PASS_PROD PASSCODE AWS_CREDS DEPLOY_OTP"
     assert [name for name in secrets.split() if not is_secret(name, "1")] == []
     assert [name for name in plain.split() if is_secret(name, "1")] == []
 
@@ -465,12 +469,31 @@ def test_names_of_secrets() -> None:
         ("AIzaSyA-0123456789abcdefghijklmno", True),
         ("--tokens-per-batch=4 --key-blocks=2", False),
         ("basic auto", False),
+        ("https://a.blob.core.windows.net/c?sv=2022&sig=abc%3D", True),
+        ("https://b.s3.amazonaws.com/k?X-Amz-Signature=ab12", True),
+        ("Server=h;Uid=me;Pwd=abc;", True),
+        ("--user me --password abc", True),
+        ("AGE-SECRET-KEY-1QQQ", True),
+        ("glsa_0123456789abcdefABCDEF", True),
+        ("--password --token-file", False),
+        ("https://h/x?design=1&signal=2", False),
     ],
 )
 def test_values_of_secrets(value: str, secret: bool, monkeypatch) -> None:
     monkeypatch.setenv("SHIPLAP_TEST_PROXY", value)
     assert is_secret("PROXY", value) == secret
     assert ("SHIPLAP_TEST_PROXY" in launcher_environment()) != secret
+
+
+def test_no_launcher_looks_for_modules_beside_judged_files(tmp_path, monkeypatch) -> None:
+    """Python runs ``sitecustomize.py`` of such a folder when it starts, in a process that is not sandboxed."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(load_candidate, "added_folders", set())
+    (tmp_path / "reference.py").touch()
+    load_candidate.load_module(str(tmp_path / "reference.py"))
+    assert sys.path[0] == str(tmp_path)
+    monkeypatch.delitem(sys.modules, f"{load_candidate.MODULE_PREFIX}reference")
+    assert str(tmp_path) not in launcher_environment()["PYTHONPATH"].split(os.pathsep)
 
 
 def test_who_has_used_up_its_files_is_blamed(load) -> None:

@@ -127,10 +127,11 @@ def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
                 yield file.name, module
 
 
-for name, module in _own_verbs():
+own = dict(_own_verbs())
+for name, module in own.items():
     app.command(name, epilog=module.EPILOG)(module.command)
 
-for name, module in families.installed_verbs():
+for name, module in families.installed_verbs(own):
     if hasattr(module, "group"):
         app.add_typer(module.group, name=name)
     else:

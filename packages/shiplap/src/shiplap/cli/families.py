@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+
+from shiplap.errors import error_line, notice
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,25 @@ def load_families() -> None:
         importlib.import_module(family.module)
 
 
-def installed_verbs() -> list[tuple[str, ModuleType]]:
+def installed_verbs(own: Collection[str] = ()) -> list[tuple[str, ModuleType]]:
     """Import the verbs (subcommands) that installed distributions add to the command line, and return them as ``(name,
-    module)``. A module has the attribute ``command`` or ``group``.
+    module)``. A module has the attributes ``command`` and ``EPILOG``, or ``group``.
+
+    A verb with a name of ``own``, or a module that cannot be imported, is left out with a notice, since all other verbs
+    go on without it.
     """
-    return [(e.name, importlib.import_module(e.value)) for e in _installed_entry_points("shiplap.verbs")]
+    found: list[tuple[str, ModuleType]] = []
+    for entry in _installed_entry_points("shiplap.verbs"):
+        try:
+            if entry.name in own:
+                raise ValueError("Shiplap itself has a verb of this name")
+            module = importlib.import_module(entry.value)
+            _ = module.group if hasattr(module, "group") else (module.command, module.EPILOG)
+            found.append((entry.name, module))
+        except Exception as e:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            notice(f"verb {entry.name}", f"the verb {entry.name} of {package} is left out: {error_line(e)}")
+    return found
 
 
 def _installed_entry_points(group: str) -> Sequence[EntryPoint]:

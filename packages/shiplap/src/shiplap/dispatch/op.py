@@ -304,6 +304,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, **keywords)
+        self._name_foreign_author("a gradient")
         self.drop_native()
         self.gradient = _read_backward(self.spec, (fn, *more), **keywords)
         self._reregister()

@@ -135,7 +135,10 @@ def judge(
                 seed=secrets.randbits(62),
             )
         case = JudgeSession(options, made, judged, asked, report, budget, turn, same_operators, clock=clock)
+        read = judged.read_digests()
         _run_checks(case, home, stack)
+    if judged.read_digests() != read:  # somebody else did: a sandboxed process cannot write there
+        case.missing["sources"] = "a source of the candidate was changed while it was judged"
     cells = _cells_of(case)
     if not case.reasons:  # a refusal ends the judgement early, so that cells stay untouched by its own doing
         case.missing.update({str(c): c.reason for c in cells if c.required and c.state == "untouched"})

@@ -23,6 +23,7 @@ from shiplap.sandbox.device_memory import device_driver
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
 from shiplap.sandbox.request_errors import ProcessEnded, Timeout
+from shiplap.sandbox.source_scan import gather_sources
 from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.torch_private.dynamo import VECTOR_MODULE
 
@@ -191,15 +192,26 @@ def not_started(e: Exception) -> ShiplapError:
 
 
 def _hidden_places(case: JudgeSession, target: JudgeTarget) -> list[str]:
-    """Return the folders and files that the process of ``target`` must not read. For the candidate it is the folder of
-    the reference, also inside the folder of the candidate, unless somebody else than Shiplap has put it on
-    ``sys.path``. If the candidate imports a module of that folder as part of a package, it is the file of the reference
-    and the folder of compiled modules beside it. Otherwise the list is empty.
+    """Return the folders and files that the process of ``target`` must not read. The list is empty for the reference.
+
+    For the candidate they are the folders of compiled modules beside its sources, since Python would run what is there
+    in place of the sources that this process has read. The folder of the reference is hidden as well, also inside the
+    folder of the candidate, unless somebody else than Shiplap has put it on ``sys.path``. If the candidate lies in that
+    folder itself, and it is no package, or if the candidate imports a module there as part of a package, the file of
+    the reference alone is hidden.
     """
+    if target is not case.candidate:
+        return []
     file, shown = case.reference.file, {place for place in sys.path if place} - added_folders
     folder = str(Path(file).parent) if file else ""
-    if target is not case.candidate or not folder or folder in shown:
-        return []
-    # From there the reference could be imported, since a sandboxed process may ask for the date of any file.
-    places = [file, f"{folder}/__pycache__"] if imports_from_package(target.file, folder, shown) else [folder]
+    sources = [*gather_sources(target.file)] if target.file else []
+    places: list[str] = []
+    if folder and folder not in shown and file != target.file:
+        # From there the reference could be imported, since a sandboxed process may ask for the date of any file.
+        # The package of both may import the reference when it is imported itself.
+        is_beside = bool(target.file) and folder == str(Path(target.file).parent)
+        is_alone = is_beside and not os.path.exists(f"{folder}/__init__.py")
+        sources += [Path(file)]
+        places += [file] if is_alone or imports_from_package(target.file, folder, shown) else [folder]
+    places += [str(source.parent / "__pycache__") for source in sources]
     return [*dict.fromkeys(name for place in places for name in (place, os.path.realpath(place)))]

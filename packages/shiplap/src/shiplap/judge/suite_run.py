@@ -24,7 +24,6 @@ from shiplap.judge.engine import judge
 from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suites import SuiteProblem
 from shiplap.judge.target import JudgeTarget
-from shiplap.sandbox.source_scan import gather_sources, read_source
 from shiplap.sandbox.supervisor import SandboxLauncher
 
 VERDICTS_LIMIT = 1 << 28  # bytes of the verdicts of earlier runs
@@ -224,9 +223,8 @@ def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
     """
     digest = hashlib.sha256(repr((problem.name, problem.unusable, options)).encode())
     for target in (problem.reference, problem.candidate):
-        file = JudgeTarget.of(target, ("",)).file if target else ""
-        for each in gather_sources(file) if file else ():
-            digest.update(read_source(each))
+        digests = JudgeTarget.of(target, ("",)).read_digests() if target else {}
+        digest.update(repr(sorted(digests.items())).encode())
     return digest.hexdigest()[:32]
 
 

@@ -20,6 +20,7 @@ from shiplap.errors import error, error_line
 from shiplap.judge.problem import FunctionProblem, JudgeProblem
 from shiplap.judge.result import JudgeResult
 from shiplap.sandbox.load_candidate import build_callable, is_declared, load_module, load_named
+from shiplap.sandbox.source_scan import gather_sources, read_source
 
 InputMaker = Callable[[], Any]
 PREDICATE_TYPE = "urn:shiplap:verdict:1"  # of the statement of a verdict
@@ -91,6 +92,16 @@ class JudgeTarget:
         if self.home.endswith(".py"):
             return self.home
         return file_of_module(self.home)
+
+    def read_digests(self) -> dict[str, str]:
+        """Return the SHA-256 digests, as hexadecimal digits, of the target's file and of the sources beside it that it
+        names, by their paths below the folder of the file. The dict is empty if the file is not known.
+        """
+        sources = gather_sources(self.file) if self.file else []
+        return {
+            os.path.relpath(each, os.path.dirname(self.file)): hashlib.sha256(read_source(each)).hexdigest()
+            for each in sources
+        }
 
 
 def file_of_module(module: str) -> str:
@@ -264,17 +275,18 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
 def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candidate: Any) -> None:
     """Write the in-toto statement (a signable JSON file) of a verdict to ``path``. Raise ``SL602`` if that fails.
 
-    It lists the digests of the files of the reference and the candidate. A target without a file, such as a built-in
-    module, is left out.
+    It lists the digests of the files of the reference and the candidate, and of the sources beside them that they name.
+    A target without a file, such as a built-in module, is left out.
     """
     from shiplap.render.facts import facts
     from shiplap.render.statement import write_statement  # a judgement needs neither
 
     targets = {"reference": reference, "candidate": candidate}
-    files = {role: JudgeTarget.of(target, ("",)).file for role, target in targets.items()}
-    subjects = {
-        f"{role}/{os.path.basename(file)}": hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for role, file in files.items()
-        if file
-    }
+    subjects: dict[str, str] = {}
+    for role, given in targets.items():
+        target = JudgeTarget.of(given, ("",))
+        digests = target.read_digests()
+        if target.file:  # which may be longer than a source that is looked through
+            digests[os.path.basename(target.file)] = hashlib.sha256(Path(target.file).read_bytes()).hexdigest()
+        subjects |= {f"{role}/{name}": digest for name, digest in digests.items()}
     write_statement(path, subjects, PREDICATE_TYPE, {"facts": facts(), **result.as_json()})

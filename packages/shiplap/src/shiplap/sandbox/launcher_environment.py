@@ -6,6 +6,8 @@ import os
 import re
 import sys
 
+from shiplap.sandbox import load_candidate
+
 LAUNCHER_VARIABLES = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -18,7 +20,7 @@ UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR
 UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 # Variables that may hold a secret. ``PWD`` is the current folder.
 SECRET_VARIABLE = re.compile(
-    r"key|token|secret|pass(w|p|$|_?file)|(?<!^)(?<!^old)pwd|credential|auth|cookie|private|session|dsn|jwt"
+    r"key|token|secret|pass(w|p|code|$|_?file)|(^|_)pass[_\d]|(?<!^)(?<!^old)pwd|credential|(^|_)(creds?|otp)(_|$)|auth|cookie|private|session|dsn|jwt"
     r"|(^|_)pat($|_)|(database|redis|mongo\w*|broker|index)_ur[il]|webhook|conn(ection)?_?str(ing)?|salt$|netrc",
     re.IGNORECASE,
 )
@@ -27,10 +29,11 @@ SECRET_VARIABLE = re.compile(
 # their issuers give them. A token has a digit or a capital letter, unlike most folders.
 SECRET_VALUE = re.compile(
     r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
-    r"|//hooks\.|(?i:(pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*(=\s*\S|:\s*[^\s/]))"
+    r"|//hooks\.|[?&](?i:sig|(x-(amz|goog)-)?signature)=|AGE-SECRET-KEY-|(?i:--(password|token|secret|api-key)\s+[^\s-])"
+    r"|(?i:(\bpwd|pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*(=\s*\S|:\s*[^\s/]))"
     r"|(?i:\b(basic|bearer) [\w+/=.-]{8,})"
     r"|(?<![\w.]/)(?<![\w-])((gh[a-z]_|github_pat_|hf_|npm_|AKIA|ASIA)(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}"
-    r"|(glpat-|sk-|xox[a-z]-|xapp-|pypi-|AIza|ya29\.|SG\.|[srp]k_(live|test)_|whsec_|dop_v1_|shp[a-z]{2}_|dckr_pat_)"
+    r"|(glpat-|sk-|xox[a-z]-|xapp-|pypi-|AIza|ya29\.|SG\.|[srp]k_(live|test)_|whsec_|dop_v1_|shp[a-z]{2}_|dckr_pat_|glsa_|ATATT|figd_|lin_api_|dapi)"
     r"(?=[a-z_-]*[A-Z0-9])[\w-]{16,})"
 )
 
@@ -44,9 +47,10 @@ def launcher_environment() -> dict[str, str]:
     """Return the environment variables of a new launcher, which is the process that forks sandboxed processes.
 
     They are those of this program and the values in ``LAUNCHER_VARIABLES``. Variables whose names or values suggest a
-    secret and those in ``UNSHARED_VARIABLES`` are left out. ``PYTHONPATH`` has the folders of ``sys.path``.
+    secret and those in ``UNSHARED_VARIABLES`` are left out. ``PYTHONPATH`` has the folders of ``sys.path``, but for
+    those of judged files: Python imports ``sitecustomize`` from there before anything is sandboxed.
     """
     shown = {
         k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not is_secret(k, v)
     } | LAUNCHER_VARIABLES
-    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p and p not in load_candidate.added_folders)}

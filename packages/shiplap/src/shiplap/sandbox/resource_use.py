@@ -69,9 +69,10 @@ class ResourceUse:
             return f"more than {memory / 2**30:.3g} GiB of memory"
         # Others may have used up the disk, so the files are measured before anybody is blamed.
         taken, names = (before - now for before, now in zip(self.free, read_free_room(self.scratch), strict=True))
-        if taken > memory and files_bytes(self.scratch, pids) > memory:
+        removed = removed_files(self.scratch, pids) if taken > memory or names > MAX_NAMES else {}
+        if taken > memory and measure_folder(self.scratch, "--block-size=1") + sum(removed.values()) > memory:
             return f"more than {memory / 2**30:.3g} GiB of files"
-        if names > MAX_NAMES and measure_folder(self.scratch, "--inodes") > MAX_NAMES:
+        if names > MAX_NAMES and measure_folder(self.scratch, "--inodes") + len(removed) > MAX_NAMES:
             return f"more than {MAX_NAMES} files"
         if sum(not has_ended(stat) for stat in stats) > 1 + processes:
             return f"more than {processes} processes"
@@ -109,35 +110,38 @@ def measure_folder(folder: str, unit: str) -> float:
         return 0
 
 
-def files_bytes(folder: str, pids: Iterable[int]) -> float:
-    """Return the bytes on disk of all files in ``folder``, and of removed files there that the processes ``pids`` have
-    open or mapped. Those in the folder count as ``measure_folder`` says.
+def removed_files(folder: str, pids: Iterable[int]) -> dict[tuple[int, int], float]:
+    """Return the bytes on disk of each removed file that the processes ``pids`` have mapped below ``folder``, or have
+    open on its disk, by device and inode. They are infinite for a file that is only mapped: a map of one page keeps the
+    whole file, and Linux does not say how long that is.
     """
-    size = measure_folder(folder, "--block-size=1")
-    removed = dict[tuple[int, int], int]()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            removed |= _removed_files(pid)
+    mapped, opened = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
     with contextlib.suppress(OSError):
-        disk = os.stat(folder).st_dev
-        size += sum(length for (device, _), length in removed.items() if device == disk)
-    return size
+        disk, within = os.stat(folder).st_dev, f"{os.path.realpath(folder)}/"
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has just ended
+                mapped |= dict.fromkeys(_mapped_removed_files(pid, within), math.inf)
+                opened |= _open_removed_files(pid, disk)
+    return mapped | opened
 
 
-def _removed_files(pid: int) -> dict[tuple[int, int], int]:
-    """Return the bytes of each removed file that the process ``pid`` has open or mapped, by its device and inode. The
-    size of one that is only mapped is that of the mappings. Raise ``OSError`` if the process is gone.
-    """
-    found = dict[tuple[int, int], int]()
+def _mapped_removed_files(pid: int, within: str) -> set[tuple[int, int]]:
+    """Return (device, inode) of each removed file with a path that begins with ``within`` that a process has mapped."""
+    found = set[tuple[int, int]]()
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         if line.endswith(" (deleted)"):
-            spot, _, _, device, inode, *_ = line.split(maxsplit=5)
-            first, last = (int(side, 16) for side in spot.split("-"))
-            file = os.makedev(*(int(part, 16) for part in device.split(":"))), int(inode)
-            found[file] = found.get(file, 0) + last - first
+            _, _, _, device, inode, path = line.split(maxsplit=5)
+            if path.startswith(within):
+                found.add((os.makedev(*(int(part, 16) for part in device.split(":"))), int(inode)))
+    return found
+
+
+def _open_removed_files(pid: int, disk: int) -> dict[tuple[int, int], int]:
+    """Return the bytes of each removed file of the device ``disk`` that a process has open, by device and inode."""
+    found = dict[tuple[int, int], int]()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):  # it has just been closed
             about = os.stat(f"/proc/{pid}/fd/{name}")
-            if not about.st_nlink:
+            if not about.st_nlink and about.st_dev == disk:
                 found[about.st_dev, about.st_ino] = about.st_blocks * BLOCK
     return found

@@ -53,6 +53,8 @@ PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154), "flock": (73, 32
 CLOCK_CALLS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
 OTHERS_CLOCKS, OWN_CLOCKS = 0x80000000, 0xFFFFFFF8  # the first ids of processes' clocks, and of those of the caller
 SETRLIMIT, FUTEX, FADVISE, DROP_PAGES = (160, 164), (202, 98), (221, 223), (4,)
+# With KEEP_SIZE, file systems take blocks behind the end of a file, beyond the limit of its size.
+FALLOCATE = (285, 47)
 # Without those that take pages of a file from others (REMOVE, COLD, PAGEOUT), join them (COLLAPSE), compare them with
 # memory of others (MERGEABLE), or say that they are broken.
 MADVISE, ADVICE = (28, 233), (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23, 102, 103)
@@ -175,6 +177,7 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
         yield numbers[column], [(RETURN, 0, 0, NOTHING)]
     for numbers in (CLONE3, OPENAT2, *FLAGGED_READS):
         yield numbers[column], [(RETURN, 0, 0, UNKNOWN)]
+    yield FALLOCATE[column], _one_of(SECOND_AT, (0,))
     yield MADVISE[column], _one_of(THIRD_AT, ADVICE)
     yield MEMBARRIER[column], _one_of(FIRST_AT, BARRIERS)
     yield GETSOCKOPT[column], [*_unless(THIRD_AT, PEER_DESCRIPTOR, REFUSE), (RETURN, 0, 0, ALLOW)]

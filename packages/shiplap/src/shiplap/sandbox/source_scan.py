@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import codecs
+import io
 import math
 import operator
 import os
 import re
 import stat
+import tokenize
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -45,40 +49,57 @@ PRESENT = {"now", "today"}  # what numpy's dates are made from
 MARK_KEYWORDS = {"ignore_index", "padding_idx", "pad_id", "pad_token_id", "ignore_id"}
 LOSSES = re.compile(r"\b(cross_entropy|nll_loss|CrossEntropyLoss|NLLLoss)\b")
 USUAL_IGNORED, MOST_MARKS, MOST_TEXTS = -100, 4, 16
+PLAIN_ENCODINGS = re.compile(r"utf-8(-sig)?|ascii|(iso8859|cp125|koi8)[-_\w]*")
+"""Encodings of sources in which each letter of a name of Python is one byte, the same as in ASCII. By others, such as
+UTF-7, a name can be written in ways that no search finds, or takes hours to decode."""
+COMPILED = ".pyc"
+
+
+class ObscureText(SyntaxError):
+    """An error for a source in an encoding that is none of ``PLAIN_ENCODINGS``."""
 
 
 def gather_sources(file: str) -> list[Path]:
-    """Return ``file`` and those Python and native source files beside it that it names, directly or indirectly. Files
-    in its folder and in the direct subfolders count. At most ``FILES`` are returned.
+    """Return ``file`` and those Python and native source files beside it that it names, directly or indirectly, and
+    compiled modules that have no source. Files in its folder and in the direct subfolders count. At most ``FILES`` are
+    returned, and none after ``MAX_SOURCE_BYTES`` letters, since looking through them takes half a minute.
     """
     first = Path(file)
     beside = _list_sources_beside(first.parent)
     sources: dict[Path, None] = {}
-    left = [first]
-    while left and len(sources) < FILES:
+    left, letters = [first], 0
+    while left and len(sources) < FILES and letters < MAX_SOURCE_BYTES:
         at = left.pop(0)
         if at in sources:
             continue
         sources[at] = None
-        words = set(re.findall(r"\w+", _read_source_text(at)))
+        text = _read_source_text(at)
+        words, letters = _words_of(text), letters + len(text)
         named = (p for p in beside if p.stem in words or (p.stem == PACKAGE and p.parent.name in words))
         left += [p for p in named if _is_source_in(first.parent, p)]
     return list(sources)
 
 
+def _words_of(text: str) -> set[str]:
+    """Return the words in the text of a source, as Python reads names: by the normal form of each letter."""
+    return set(re.findall(r"\w+", unicodedata.normalize("NFKC", text)))
+
+
 def _list_sources_beside(folder: Path) -> list[Path]:
-    """Return the names of Python and native source files in a folder and in its direct subfolders, at most ``ENTRIES``
-    of each. The list is empty if the folder cannot be listed.
+    """Return the names of Python and native source files in a folder and in its direct subfolders, and of compiled
+    modules there without a source, at most ``ENTRIES`` of each. The list is empty if the folder cannot be listed.
 
     The sandbox shows no more names of a folder either, so that none can be imported that is not looked at.
     """
-    suffixes = {".py", *SOURCE_SUFFIXES}
+    suffixes = {".py", COMPILED, *SOURCE_SUFFIXES}
     try:
         names = (islice(folder.glob(pattern), MOST_NAMES) for pattern in ("*.*", "*/*.*"))
         listed = ((p for p in each if p.suffix in suffixes) for each in names)
-        return [p for found in listed for p in islice(found, ENTRIES)]
+        found = [p for each in listed for p in islice(each, ENTRIES)]
     except OSError:
         return []
+    shown = {*found}  # Python takes the source if there is one
+    return [p for p in found if p.suffix != COMPILED or p.with_suffix(".py") not in shown]
 
 
 def _is_source_in(folder: Path, source: Path) -> bool:
@@ -114,6 +135,16 @@ def read_source(file: str | Path) -> bytes:
     return content
 
 
+def parse_source(content: bytes) -> ast.Module:
+    """Return the syntax tree of the Python source ``content``. Raise ``ObscureText`` for an encoding in which it is not
+    looked through, and what ``ast.parse`` raises.
+    """
+    encoding = codecs.lookup(tokenize.detect_encoding(io.BytesIO(content).readline)[0]).name
+    if not PLAIN_ENCODINGS.fullmatch(encoding):
+        raise ObscureText(f"its text is in {encoding}, which nobody looks through: save it in UTF-8")
+    return ast.parse(content)
+
+
 def _read_source_text(file: Path) -> str:
     """Return the content of a file as a string. The string is empty if the file is too large or cannot be read."""
     content = read_source(file)
@@ -128,10 +159,12 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
     names of the file's functions that other code calls.
     """
     reasons = _suspicious_names_in(file, targets)
-    used = re.findall(r"\w+", _read_source_text(Path(file)))  # a function of another module is called by its name
+    used = [*_words_of(_read_source_text(Path(file)))]  # a function of another module is called by its name
     for other in gather_sources(file)[1:]:
         if other.suffix == ".py":
             reasons += [f"{other.name}, {what}" for what in _suspicious_names_in(str(other), used)]
+        elif other.suffix == COMPILED:
+            reasons.append(f"{other.name} is a compiled module without a source, which nobody looks through")
     return reasons
 
 
@@ -139,12 +172,14 @@ def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
     """Return a string ``line N: reason`` for each suspicious name in one Python file. The list is empty for a file that
     cannot be parsed. ``called`` are the names of its functions that other code calls.
 
-    A file that is too large or nested too deeply is reported by a single string.
+    A file that is too large, nested too deeply or in an obscure encoding is reported by a single string.
     """
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:
         return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
     try:
-        tree = ast.parse(content)
+        tree = parse_source(content)
+    except ObscureText as e:
+        return [str(e)]
     except (SyntaxError, ValueError):
         return []
     except (RecursionError, MemoryError):  # a process with another limit of recursion may import it
@@ -274,7 +309,7 @@ def _constants_in_source(file: str) -> list[float]:
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
         return []
     try:
-        tree = ast.parse(content)
+        tree = parse_source(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     values: dict[float, None] = {}
@@ -352,7 +387,7 @@ def parameters_in_source(file: str, names: Sequence[str]) -> list[str]:
     The list is empty if there is none, if it is no plain definition, or if the file cannot be parsed.
     """
     try:
-        tree = ast.parse(read_source(file))
+        tree = parse_source(read_source(file))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.ClassDef))}

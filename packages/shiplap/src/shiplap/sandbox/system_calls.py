@@ -48,11 +48,10 @@ ALLOWED = (
         lseek             8  62   sendfile         40  71   copy_file_range 326 285   close             3  57
         dup              32  23   dup2             33   -   dup3            292  24   pipe             22   -
         pipe2           293  59   fsync            74  82   fdatasync        75  83   ftruncate        77  46
-        truncate         76  45   fallocate       285  47   getdents         78   -   getdents64      217  61
-        getcwd           79  17   chdir            80  49   fchdir           81  50   rmdir            84   -
-        unlink           87   -   unlinkat        263  35   rename           82   -   renameat        264  38
-        renameat2       316 276   link             86   -   linkat          265  37   symlink          88   -
-        symlinkat       266  36
+        truncate         76  45   getdents         78   -   getdents64      217  61   getcwd           79  17
+        chdir            80  49   fchdir           81  50   rmdir            84   -   unlink           87   -
+        unlinkat        263  35   rename           82   -   renameat        264  38   renameat2       316 276
+        link             86   -   linkat          265  37   symlink          88   -   symlinkat       266  36
         """,
     ),
     _call_class(

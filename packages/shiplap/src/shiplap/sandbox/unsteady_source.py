@@ -27,7 +27,14 @@ from shiplap.sandbox.kept_counts import (
 )
 from shiplap.sandbox.local_aliases import called_name, resolve_aliases, resolve_calls
 from shiplap.sandbox.native_counts import JUDGED_CALLS, native_decisions
-from shiplap.sandbox.source_scan import functions_used_by, gather_sources, live_nodes, number_of, read_source
+from shiplap.sandbox.source_scan import (
+    functions_used_by,
+    gather_sources,
+    live_nodes,
+    number_of,
+    parse_source,
+    read_source,
+)
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"}
 CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"times", "getrusage", "uptime"}
@@ -53,6 +60,7 @@ COUNTS |= {"getsize", "listdir", "scandir", "tell", "read_text", "read_bytes", "
 FILE_FACTS = {"st_size", "st_mtime", "st_mtime_ns", "st_nlink", "st_ino"}
 UNSTEADY = CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | {"data_ptr"}
 LONG_ALIGNMENT = 4096  # bytes; an address by a larger number is a chance
+MOST_SIDES = 64  # values of one comparison, each of which is compared with all others
 TOO_DEEP = "expressions that are nested too deeply to be looked through"
 COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)
 FRESH = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)  # expressions that make a container
@@ -83,7 +91,7 @@ def _decisions_in(source: Path, find: Callable[[ast.Module], Iterable[tuple[int,
     deeply to be looked through here, it has ``TOO_DEEP``, since a process with another limit may import it.
     """
     try:
-        tree = ast.parse(read_source(source))
+        tree = parse_source(read_source(source))
         resolve_aliases(tree)
         return [f"line {line}: {what}" for line, what in find(tree)]
     except (SyntaxError, ValueError):
@@ -109,6 +117,9 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if not isinstance(node, (ast.Compare, ast.BinOp)) or not _decides(node):
             continue
         sides = [node.left, *(node.comparators if isinstance(node, ast.Compare) else [node.right])]
+        if len(sides) > MOST_SIDES:
+            yield node.lineno, f"a comparison of more than {MOST_SIDES} values, which is not looked through"
+            continue
         amounts = [_amount(side, numbers) for side in sides]
         for side in sides:
             others = [a for a, other in zip(amounts, sides, strict=True) if other is not side]
@@ -554,7 +565,7 @@ def unsteady_decisions_of_function(fn: Any) -> list[str]:
         return []
     first = {at.__code__.co_firstlineno for at in used}
     try:
-        tree = ast.parse(read_source(used[0].__code__.co_filename))
+        tree = parse_source(read_source(used[0].__code__.co_filename))
         resolve_aliases(tree)
         return _decisions_in_part(tree, first)
     except (SyntaxError, ValueError):
