@@ -70,7 +70,12 @@ def test_each_function_of_a_module_has_a_version(tmp_path: Path, monkeypatch: py
     found, _ = proposals(tmp_path, CHOICE, compute_in_front, "KEPT.pop", "", "forward", "system")
     count, torch_compile = CountingBackend(), torch.compile
     ran, made = loaded(found, monkeypatch, count), list[Any]()
-    monkeypatch.setattr(torch, "compile", lambda fn, **options: made.append(fn) or torch_compile(fn, **options))
+
+    def compile(fn: Any, **options: Any) -> Any:
+        made.append(fn)
+        return torch_compile(fn, **options)
+
+    monkeypatch.setattr(torch, "compile", compile)
     x = torch.arange(4.0)
     assert [ran["run"](x)[0].item() for _ in range(4)] == [6.0, 0.0, 6.0, 0.0]
     assert (len(made), count.frame_count) == (2, 2)

@@ -10,6 +10,7 @@ import pytest
 
 from shiplap.doctor import edits_of_calls, edits_of_parts, edits_of_values
 from shiplap.doctor.diagnosis import Diagnosis
+from shiplap.doctor.edits import Case
 from shiplap.doctor.laboratory import Run
 from shiplap.doctor.remedies import REMEDIES
 from shiplap.doctor.trial import _reason_by_remedy
@@ -66,6 +67,7 @@ def test_what_stands_behind_the_break_is_compiled(tmp_path: Path) -> None:
             "if w is None:\n        return x\n    y = torch.tanh(x @ w)",
         ),  # it leaves the function
         ("z = y.mean()", "if w is None:\n        z = y.mean()"),  # z may be missing
+        ("z = y.mean()", "if w is None:\n        z = y\n    z[0] = y.mean()"),  # which assigns no variable
         ("z = y.mean()", "z = y.mean()\n    g = lambda: z\n    y = g()"),  # g is passed on, and holds the other z
         ("y = torch.tanh(x @ w)", "y = torch.tanh(x @ w) * len(locals())"),
         ("y = torch.tanh(x @ w)", "global z\n    y = torch.tanh(x @ w)"),  # z outlives the call
@@ -81,6 +83,15 @@ def test_a_part_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str) 
     if "g = lambda" in new:
         source = source.replace("found = [z.item()]", "z = [g().item()]").replace("return y, found", "return g, z")
     assert proposals(tmp_path, source, edits_of_parts.compile_part) == []
+
+
+def test_a_variable_of_the_module_is_not_passed(tmp_path: Path) -> None:
+    """A function that the part calls may change it."""
+    source = FRONT.replace("n = int(self.limit)", "global N\n        N = n = int(self.limit)").replace(
+        "x * n", "x * n * N"
+    )
+    (changed,) = proposals(tmp_path, source, edits_of_parts.compile_part, function="forward")
+    assert "def forward_part(self, x, n):" in changed
 
 
 def test_an_inner_function_of_another_compiled_one_stays_whole(tmp_path: Path) -> None:
@@ -148,6 +159,6 @@ def test_python_decides_what_it_can(tmp_path: Path, choice: str, expected: str) 
 def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:
     source = "import torch\n\x0c\ndef f(x):\n    return x if x.all() else -x  # HERE\n"
     (tmp_path / "program.py").write_text(source)
-    case = edits_of_values.Case(tmp_path, "program.py", "program.py", 4, "f", "", "")
+    case = Case(tmp_path, "program.py", "program.py", 4, "f", "", "")
     ((edit,),) = edits_of_values.where_for_branch(case)
     assert source[edit.start : edit.end] == "x if x.all() else -x"

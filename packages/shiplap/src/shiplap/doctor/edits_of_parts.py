@@ -123,9 +123,12 @@ def _names_passed(
     arguments = [a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)]
     before = function.body[: function.body.index(part[0])]
     known, always = [*arguments, *assigned_names(before)], [*arguments, *_always_assigned(before)]
-    read = _names(part, ast.Load) | {n.target.id for n in _walk(part) if _adds_to_name(n)}
-    passed = [n for n in dict.fromkeys(known) if n in read]
-    left = [n for n in assigned_names(part) if n in _names(rest, ast.Load | ast.Del)]
+    added = [n.target for n in _walk(part) if isinstance(n, ast.AugAssign)]
+    read = _names(part, ast.Load) | {n.id for n in added if isinstance(n, ast.Name)}
+    # A variable of the module is found by both, also where a call has changed it in between.
+    declared = {name for n in ast.walk(function) if isinstance(n, ast.Global) for name in n.names}
+    passed = [n for n in dict.fromkeys(known) if n in read - declared]
+    left = [n for n in assigned_names(part) if n in _names(rest, ast.Load)]
     kept = set(_always_assigned(part)) | set(always)
     # A variable that the part may leave as it was is passed to it.
     passed += [n for n in left if n in always and n not in passed and n not in _always_assigned(part)]
@@ -139,10 +142,10 @@ def _always_assigned(nodes: Sequence[ast.stmt]) -> list[str]:
     for n in nodes:
         if isinstance(n, ast.Assign | ast.AugAssign) or (isinstance(n, ast.AnnAssign) and n.value is not None):
             targets = n.targets if isinstance(n, ast.Assign) else [n.target]
-            found += [t.id for each in targets for t in ast.walk(each) if _is_stored(t)]
+            found += [name for name in assigned_names([n]) if name in _names(targets, ast.Store)]
         elif isinstance(n, ast.If) and n.orelse:
             found += [name for name in _always_assigned(n.body) if name in _always_assigned(n.orelse)]
-        elif isinstance(n, ast.With):
+        elif isinstance(n, ast.With) and all(ast.unparse(i.context_expr).startswith("torch.") for i in n.items):
             found += _always_assigned(n.body)
     return list(dict.fromkeys(found))
 
@@ -193,16 +196,6 @@ def _walk(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
         yield from ast.walk(each)
 
 
-def _names(nodes: Sequence[ast.AST], context: type) -> set[str]:
+def _names(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> set[str]:
     """Return the variables that the syntax nodes ``nodes`` use in ``context``, which is ``ast.Load`` or another one."""
     return {n.id for n in _walk(nodes) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
-
-
-def _is_stored(node: ast.AST) -> bool:
-    """Return whether ``node`` is a variable that a statement assigns."""
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-
-
-def _adds_to_name(node: ast.AST) -> bool:
-    """Return whether ``node`` changes a variable, as in ``x += 1``, and so reads it."""
-    return isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
