@@ -337,6 +337,7 @@ ATTRIBUTES = "tuple(v for m in model.modules() for v in vars(m).values() if isin
         ("fn.0.scaling", "attribute", ["model[0].scaling", ATTRIBUTES]),
         ("self.frames", "length", ["len(model.frames)"]),
         ("x, dim 1", "small", ["x.shape[1] < 2", "x.shape"]),
+        ("how.__code__", "identity", ["how"]),  # a builtin function has no code
         ("self.scale", "counter", []),
         ("other", "value", []),
     ],
@@ -1036,7 +1037,8 @@ CLOCKS = """
 @pytest.mark.parametrize(
     ("rest", "count"),
     [
-        ("print(time.time() - t)", 2),
+        ("print(time.time() - t)", 1),
+        ("end = time.time()\n        print(end - t)", 2),
         ("spent.append(time.time() - t)", 0),  # the list would hold zeros
         ("x.started = t", 0),  # a reading leaves the function
         ("spent.append(time.time() - x.started)", 0),  # the difference of 0 and a time is no time
@@ -1047,9 +1049,12 @@ CLOCKS = """
 def test_a_function_reads_all_its_clocks_or_none(tmp_path: Path, rest: str, count: int) -> None:
     source = CLOCKS.format(rest)
     found = proposals(tmp_path, source, edits_of_calls.guard_clock, "time.time")
-    assert [text.count("(0.0 if torch.compiler.is_compiling() else time.time())") for text in found] == [2] * (
+    assert [text.count("(0.0 if torch.compiler.is_compiling() else time.time())") for text in found] == [count] * (
         count > 0
     )
+    # A print of 0.0 would be no time.
+    shown = rest.rpartition("\n        ")[2]
+    assert all(f"if not torch.compiler.is_compiling():\n        {shown}" in text for text in found)
     later = source.replace("t = time.time()  # HERE", "t = time.time()").replace(rest, f"{rest}  # HERE")
     # What is called later measures what lies between as well.
     assert proposals(tmp_path, later, edits_of_calls.call_later, "time.time", "", "f", "system") == []

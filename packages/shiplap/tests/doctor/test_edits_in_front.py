@@ -53,6 +53,38 @@ def test_a_call_is_made_in_front_of_a_module(tmp_path: Path, monkeypatch: pytest
     assert ran["Net"]()(x).shape == x.shape  # other callers pass nothing
 
 
+CHOICE = """
+    import torch
+    def negated(x):
+        return -x
+    KEPT = [negated, torch.flipud, negated, torch.flipud]
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            op = KEPT.pop()  # HERE
+            return op(x) * 2
+    run = torch.compile(Net(), backend=count)
+"""
+
+
+def test_each_function_of_a_module_has_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = proposals(tmp_path, CHOICE, compute_in_front, "KEPT.pop", "", "forward", "system")
+    count, torch_compile = CountingBackend(), torch.compile
+    ran, made = loaded(found, monkeypatch, count), list[Any]()
+
+    def compile(fn: Any, **options: Any) -> Any:
+        made.append(fn)
+        return torch_compile(fn, **options)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    x = torch.arange(4.0)
+    assert [ran["run"](x)[0].item() for _ in range(4)] == [6.0, 0.0, 6.0, 0.0]
+    assert (len(made), count.frame_count) == (2, 2)
+    # A function that is made anew for each call would have a version in each.
+    ran["KEPT"] += [lambda x: x + 1, lambda x: x + 2]
+    assert [ran["run"](x)[0].item() for _ in range(2)] == [4.0, 2.0]
+    assert len(made) == 3
+
+
 @pytest.mark.parametrize("given", ["net", "net.forward", "Net()"])
 def test_an_attribute_is_read_from_the_compiled_object(tmp_path: Path, given: str) -> None:
     source = CONTEXT.replace("SCALE.get()", "self.kept.pop()").replace("run =", "net = Net()\n    run =")

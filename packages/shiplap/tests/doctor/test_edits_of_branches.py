@@ -112,6 +112,14 @@ def test_a_loop_with_a_greatest_number_of_rounds_runs_them_all(tmp_path: Path) -
     assert graphs.frame_count == 1
 
 
+def test_the_greatest_number_of_rounds_may_be_an_attribute(tmp_path: Path) -> None:
+    source = ROUNDS.replace("def f(z,", "def f(self, z,").replace("steps < 6", "steps < self.most")
+    (changed,) = proposals(tmp_path, source, edits_of_branches.pick_for_loop)
+    assert "for steps in range(steps, self.most):" in changed
+    changing = textwrap.dedent(source) + "def reset(self):\n    self.most = 2\n"
+    assert proposals(tmp_path, changing, edits_of_branches.pick_for_loop) == []
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -296,6 +296,7 @@ class Diagnosis:
         target: the command or function.
         compiled: the number of functions that torch compiled or tried to compile.
         graphs: the number of resulting graphs.
+        operations: the number of operations in them. Of the graphs of a function the largest one counts.
         seconds: the compile time of all of them.
         processes: the number of processes that compiled anything.
         exit_code: the exit status of the program.
@@ -308,6 +309,7 @@ class Diagnosis:
     skips: tuple[Skip, ...] = ()
     compiled: int = 0
     graphs: int = 0
+    operations: int = 0
     seconds: float = 0.0
     processes: int = 0
     exit_code: int = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shiplap.cached_property import cached_property
 from shiplap.doctor.places import innermost_statement
-from shiplap.doctor.scratch import Edit, list_python_files
+from shiplap.doctor.scratch import Edit, list_python_files, split_lines
 
 Edits = tuple[Edit, ...]
 
@@ -40,6 +40,7 @@ class Case:
             The file is relative to ``root`` if it is in the program.
         compiled_at: the file, line and column of each call of ``torch.compile`` that compiled its function, as far as
             they are in the program. The file is relative to ``root``. None if it is not known which calls did.
+        varies: whether the entry is a recompile.
     """
 
     root: Path
@@ -54,6 +55,7 @@ class Case:
     cause: str = ""
     frames: tuple[tuple[str, int], ...] = ()
     compiled_at: tuple[tuple[str, int, int], ...] | None = None
+    varies: bool = False
 
     def source(self, file: str) -> Source:
         """Return a Python file of the program as a ``Source``, with the changes that remedies of earlier graph breaks
@@ -131,7 +133,7 @@ class Source:
     def _starts(self) -> list[int]:
         """The offset in characters of the start of each line, followed by the length of the file."""
         starts = [0]
-        for line in self.text.splitlines(keepends=True):
+        for line in split_lines(self.text):
             starts.append(starts[-1] + len(line))
         return starts
 
@@ -226,7 +228,7 @@ def indent_of(source: Source, node: ast.stmt) -> str:
 
 def reindent(text: str, indent: str) -> str:
     """Return ``text``, lines of code, with their common indentation replaced by ``indent``."""
-    lines = text.splitlines()
+    lines = [row.rstrip("\r\n") for row in split_lines(text)]
     common = min((len(t) - len(t.lstrip()) for t in lines if t.strip()), default=0)
     return "\n".join(indent + t[common:] if t.strip() else "" for t in lines)
 
@@ -234,6 +236,13 @@ def reindent(text: str, indent: str) -> str:
 def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
     """Return the source code of the consecutive statements ``nodes``, from the start of their first line on."""
     return source.text[source.offset(nodes[0].lineno, 0) : source.span(nodes[-1])[1]]
+
+
+def is_movable(source: Source, block: list[ast.stmt]) -> bool:
+    """Return whether the lines of the statements ``block`` hold nothing else, and no text of several lines."""
+    code = whole_lines(source, block)
+    before = source.text[source.offset(block[0].lineno, 0) : source.span(block[0])[0]]
+    return not before.strip() and not re.search(r"\"\"\"|'''|\\\n|;", code)
 
 
 # --- settings and options of the compiler --------------------------------------------------------------------------
@@ -368,7 +377,8 @@ def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edit that puts the statement ``node`` under ``if not torch.compiler.is_compiling():``. Yield nothing
     unless the statement is a call whose result is unused.
     """
-    yield from _guard_statement(source, node)
+    if (guarded := guarded_statement(source, node)) is not None:
+        yield source.with_import(guarded, "torch")
 
 
 def guard_caller(case: Case) -> Iterator[Edits]:
@@ -379,21 +389,22 @@ def guard_caller(case: Case) -> Iterator[Edits]:
         source = case.source(file)
         node = source.statement(line)
         called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-        if node is not None and called is not None and re.search(EFFECT_NAME, ast.unparse(called)):
-            yield from _guard_statement(source, node)
+        named = called is not None and re.search(EFFECT_NAME, ast.unparse(called)) is not None
+        if node is not None and named and (guarded := guarded_statement(source, node)) is not None:
+            yield source.with_import(guarded, "torch")
 
 
-def _guard_statement(source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that puts ``node`` under ``if not torch.compiler.is_compiling():``. Yield nothing unless it is a
-    call whose result is unused.
+def guarded_statement(source: Source, node: ast.stmt) -> Edit | None:
+    """Return the edit that puts ``node`` under ``if not torch.compiler.is_compiling():``, or None unless it is a call
+    whose result is unused.
     """
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        indent = indent_of(source, node)
-        body = source.code(node)
-        if not re.search(r"\"\"\"|'''|\\\n", body):  # lines of a text are part of it
-            body = body.replace("\n", "\n    ")
-        text = f"if not torch.compiler.is_compiling():\n{indent}    {body}"
-        yield source.with_import(source.replace(node, text), "torch")
+    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        return None
+    indent = indent_of(source, node)
+    body = source.code(node)
+    if not re.search(r"\"\"\"|'''|\\\n", body):  # lines of a text are part of it
+        body = body.replace("\n", "\n    ")
+    return source.replace(node, f"if not torch.compiler.is_compiling():\n{indent}    {body}")
 
 
 def guard_call(text: str, named: str = "") -> Editor:

@@ -22,7 +22,7 @@ from shiplap.doctor.scratch import Edit
 _COMPILE_WITH = '''
 def compile_with(values, **options):
     """Return a decorator that compiles a function and passes it ``values``, each a function of its other arguments that
-    is called in front of each call. Each truth value has a version of its own.
+    is called in front of each call. Each truth value, and each function of a module, has a version of its own.
     """
     import functools
 
@@ -33,7 +33,8 @@ def compile_with(values, **options):
         @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
         def call(*args, **kwargs):
             given = {name: value(*owner, *args, **kwargs) for name, value in values.items()}
-            key = tuple((name, each) for name, each in given.items() if isinstance(each, bool))
+            named = {name: "<" not in getattr(each, "__qualname__", "<") for name, each in given.items()}
+            key = tuple((name, each) for name, each in given.items() if named[name] or isinstance(each, bool))
             if key not in versions:
                 versions[key] = torch.compile(fn, isolate_recompiles=True, **options)
             return versions[key](*args, **kwargs, **given)

@@ -358,6 +358,15 @@ def _parse_counted_loop(source: Source, node: ast.While) -> tuple[str, ast.expr,
         return None
     (bound,), start = bounds, assigned[0].value
     most, known = bound.comparators[0], isinstance(start, ast.Constant) and type(start.value) is int
-    if not known or [type(op) for op in bound.ops] != [ast.Lt] or not isinstance(most, ast.Constant | ast.Name):
+    plain = isinstance(most, ast.Constant | ast.Name) or _is_set_once(source, most)
+    if not known or [type(op) for op in bound.ops] != [ast.Lt] or not plain:
         return None
     return count, most, rest[0] if len(rest) == 1 else ast.BoolOp(ast.And(), rest)
+
+
+def _is_set_once(source: Source, value: ast.expr) -> bool:
+    """Return whether ``value`` is an attribute of ``self`` that only ``__init__`` sets, as far as the file shows."""
+    attribute = re.fullmatch(r"self\.(\w+)", ast.unparse(value))
+    stored = (n for n in ast.walk(source.tree) if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load))
+    functions = [enclosing_function(source, n) for n in stored if attribute and n.attr == attribute[1]]
+    return attribute is not None and all(f is not None and f.name == "__init__" for f in functions)

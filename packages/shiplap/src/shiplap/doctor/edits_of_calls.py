@@ -8,9 +8,19 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from shiplap.doctor.clocks import reads_clock
-from shiplap.doctor.edits import EFFECT_NAME, Case, Editor, Edits, Source, calls_on_line, of_statement, reindent
+from shiplap.doctor.edits import (
+    EFFECT_NAME,
+    Case,
+    Editor,
+    Edits,
+    Source,
+    calls_on_line,
+    guarded_statement,
+    of_statement,
+    reindent,
+)
 from shiplap.doctor.edits_of_compilation import find_compile_sites
-from shiplap.doctor.edits_of_functions import unused_name, writes_to_objects
+from shiplap.doctor.edits_of_functions import DRAWING, unused_name, writes_to_objects
 from shiplap.doctor.edits_of_values import enclosing_function, variables_of_functions
 from shiplap.doctor.scratch import Edit
 
@@ -56,6 +66,25 @@ def first_call_uncompiled(compiled):
     return call
 '''
 
+_LISTED = '''
+def listed_iterators(compiled):
+    """Return ``compiled``, whose calls get lists in place of iterators."""
+    import collections.abc
+    import functools
+
+    inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+
+    @functools.wraps(inner, updated=())
+    def call(*args, **kwargs):
+        made = [list(a) if isinstance(a, collections.abc.Iterator) else a for a in (*args, *kwargs.values())]
+        return inner(*made[: len(args)], **dict(zip(kwargs, made[len(args) :])))
+
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = call
+        return compiled
+    return call
+'''
+
 
 def _wrap_compiled(name: str, helper: str) -> Editor:
     """Return an editor that inserts the function ``helper``, called ``name``, and applies it to what is compiled.
@@ -85,6 +114,26 @@ def _wrap_compiled(name: str, helper: str) -> Editor:
 
 wrap_contiguous = _wrap_compiled("contiguous_arguments", _CONTIGUOUS)
 wrap_first_call = _wrap_compiled("first_call_uncompiled", _FIRST_CALL)
+
+
+@of_statement
+def wrap_listed(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield the edits that pass lists in place of iterators, for a loop ``node`` over an argument.
+
+    The loop must use the iterator up, and the compiled function neither write to an object nor draw numbers, which the
+    iterator may read, or draw as well.
+    """
+    function = enclosing_function(source, node)
+    if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Name) or function is None:
+        return
+    given = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+    uses = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == node.iter.id]
+    leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in ast.walk(node))
+    plain = not writes_to_objects(function) and not DRAWING.search(source.code(function))
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    consumed = node.iter.id in given and len(uses) == 1 and node in function.body and not leaves
+    if consumed and plain and not calls and is_outermost(case, source, node):
+        yield from _wrap_compiled("listed_iterators", _LISTED)(case)
 
 
 def is_call_of_torch(node: ast.expr) -> bool:
@@ -382,10 +431,11 @@ def measures_time(source: Source, node: ast.stmt) -> bool:
 
 @of_statement
 def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edits after which compiled code reads 0.0 from each clock that the function around ``node`` reads.
+    """Yield the edits after which compiled code neither reads the clocks of the function around ``node`` nor makes the
+    calls that show a time, such as a print: graphs run in an order of their own, so that it would be no time at all.
 
     Yield nothing if a reading or a difference is kept, or one is subtracted from a reading that the function has not
-    made. A time may only be shown, as by a print: what is kept would be no time at all.
+    made.
     """
     function = enclosing_function(source, node)
     if function is None:
@@ -393,28 +443,31 @@ def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     parents = source.parents()
     reads = [n for n in ast.walk(function) if isinstance(n, ast.Call) and ast.unparse(n.func) == case.subject]
     stored = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and n.value in reads]
-    names = {ast.unparse(t) for n in stored for t in n.targets}
+    names, kept_reads = {ast.unparse(t) for n in stored for t in n.targets}, list[ast.Call]()
     for read in reads:
         above = parents[read]
         other = above.right if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) else None
         differs = other is not None and ast.unparse(other) in names
-        differs = differs and re.match(EFFECT_NAME, _called_around(parents, above)) is not None
+        differs = differs and _showing_statement(parents, above) is not None
         kept = isinstance(above, ast.Assign) and all(isinstance(t, ast.Name) for t in above.targets)
         if not differs and not kept:
             return
+        kept_reads += [read] if kept else []
     bare = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
-    shown = all(re.match(EFFECT_NAME, _called_around(parents, n)) for n in bare)
-    if reads and shown and all(isinstance(parents[n], ast.BinOp) for n in bare):
-        edits = [source.replace(n, f"(0.0 if torch.compiler.is_compiling() else {source.code(n)})") for n in reads]
+    shown = [_showing_statement(parents, n) for n in (*bare, *(n for n in reads if n not in kept_reads))]
+    if reads and all(shown) and all(isinstance(parents[n], ast.BinOp) for n in bare):
+        edits = [source.replace(n, f"(0.0 if torch.compiler.is_compiling() else {source.code(n)})") for n in kept_reads]
+        edits += [e for n in dict.fromkeys(shown) if n is not None and (e := guarded_statement(source, n)) is not None]
         yield (*([] if source.imports("torch") else [source.after_imports("import torch")]), *edits)
 
 
-def _called_around(parents: dict[ast.AST, ast.AST], node: ast.AST) -> str:
-    """Return the last name of the call whose result is unused around ``node``, or an empty string if there is none."""
+def _showing_statement(parents: dict[ast.AST, ast.AST], node: ast.AST) -> ast.Expr | None:
+    """Return the statement around ``node`` if it is a call for its effect whose result is unused, and else None."""
     while node in parents and not isinstance(node, ast.stmt):
         node = parents[node]
     called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-    return ast.unparse(called).rpartition(".")[2] if called is not None else ""
+    shows = called is not None and re.match(EFFECT_NAME, ast.unparse(called).rpartition(".")[2])
+    return node if shows and isinstance(node, ast.Expr) else None
 
 
 @of_statement

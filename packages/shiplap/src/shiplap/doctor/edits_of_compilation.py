@@ -15,8 +15,10 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
     as an alternative, the edits that pass it to the calls of ``torch.compile`` that compiled the function.
     """
     sites = list(find_compile_sites(case))
-    decorated = [_with_dynamic(source, node) for source, node, function in sites if function is not None]
-    called = [_with_dynamic(source, node) for source, node, function in sites if function is None]
+    decorated = [
+        with_option(source, node, "dynamic", "True") for source, node, function in sites if function is not None
+    ]
+    called = [with_option(source, node, "dynamic", "True") for source, node, function in sites if function is None]
     for group in (decorated, called):
         if group:
             yield tuple(group)
@@ -74,18 +76,18 @@ def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
     return call is not None and not call.args and {k.arg for k in call.keywords} <= _COMPILE_OPTIONS
 
 
-def _with_dynamic(source: Source, node: ast.expr) -> Edit:
-    """Return the edit that adds the argument ``dynamic=True`` to ``node``, a call or a decorator without parentheses.
-    An argument ``dynamic`` that is already there is replaced.
+def with_option(source: Source, node: ast.expr, name: str, value: str) -> Edit:
+    """Return the edit that adds the argument ``name=value`` to ``node``, a call or a decorator without parentheses. An
+    argument ``name`` that is already there is replaced.
     """
     if not isinstance(node, ast.Call):
-        return source.replace(node, source.code(node) + "(dynamic=True)")
+        return source.replace(node, f"{source.code(node)}({name}={value})")
     for keyword in node.keywords:
-        if keyword.arg == "dynamic":
-            return source.replace(keyword.value, "True")
+        if keyword.arg == name:
+            return source.replace(keyword.value, value)
     end = source.span(node)[1] - 1
     given = [*node.args, *(k.value for k in node.keywords)]
-    last = max((source.span(value)[1] for value in given), default=end)
+    last = max((source.span(each)[1] for each in given), default=end)
     # The last argument may have a comma behind it already.
     comma = ", " if given and "," not in re.sub(r"#.*", "", source.text[last:end]) else ""
-    return Edit(source.file, end, end, f"{comma}dynamic=True")
+    return Edit(source.file, end, end, f"{comma}{name}={value}")

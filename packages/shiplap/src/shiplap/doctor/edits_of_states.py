@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
+from shiplap.doctor.edits import Case, Edits, Source, indent_of, is_movable, of_statement, reindent, whole_lines
 from shiplap.doctor.edits_in_front import (
     is_bound_to_place,
     is_compiled_itself,
@@ -41,13 +41,6 @@ def _updates(node: ast.stmt, *, local: bool) -> bool:
     return True
 
 
-def _is_movable(source: Source, block: list[ast.stmt]) -> bool:
-    """Return whether the lines of the statements ``block`` hold nothing else, and no text of several lines."""
-    code = whole_lines(source, block)
-    before = source.text[source.offset(block[0].lineno, 0) : source.span(block[0])[0]]
-    return not before.strip() and not re.search(r"\"\"\"|'''|\\\n|;", code)
-
-
 def _is_plain(value: ast.expr) -> bool:
     """Return whether evaluating ``value`` calls nothing but functions that make numbers."""
     kinds = ast.Lambda | ast.NamedExpr | ast.Await | ast.Yield | ast.Starred | ast.comprehension
@@ -79,7 +72,7 @@ def _block_in_front(case: Case, source: Source, function: ast.FunctionDef, block
     """
     used = list(dict.fromkeys(n for each in block for n in variables_of_functions(source, each)))
     name, flag = unused_name(source, f"update_{function.name}"), unused_name(source, "is_updated")
-    if f"def {name}(" in source.text or not _is_movable(source, block):
+    if f"def {name}(" in source.text or not is_movable(source, block):
         return
     body = reindent(whole_lines(source, block), "    ")
     made = source.before_definition(function.lineno, f"def {name}({', '.join(used)}):\n{body}\n    return True")
@@ -136,7 +129,7 @@ def _block_later(case: Case, source: Source, function: ast.FunctionDef, block: l
             return
         code = re.sub(r"(?<![\w.])self\b", named, code)
     name = unused_name(source, f"update_{function.name}_later")
-    if f"def {name}(" in source.text or not _is_movable(source, block):
+    if f"def {name}(" in source.text or not is_movable(source, block):
         return
     missing = "" if source.imports("torch") else "import torch\n"
     text = (
@@ -194,7 +187,7 @@ def prepare_in_front(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     used = [n for n in used if n not in assigned_names(block)]
     name, flag = unused_name(source, f"prepare_{function.name}"), unused_name(source, "prepared")
     code, indent = whole_lines(source, block), indent_of(source, block[0])
-    if is_bound_to_place(source, code) or f"def {name}(" in source.text or not _is_movable(source, block):
+    if is_bound_to_place(source, code) or f"def {name}(" in source.text or not is_movable(source, block):
         return
     values = f"({', '.join(left)},)"
     text = f"if {flag} is None:\n{reindent(code, f'{indent}    ')}\n{indent}else:\n{indent}    {values} = {flag}"

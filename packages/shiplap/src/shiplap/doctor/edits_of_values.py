@@ -156,30 +156,45 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     """
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
-            if expressions_asked(chosen.test) & expressions_read([chosen.body, chosen.orelse]):
-                continue
-            sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
-            text = f"torch.where({condition_of_tensors(chosen.test)}, {sides})"
-            yield source.with_import(source.replace(chosen, text), "torch")
+            text = _choice(chosen.test, source.code(chosen.body), source.code(chosen.orelse))
+            if text is not None:
+                text = f"({text})" if " if " in text else text
+                yield source.with_import(source.replace(chosen, text), "torch")
     if not isinstance(node, ast.If):
-        return
-    test, asked = condition_of_tensors(node.test), expressions_asked(node.test)
-    if asked & expressions_read([*node.body, *node.orelse]):
         return
     if (pair := _returned_pair(source, node)) is not None:
         left, right, last = pair
-        if asked & expressions_read([right]):
-            return
         start, end = source.span(node)[0], source.span(last)[1]
-        text = f"return torch.where({test}, {source.code(left)}, {source.code(right)})"
-        yield source.with_import(Edit(source.file, start, end, text), "torch")
+        if (chosen_text := _choice(node.test, source.code(left), source.code(right))) is not None:
+            yield source.with_import(Edit(source.file, start, end, f"return {chosen_text}"), "torch")
     elif len(node.body) == 1 and len(node.orelse) <= 1 and (then := _assigned(source, node.body[0])):
         name, value = then
         # Without an else the variable keeps its value.
         other = _assigned(source, node.orelse[0]) if node.orelse else (name, name)
-        if other and other[0] == name:
-            text = f"{name} = torch.where({test}, {value}, {other[1]})"
-            yield source.with_import(source.replace(node, text), "torch")
+        chosen_text = _choice(node.test, value, other[1]) if other and other[0] == name else None
+        if chosen_text is not None:
+            yield source.with_import(source.replace(node, f"{name} = {chosen_text}"), "torch")
+
+
+def _choice(test: ast.expr, left: str, right: str) -> str | None:
+    """Return the source code of an expression that has the value of ``left`` where the condition ``test`` holds and of
+    ``right`` elsewhere, both by their source code. Operands of ``and`` and ``or`` at its beginning that Python decides,
+    such as ``x is None``, are decided by Python, so that the values which they keep away are not computed.
+
+    Return None if one of the values may not be computed where an operand further behind holds or does not hold.
+    """
+    sides = [ast.parse(f"({side})", mode="eval").body for side in (left, right)]
+    if any(isinstance(n, ast.Tuple | ast.IfExp | ast.Lambda | ast.NamedExpr) for n in sides):
+        return None
+    if isinstance(test, ast.BoolOp) and is_question_of_python(test.values[0]):
+        rest = test.values[1] if len(test.values) == 2 else ast.BoolOp(test.op, test.values[1:])
+        inner, first = _choice(rest, left, right), ast.unparse(test.values[0])
+        if inner is None:
+            return None
+        return f"{inner} if {first} else {right}" if isinstance(test.op, ast.And) else f"{left} if {first} else {inner}"
+    if expressions_asked(test) & expressions_read(sides):
+        return None
+    return f"torch.where({condition_of_tensors(test)}, {left}, {right})"
 
 
 def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:

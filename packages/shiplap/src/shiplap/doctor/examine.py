@@ -156,6 +156,7 @@ def diagnose_trace(
         skips=tuple(_cuda_graph_skips(compiled)),
         compiled=len(started | {c.frame for c in compiled}),
         graphs=len({(e.process, e.compile_id) for e in trace.events_of_kind("dynamo_output_graph")}),
+        operations=sum({c.frame: c.operations for c in sorted(compiled, key=lambda c: c.operations)}.values()),
         seconds=sum(c.seconds for c in compiled),
         processes=len({e.process for e in trace.events}),
         exit_code=exit_code,

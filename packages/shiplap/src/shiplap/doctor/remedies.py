@@ -18,6 +18,7 @@ from shiplap.doctor import (
     edits_of_draws,
     edits_of_effects,
     edits_of_functions,
+    edits_of_parts,
     edits_of_selections,
     edits_of_shortcuts,
     edits_of_sizes,
@@ -25,6 +26,7 @@ from shiplap.doctor import (
     edits_of_values,
     edits_of_versions,
 )
+from shiplap.doctor.causes import BREAK_CAUSES
 from shiplap.doctor.diagnosis import Break, Recompile
 from shiplap.doctor.edits import Editor
 
@@ -48,6 +50,7 @@ class Remedy:
         picks: whether it picks values with ``torch.where``, whose gradient for the side that is not picked is 0.
         witness: an editor after whose edit the program has to end in another way, or None. It makes the program raise
             where the remedy changes what is computed. Without such a call the run shows nothing about the remedy.
+        parts: whether it leaves statements out of compiled code, of whose operations most have to stay.
     """
 
     id: str
@@ -64,6 +67,7 @@ class Remedy:
     measures: bool = False
     picks: bool = False
     witness: Editor | None = None
+    parts: bool = False
 
     def fits(self, entry: Break | Recompile) -> bool:
         """Return whether the remedy can be tried on ``entry``, a break or recompile.
@@ -338,6 +342,14 @@ REMEDIES: tuple[Remedy, ...] = (
         caveat="tensors that are not contiguous are copied in each call, so that writes to them are lost",
     ),
     Remedy(
+        "listed",
+        "pass lists in place of iterators",
+        edits_of_calls.wrap_listed,
+        ("generator",),
+        caveat="all items are made in front of the call",
+        prints=True,
+    ),
+    Remedy(
         "first_call",
         "run the first call uncompiled, so that it creates what later calls find",
         edits_of_calls.wrap_first_call,
@@ -417,6 +429,16 @@ REMEDIES: tuple[Remedy, ...] = (
         repeated=True,
     ),
     Remedy(
+        "part",
+        "compile the part of the function in front of it, or behind it",
+        edits_of_parts.compile_part,
+        (*(c for c in BREAK_CAUSES if c != "recompiles"), "length", "attribute", "counter", "lazy", "identity"),
+        own=False,
+        caveat="the rest of the function runs without a compiler",
+        prints=True,
+        parts=True,
+    ),
+    Remedy(
         "eager_question",
         "ask it in eager mode only",
         edits.guard_predicate,
@@ -484,11 +506,11 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "eager_clock",
-        "read the clock in eager mode only",
+        "read the clock, and show the time, in eager mode only",
         edits_of_calls.guard_clock,
         ("system",),
         call=r"^time\.\w+$",
-        caveat="compiled code reads 0.0, so that what it computes from it is no time",
+        caveat="the time is not shown in compiled code",
         measures=True,
         silent=True,
     ),

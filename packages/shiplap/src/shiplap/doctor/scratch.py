@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,11 @@ def with_own_newlines(file: Path, text: str) -> str:
     return text.replace("\n", "\r\n") if 2 * content.count(b"\r\n") > content.count(b"\n") else text
 
 
+def split_lines(text: str) -> list[str]:
+    """Return the lines of ``text`` with their ends, as Python counts lines: a form feed ends none."""
+    return list(io.StringIO(text, newline=""))
+
+
 def diff_texts(root: Path, texts: dict[str, str], against: dict[str, str] | None = None) -> str:
     """Return a unified diff from the contents in ``against`` to those in ``texts``, which both map paths to contents.
     For a file that ``against`` lacks, the diff is from its content below ``root``.
@@ -171,6 +177,5 @@ def diff_texts(root: Path, texts: dict[str, str], against: dict[str, str] | None
         old = (against or {}).get(file)
         old = (root / file).read_text(encoding="utf-8") if old is None else old
         if old != text:
-            old_lines, new_lines = old.splitlines(keepends=True), text.splitlines(keepends=True)
-            parts += difflib.unified_diff(old_lines, new_lines, f"a/{file}", f"b/{file}", n=1)
+            parts += difflib.unified_diff(split_lines(old), split_lines(text), f"a/{file}", f"b/{file}", n=1)
     return "".join(parts)

@@ -16,13 +16,15 @@ from shiplap.doctor.edits import Case
 from shiplap.doctor.laboratory import Laboratory, Run
 from shiplap.doctor.printed import different_lines, numbers_by_line, zeros_in_output
 from shiplap.doctor.remedies import Remedy, list_remedies
-from shiplap.doctor.scratch import Program, apply_edits, diff_texts, parse_program
+from shiplap.doctor.scratch import Program, apply_edits, diff_texts, parse_program, split_lines
 from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry
 from shiplap.errors import error
 from shiplap.safe_io.work_folders import work_folder
 
 # A run may take longer than the first by this factor and these seconds; then its remedy is refused.
 _PATIENCE = (4, 60)
+# The share of the operations that a remedy which compiles less has to keep in compiled code.
+_SHARE = 0.5
 # Where another entry takes the place of one, so many remedies are followed, for so many entries in turn.
 _STARTS, _FURTHER = 2, 2
 
@@ -397,6 +399,9 @@ def _reason_by_remedy(
         return ""
     if remedy.repeated and after.diagnosis.graphs > now.diagnosis.graphs:
         return f"{after.diagnosis.graphs} graphs are compiled instead of {now.diagnosis.graphs}"
+    kept, all_of_them = after.diagnosis.operations, now.diagnosis.operations
+    if remedy.parts and kept < _SHARE * all_of_them:
+        return f"{kept} of {all_of_them} operations would be compiled"
     if remedy.prints and after.printed != now.printed:
         return f"the program prints {after.printed} lines instead of {now.printed}"
     # What an edit changes besides the results of the compiled functions, such as a list of the program, shows here.
@@ -422,8 +427,8 @@ def _rows_computed_always(root: Path, texts: dict[str, str], changed: dict[str, 
     found = list[str]()
     for file, text in changed.items():
         old = texts[file] if file in texts else (root / file).read_text(encoding="utf-8")
-        rows = text.splitlines()
-        parts = difflib.SequenceMatcher(None, old.splitlines(), rows, autojunk=False).get_opcodes()
+        rows = split_lines(text)
+        parts = difflib.SequenceMatcher(None, split_lines(old), rows, autojunk=False).get_opcodes()
         inserted = [n for kind, _, _, start, end in parts if kind != "equal" for n in range(start, end)]
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -462,7 +467,7 @@ def _break_in_edit(root: Path, texts: dict[str, str], changed: dict[str, str], n
     known = {e.key for e in now.entries}
     for file, text in changed.items():
         old = texts[file] if file in texts else (root / file).read_text(encoding="utf-8")
-        inserted = {row.strip() for row in text.splitlines()} - {row.strip() for row in old.splitlines()}
+        inserted = {row.strip() for row in split_lines(text)} - {row.strip() for row in split_lines(old)}
         for e in after.entries:
             if isinstance(e, Break) and e.key not in known and e.user.code.strip() in inserted:
                 return f"{TAKEN}{e.reason}"
@@ -521,6 +526,7 @@ def make_case(
         cause=entry.cause,
         frames=tuple((p.file.removeprefix(f"{program.root}/"), p.line) for p in frames),
         compiled_at=tuple(sites[n] for n in entry.observers if n in sites) if entry.observers else None,
+        varies=isinstance(entry, Recompile),
     )
 
 

@@ -1,0 +1,164 @@
+"""A part of a function is compiled in place of the whole where nobody can notice that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shiplap.doctor import edits_of_calls, edits_of_parts, edits_of_values
+from shiplap.doctor.diagnosis import Diagnosis
+from shiplap.doctor.edits import Case
+from shiplap.doctor.laboratory import Run
+from shiplap.doctor.remedies import REMEDIES
+from shiplap.doctor.trial import _reason_by_remedy
+from tests.doctor.programs import proposals
+
+BEHIND = """
+import torch
+
+
+@torch.compile(backend="eager")
+def f(x, w):
+    y = torch.tanh(x @ w)
+    z = y.mean()
+    found = [z.item()]  # HERE
+    return y, found
+"""
+
+
+def test_what_stands_in_front_of_the_break_is_compiled(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, BEHIND, edits_of_parts.compile_part)
+    assert '@torch.compile(backend="eager", disable=True)\ndef f(x, w):\n    y, z = f_part(x, w)\n' in changed
+    part = '@torch.compile(backend="eager")\ndef f_part(x, w):\n    y = torch.tanh(x @ w)\n    z = y.mean()\n'
+    assert f"{part}    return y, z\n" in changed
+
+
+FRONT = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        n = int(self.limit)  # HERE
+        if n:
+            return x * n
+        return -x
+
+
+net = torch.compile(Net(), backend="eager")
+"""
+
+
+def test_what_stands_behind_the_break_is_compiled(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, FRONT, edits_of_parts.compile_part, function="forward")
+    assert "        n = int(self.limit)  # HERE\n        return self.forward_part(x, n)\n" in changed
+    assert '    @torch.compile(backend="eager")\n    def forward_part(self, x, n):\n        if n:\n' in changed
+    assert 'net = torch.compile(Net(), backend="eager", disable=True)' in changed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "y = torch.tanh(x @ w)",
+            "if w is None:\n        return x\n    y = torch.tanh(x @ w)",
+        ),  # it leaves the function
+        ("z = y.mean()", "if w is None:\n        z = y.mean()"),  # z may be missing
+        ("z = y.mean()", "if w is None:\n        z = y\n    z[0] = y.mean()"),  # which assigns no variable
+        ("z = y.mean()", "z = y.mean()\n    g = lambda: z\n    y = g()"),  # g is passed on, and holds the other z
+        ("y = torch.tanh(x @ w)", "y = torch.tanh(x @ w) * len(locals())"),
+        ("y = torch.tanh(x @ w)", "global z\n    y = torch.tanh(x @ w)"),  # z outlives the call
+        ("z = y.mean()", "z = yield y"),
+        ("    found = [z.item()]  # HERE", "    for v in y:\n        found = [v.sin() + v.cos().item()]  # HERE"),
+        ("import torch\n", "import torch\nprint(f._orig_mod)\n"),
+        ('backend="eager"', "backend=BACKEND"),  # which may be another one by then
+    ],
+)
+def test_a_part_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str) -> None:
+    assert old in BEHIND
+    source = BEHIND.replace(old, new)
+    if "g = lambda" in new:
+        source = source.replace("found = [z.item()]", "z = [g().item()]").replace("return y, found", "return g, z")
+    assert proposals(tmp_path, source, edits_of_parts.compile_part) == []
+
+
+def test_a_variable_of_the_module_is_not_passed(tmp_path: Path) -> None:
+    """A function that the part calls may change it."""
+    source = FRONT.replace("n = int(self.limit)", "global N\n        N = n = int(self.limit)").replace(
+        "x * n", "x * n * N"
+    )
+    (changed,) = proposals(tmp_path, source, edits_of_parts.compile_part, function="forward")
+    assert "def forward_part(self, x, n):" in changed
+
+
+def test_an_inner_function_of_another_compiled_one_stays_whole(tmp_path: Path) -> None:
+    called = '\n\n@torch.compile(backend="eager")\ndef g(x, w):\n    return f(x, w)\n'
+    assert proposals(tmp_path, BEHIND + called, edits_of_parts.compile_part) == []
+
+
+@pytest.mark.parametrize(("kept", "refused"), [(5, True), (6, False)])
+def test_most_operations_stay_compiled(kept: int, refused: bool) -> None:
+    (remedy,) = (r for r in REMEDIES if r.id == "part")
+    now, after = (Run(Diagnosis("p", (), (), operations=n), 0, 1.0) for n in (12, kept))
+    reason = _reason_by_remedy(remedy, now, after, (), set())
+    assert reason == ("5 of 12 operations would be compiled" if refused else "")
+    assert not _reason_by_remedy(replace(remedy, parts=False), now, after, (), set())
+
+
+LOOP = """
+import torch
+@torch.compile
+def f(chunks, out):
+    for chunk in chunks:  # HERE
+        out = out + chunk
+    return out
+"""
+
+
+def test_an_iterator_is_passed_as_a_list(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, LOOP, edits_of_calls.wrap_listed)
+    assert "@listed_iterators\n@torch.compile\n" in changed
+    space: dict[str, Any] = {}
+    exec(f"import torch\n{edits_of_calls._LISTED}", space)
+    listed = space["listed_iterators"](lambda *args, **kwargs: (args, kwargs))
+    assert listed(iter("ab"), 3, x=iter("c")) == ((["a", "b"], 3), {"x": ["c"]})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("out = out + chunk", "out = out + chunk\n        if n:\n            break"),  # it is not used up
+        ("out = out + chunk", "out += chunk"),  # the iterator may read out
+        ("out = out + chunk", "out = out + torch.rand(2)"),  # the iterator may draw as well
+        ("out = out + chunk", "log(chunk)"),
+        ("return out", "return out, next(chunks, None)"),
+    ],
+)
+def test_an_iterator_that_more_depends_on_stays(tmp_path: Path, old: str, new: str) -> None:
+    assert proposals(tmp_path, LOOP.replace(old, new), edits_of_calls.wrap_listed) == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("a if b is None or a > b else b", "(a if b is None else torch.where(a > b, a, b))"),
+        ("a if b is not None and b.any() else b", "(torch.where(b.any(), a, b) if b is not None else b)"),
+        ("a if b.any() and b is not None else b", ""),  # b may be None where it is computed
+        ("(a, b) if b is None or a > b else b", ""),
+    ],
+)
+def test_python_decides_what_it_can(tmp_path: Path, choice: str, expected: str) -> None:
+    source = f"import torch\ndef f(a, b):\n    return {choice}  # HERE\n"
+    found = proposals(tmp_path, source, edits_of_values.where_for_branch)
+    assert [expected in text for text in found] == [True] * bool(expected)
+
+
+def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:
+    source = "import torch\n\x0c\ndef f(x):\n    return x if x.all() else -x  # HERE\n"
+    (tmp_path / "program.py").write_text(source)
+    case = Case(tmp_path, "program.py", "program.py", 4, "f", "", "")
+    ((edit,),) = edits_of_values.where_for_branch(case)
+    assert source[edit.start : edit.end] == "x if x.all() else -x"
