@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -114,12 +114,14 @@ def infer(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> dict[str, An
 def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
     """Tiles of a survey folder by ``k`` ranks, as a worker of ``shiplap survey`` does it: read, predict, write.
 
-    Each rank has every ``k``-th of the tiles, the largest first. Dask takes no part.
+    Each rank has every ``k``-th of the groups of tiles, the largest first. Dask takes no part.
     """
-    from shiplap_sparse3d.survey.tasks import THREADS, SurveyEngine, predict_tile
+    from shiplap_sparse3d.survey.tasks import THREADS, TOGETHER, SurveyEngine, predict_group
 
     job = survey.made(folder, ranks.device).job
-    place, tiles, results = job.folder, sorted(job.tiles, key=job.count, reverse=True), {}
+    job = replace(job, together=TOGETHER if ranks.device.type == "cuda" else 0)
+    place, tiles, results = job.folder, job.tiles, {}
+    groups = sorted(job.groups, key=lambda first: -sum(map(job.count, job.groups[first])))
 
     usual = THREADS if ranks.device.type == "cuda" else 1
 
@@ -132,21 +134,21 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
     def clear() -> None:
         shutil.rmtree(place.path / "classes", ignore_errors=True)
 
-    def predict(tiles: list[Tile], threads: int = usual) -> None:
+    def predict(groups: list[Tile], threads: int = usual) -> None:
         with closing(SurveyEngine(threads)) as engine:
             engine.share(job)
-            for _ in engine.run(predict_tile, tiles):
+            for _ in engine.run(predict_group, groups):
                 pass
 
     def run(k: int, threads: int = usual) -> None:
-        predict(tiles[ranks.rank :: k], threads)
+        predict(groups[ranks.rank :: k], threads)
 
     works: Works = {f"{k}": (k, partial(run, k)) for k in ranks.sizes}
     works |= {
         "1 again": (1, partial(run, 1)),
         f"{ranks.world} in turn": (ranks.world, partial(run, ranks.world, 1)),
     }
-    predict(kinds(tiles))
+    predict(kinds(groups))
     ranks.wait()
     if ranks.rank == 0:
         clear()  # also of what another network has said of the same points
@@ -167,39 +169,42 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         "gained by reading ahead": round(taken[f"{top} in turn"] / taken[top], 3),
         "slowest rank over the mean": round(taken[top] / mean[top], 3),
         "control": round(taken["1"] / taken["1 again"], 3),
-        "ms of a tile": spent(ranks, job, tiles[:: max(1, len(tiles) // 24)]),
+        "ms of a tile": spent(ranks, job, groups[:: max(1, len(groups) // 24)]),
         "equal": ranks.rank != 0 or (len(results) > 1 and not other),
     }
 
 
-def kinds(tiles: list[Tile]) -> list[Tile]:
-    """Some of ``tiles``, the largest ones first, and the smallest four: corners, of which not every rank gets one.
+def kinds(groups: list[Tile]) -> list[Tile]:
+    """Some of ``groups``, the largest ones first, and the smallest four: corners, of which not every rank gets one.
 
     Kernels are compiled, or loaded, for sizes that a process has not met. That is done before anything is timed.
     """
-    return [*tiles[:: max(1, len(tiles) // 16)], *tiles[-4:]]
+    return [*groups[:: max(1, len(groups) // 16)], *groups[-4:]]
 
 
-def spent(ranks: Ranks, job: SurveyJob, tiles: list[Tile]) -> dict[str, float]:
-    """Milliseconds of a tile: its input on the host, reading and predicting, and what of that the GPU works."""
+def spent(ranks: Ranks, job: SurveyJob, firsts: list[Tile]) -> dict[str, float]:
+    """Milliseconds of a tile of the groups that begin with ``firsts``: their input on the host, reading and predicting,
+    and what of that the GPU works.
+    """
     from shiplap_sparse3d.survey.tasks import predict_codes, question_of
 
-    taken = {"read": 0.0, "predict": 0.0}
-    for tile in tiles:
+    taken, groups = {"read": 0.0, "predict": 0.0}, [job.groups[first] for first in firsts]
+    tiles = sum(map(len, groups))
+    for group in groups:
         times = [time.perf_counter()]
-        question_of(job, tile, torch.device("cpu"))
+        question_of(job, group, torch.device("cpu"))
         times.append(time.perf_counter())
-        predict_codes(job, tile)  # its classes are copied to the host
+        predict_codes(job, group)  # its classes are copied to the host
         times.append(time.perf_counter())
         taken["read"] += times[1] - times[0]
         taken["predict"] += times[2] - times[1]
     if ranks.device.type == "cuda":
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for tile in tiles[:8]:
-                predict_codes(job, tile)
+            for group in groups[:8]:
+                predict_codes(job, group)
         busy = sum(e.self_device_time_total for e in profile.key_averages()) / 1e6
-        taken["device"] = busy * len(tiles) / len(tiles[:8])
-    return {name: round(s / len(tiles) * 1e3, 2) for name, s in taken.items()}
+        taken["device"] = busy * tiles / sum(map(len, groups[:8]))
+    return {name: round(s / tiles * 1e3, 2) for name, s in taken.items()}
 
 
 if __name__ == "__main__":

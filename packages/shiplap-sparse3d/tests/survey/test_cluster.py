@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,7 +121,7 @@ def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes
 def test_a_scheduler_that_is_started_again(
     stage: str, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The survey says that it waits, and Dask logs no traceback."""
+    """The survey says once that it waits if a task was lost, and Dask logs no traceback."""
     shown: list[Any] = []
     monkeypatch.setattr(logging.getLogger("distributed.client"), "handle", shown.append)
     with socket.socket() as free:
@@ -141,7 +140,8 @@ def test_a_scheduler_that_is_started_again(
         made.pop().close()
     assert progress.called
     assert out.read_bytes() == alone
-    assert sum(note.startswith("the scheduler does not answer; waiting for it") for note in progress.notes) == 1
+    waits = sum(note.startswith("the scheduler does not answer; waiting for it") for note in progress.notes)
+    assert waits <= 1  # none if all tasks that were sent had ended before, and nothing was lost
     assert shown == []
 
 
@@ -334,41 +334,6 @@ def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path, monkeypatch: py
         tickets[0].open_job()
     clusters._forget_job(tickets[0].path, worker)
     assert worker.extensions["shiplap-survey"] == {}
-
-
-def test_a_task_of_dask_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task has several items, and the time of the first one bounds it, however long that takes."""
-    now, job = [0.0], object()
-    monkeypatch.setattr(clusters, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(clusters.JobTicket, "open_job", lambda ticket: job)
-    ticket = clusters.JobTicket(Path("job"), "", "cpu", {})
-
-    def take(given: object, seconds: float) -> float:
-        assert given is job
-        now[0] += seconds
-        return seconds
-
-    assert ticket.run(take, [0.1, 0.2, 0.15]) == [0.1, 0.2, 0.15]
-    assert ticket.run(take, [0.2, 0.1, 0.3, 0.15, 0.16]) == [0.2, 0.1, 0.3]
-    assert ticket.run(take, [9.0, 0.1]) == [9.0]
-
-
-def test_items_that_a_task_has_not_come_to_are_sent_again(
-    cluster: Any, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A task of Dask has several tiles, and ends after the first one here."""
-    sizes: list[int] = []
-    real = clusters.JobTicket.run
-
-    def run(ticket: Any, task: Any, batch: list[Any]) -> list[Any]:
-        sizes.append(len(batch))
-        return list(real(ticket, task, batch[:1]))
-
-    monkeypatch.setattr(clusters.JobTicket, "run", run)
-    result = survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
-    assert max(sizes) > 1
-    assert result.predicted == result.tiles
-    assert (tmp_path / "out.laz").read_bytes() == alone
 
 
 @pytest.mark.slow

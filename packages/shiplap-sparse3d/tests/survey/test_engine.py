@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -13,13 +14,24 @@ import torch
 
 from shiplap_sparse3d import geometry
 from shiplap_sparse3d.geometry import NOTHING
-from shiplap_sparse3d.survey import SurveyModel, point_features, prepare, tasks
+from shiplap_sparse3d.survey import Points, SurveyModel, point_features, prepare, tasks
 from shiplap_sparse3d.survey.model import VoxelScene
-from shiplap_sparse3d.survey.tasks import SurveyEngine, SurveyJob, predict_codes, predict_tile
+from shiplap_sparse3d.survey.tasks import SurveyEngine, SurveyJob, predict_codes, predict_group
 from tests.survey.models import build
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
+
+
+def around(points: Points) -> torch.Tensor:
+    """Features that depend on points up to 6 along x: the greatest z among those that are near."""
+    order = points.xyz[:, 0].argsort(stable=True)
+    x, z = points.xyz[order, 0].contiguous(), points.xyz[order, 2].contiguous()
+    first, last = torch.searchsorted(x, x - 6), torch.searchsorted(x, x + 6, right=True)
+    high = torch.stack([z[a:b].max() for a, b in zip(first.tolist(), last.tolist(), strict=True)]).float()
+    made = point_features(points)
+    made[order, 1] = high
+    return made
 
 
 @pytest.fixture
@@ -31,8 +43,8 @@ def predict_all(job: SurveyJob, threads: int, times: int = 1) -> list[bytes]:
     """The classes of all tiles, by an engine with so many threads."""
     with closing(SurveyEngine(threads)) as engine:
         engine.share(replace(job))  # with a network of its own
-        done = [tile for tile, _ in engine.run(predict_tile, job.tiles * times, ordered=True)]
-    assert done == job.tiles * times
+        done = [first for first, _ in engine.run(predict_group, [*job.groups] * times, ordered=True)]
+    assert done == [*job.groups] * times
     results = [job.folder.read_result(tile, job.count(tile)) for tile in job.tiles]
     return [result.tobytes() for result in results if result is not None]
 
@@ -40,6 +52,17 @@ def predict_all(job: SurveyJob, threads: int, times: int = 1) -> list[bytes]:
 def test_threads_change_no_class(job: SurveyJob) -> None:
     assert predict_all(job, 3) == predict_all(job, 1)
     assert len(job.tiles) == len(predict_all(job, 2)) > 4
+
+
+@pytest.mark.parametrize("features", [point_features, around])
+def test_tiles_that_are_predicted_together_have_the_classes_of_each_alone(features: Any, job: SurveyJob) -> None:
+    model = replace(job.model, features=features, context=13.0 if features is around else 0.0)
+    job = replace(job, model=model)
+    alone, together = predict_all(job, 1), replace(job, together=job.total)
+    assert max(map(len, together.groups.values())) > 1
+    assert sorted(tile for group in together.groups.values() for tile in group) == job.tiles
+    shutil.rmtree(job.folder.path / "classes")
+    assert predict_all(together, 2) == alone
 
 
 def test_the_next_tile_is_read_while_the_network_runs(job: SurveyJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +110,7 @@ def test_tables_that_were_built_are_not_built_by_the_network(job: SurveyJob, mon
     monkeypatch.setattr(SurveyModel, "answer", running)
     assert job.network.recipe == NOTHING
     for tile in job.tiles[:4]:
-        predict_codes(job, tile)
+        predict_codes(job, [tile])
     assert made == [True, True, *[False] * 6]
 
 
@@ -115,8 +138,10 @@ def test_streams_change_no_class_on_a_gpu(job: SurveyJob, whose: str) -> None:
     if whose != "ours":  # these are made on the host
         job = replace(job, model=replace(job.model, features=lambda points: point_features(points)))
     job.model.net.cuda()
-    first = predict_all(job, 1)
-    assert all(predict_all(job, 3, 4) == first for _ in range(10))
+    for together in (0, job.total):
+        job = replace(job, together=together)
+        first = predict_all(job, 1)
+        assert all(predict_all(job, 3, 4) == first for _ in range(5))
     job.model.net.cpu()
 
 

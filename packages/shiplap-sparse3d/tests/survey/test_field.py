@@ -13,6 +13,7 @@ import shiplap_sparse3d.spconv as spconv
 from shiplap import ShiplapError
 from shiplap_sparse3d import SparseTensor
 from shiplap_sparse3d.survey import probe, receptive_field
+from shiplap_sparse3d.survey.field import takes_batches
 from shiplap_testing.effort import sampled
 from tests.survey.models import UNet
 
@@ -40,6 +41,27 @@ def test_dilation_and_even_kernels_per_axis() -> None:
     field = receptive_field(net, 4)
     assert (field.before, field.after) == ((3, 5, 4), (3, 4, 3))
     assert probe(net, 4, field).before[:2] == (3, 5)
+
+
+class SceneNumber(nn.Module):
+    """An output that depends on the number of the scene; ``most`` scenes are accepted."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: SparseTensor) -> Tensor:
+        if x.batch_size > self.most:
+            raise ValueError("one scene")
+        return x.feats + x.coords[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("net", "right"),
+    [(UNet(4, 4, 2, 2), True), (nn.Identity(), True), (SceneNumber(2), False), (SceneNumber(1), False)],
+)
+def test_scenes_are_batched_if_they_keep_their_outputs(net: nn.Module, right: bool) -> None:
+    assert takes_batches(net, 4, receptive_field(UNet(4, 4, 2, 2), 4), net) is right
 
 
 class Branches(nn.Module):

@@ -44,36 +44,13 @@ def test_all_at_once_is_as_part_by_part(
         for bits in (6, 30):
             monkeypatch.setattr(tasks, "_PART", {"cpu": bits})
             sizes.clear()
-            parts.append(question_of(job, tile, torch.device("cpu")))
+            parts.append(question_of(job, [tile], torch.device("cpu")))
             read = list(sizes)
         assert len(read) == 1
         assert read[0] > len(parts[0].cells) > len(parts[0].own) > 0
         assert equal(*parts)
         assert len(parts[0].cells) == len(parts[0].feats)
         assert bool((point_numbers(parts[0].own).diff() > 0).all())
-
-
-def test_each_part_is_announced_between_its_reading_and_the_work_of_the_device(
-    corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = prepare(corner, tmp_path / "tiles", build(), tile=20).job
-    steps, read, cut = list[str](), tasks.read_points, tasks.cells_within
-
-    def reading(*arguments: Any, **options: Any) -> torch.Tensor:
-        steps.append("read")
-        return read(*arguments, **options)
-
-    def cutting(*arguments: Any) -> torch.Tensor:
-        steps.append("cut")
-        return cut(*arguments)
-
-    monkeypatch.setattr(tasks, "read_points", reading)
-    monkeypatch.setattr(tasks, "cells_within", cutting)
-    monkeypatch.setattr(tasks, "_PART", {"cpu": 6})
-    question_of(job, job.tiles[1], torch.device("cpu"), lambda: steps.append("announced"))
-    assert len(steps) > 7
-    assert steps[-1] == "cut"  # the points of the tile alone
-    assert steps[:-1] == ["read", "announced", "cut"] * (len(steps) // 3)
 
 
 def test_slices_that_follow_each_other_are_read_as_those_apart(corner: Path, tmp_path: Path) -> None:
@@ -132,7 +109,7 @@ def test_a_gpu_asks_what_the_host_asks(corner: Path, tmp_path: Path) -> None:
     """Cells and order to the bit; features of a GPU may differ in the last one."""
     job: SurveyJob = prepare(corner, tmp_path / "tiles", build(), tile=20).job
     for tile in job.tiles:
-        host, asked = (question_of(job, tile, torch.device(name)) for name in ("cpu", "cuda"))
+        host, asked = (question_of(job, [tile], torch.device(name)) for name in ("cpu", "cuda"))
         assert asked.cells.is_cuda
         for name in ("own", "cells", "wanted"):
             assert torch.equal(getattr(asked, name).cpu(), getattr(host, name)), name

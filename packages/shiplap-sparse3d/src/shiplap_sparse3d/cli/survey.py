@@ -16,7 +16,7 @@ from shiplap_sparse3d.cli.progress import show_progress
 from shiplap_sparse3d.cli.targets import named_instance
 
 if TYPE_CHECKING:
-    from shiplap_sparse3d.survey import SurveyModel, SurveyResult
+    from shiplap_sparse3d.survey import SurveyModel
 
 __all__ = ["command"]
 
@@ -24,10 +24,8 @@ STOPPED = 130  # the exit status after Ctrl-C
 EPILOG = """\b
 Examples:
   shiplap survey in.laz out.laz --model ground.py:model
-  shiplap survey in.copc.laz out.laz --model ground.py:model --tile 512
   shiplap survey in.laz out.laz --model ground.py:model --workers 4 --device cuda
   shiplap survey in.laz out.laz --model ground.py:model --scheduler tcp://10.0.0.1:8786
-  shiplap survey in.laz out.laz --model ground.py:model --json | jq .halo
 
 \b
 Exit status:
@@ -39,24 +37,14 @@ Exit status:
 def command(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A LAS, LAZ or COPC file.")],
     target: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The .las or .laz file to write.")],
-    model: Annotated[
-        str, typer.Option("--model", metavar="TARGET", help="module:name or file.py:name of a SurveyModel.")
-    ],
+    model: Annotated[str, typer.Option("--model", metavar="TARGET", help="module:name, file.py:name: a SurveyModel.")],
     tile: Annotated[int | None, typer.Option("--tile", metavar="CELLS", help="Voxels of a tile along x and y.")] = None,
     halo: Annotated[int | None, typer.Option("--halo", metavar="CELLS", help="Voxels that a tile sees around.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="For points and classes; OUTPUT.survey by default.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("--folder", help="For points and classes, or OUTPUT.survey.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there when everything is done.")] = False,
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Start a Dask cluster of N processes here.")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this Dask scheduler.")
-    ] = None,
-    device: Annotated[
-        str, typer.Option("--device", help="Device to run on; with workers, cuda takes the GPUs in turn.")
-    ] = "cpu",
+    workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Local Dask workers.")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Of a Dask cluster.")] = None,
+    device: Annotated[str, typer.Option("--device", help="A device; workers take the GPUs of cuda in turn.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: what was done.")] = False,
 ) -> None:
     """Classify every point of a laser scan, tile by tile, in constant memory.
@@ -84,7 +72,14 @@ def command(
     if json:
         verbs.emit_json(asdict(result))
     else:
-        _print_survey(result)
+        text = f"""points  {result.points:,}
+tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now
+halo    {result.halo} voxels; the network sees {max(result.field.before[:2] + result.field.after[:2])}
+stride  {max(result.field.stride[:2])} voxels
+time    {result.seconds:.1f} s
+memory  {result.peak_mb:,.0f} MB at most
+output  {result.output}"""
+        verbs.out().print(text, markup=False, soft_wrap=True)
 
 
 def _load_model(target: str, *, by_value: bool) -> SurveyModel:
@@ -103,17 +98,3 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
             cloudpickle.register_pickle_by_value(module)
     return named_instance(module, name or "model", SurveyModel, "SL825", f"--model {target}")
-
-
-def _print_survey(result: SurveyResult) -> None:
-    """Print the points, tiles, halo, stride, time and memory of a survey, and the path of its output, to stdout as
-    lines of text.
-    """
-    text = f"""points  {result.points:,}
-tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now
-halo    {result.halo} voxels; the network sees {max(result.field.before[:2] + result.field.after[:2])}
-stride  {max(result.field.stride[:2])} voxels
-time    {result.seconds:.1f} s
-memory  {result.peak_mb:,.0f} MB at most
-output  {result.output}"""
-    verbs.out().print(text, markup=False, soft_wrap=True)

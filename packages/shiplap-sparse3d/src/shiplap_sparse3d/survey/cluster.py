@@ -21,7 +21,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -43,7 +42,6 @@ from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Progress, Result,
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
-_SPAN = 0.5  # seconds of a task: what it costs Dask, some 4 ms of a worker's processor, is then a small part
 _JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
 _READING = threading.Lock()  # one thread of a worker reads a job
 _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "laspy", "lazrs")
@@ -80,12 +78,11 @@ class JobTicket(NamedTuple):
                 known[self.path] = self.digest, self.read_job(worker)
             return known[self.path][1]
 
-    def run(self, task: Task[Item, Result], batch: list[Item]) -> list[Result]:
-        """Return ``task(job, item)`` for the first items of ``batch``, computed in this process, which is a Dask
-        worker. No item is begun after half a second, except the first. The job is that of :meth:`open_job`.
+    def run(self, task: Task[Item, Result], item: Item) -> Result:
+        """Return ``task(job, item)``, computed in this process, which is a Dask worker. The job is that of
+        :meth:`open_job`.
         """
-        job, until = self.open_job(), time.monotonic() + _SPAN
-        return [task(job, item) for item in takewhile(lambda item: item == batch[0] or time.monotonic() < until, batch)]
+        return task(self.open_job(), item)
 
     def read_job(self, worker: Any) -> SurveyJob:
         """Return the job from its file, with its network on the device of ``worker`` and in evaluation mode.
@@ -150,8 +147,6 @@ class DaskEngine(SurveyEngine):
     Raises:
         SurveyError: ``SL827`` if the scheduler does not answer.
     """
-
-    _most = 16  # items of a batch
 
     def __init__(self, workers: int | None, scheduler: str | None, device: str, progress: Progress) -> None:
         for name in ("distributed", "distributed.client"):  # errors are raised, and tracebacks are not shown
@@ -223,7 +218,7 @@ class DaskEngine(SurveyEngine):
         raise survey_error("SL827", self._cluster, f"tasks lost {lost} times in turn", "a scheduler that keeps them")
 
     def _count_places(self) -> int:
-        """Return how many batches may be begun at a time, which is two for each thread of the workers, or one if there
+        """Return how many items may be begun at a time, which is two for each thread of the workers, or one if there
         are none. Raise ``SL827`` after 30 seconds without workers. Raise ``CommClosedError`` if the scheduler does not
         answer.
         """
@@ -246,12 +241,10 @@ class DaskEngine(SurveyEngine):
             raise survey_error("SL827", self._cluster, f"no worker for {_PATIENCE:.0f} s", "at least one", fix, what)
         return max(1, 2 * self._workers)
 
-    def _submit(self, task: Task[Item, Result], batch: list[Item]) -> Future[list[Result]]:
-        """Send ``task`` with the items of ``batch`` to the cluster, as one task of Dask. Return a future of Python,
-        which completes with Dask's future.
-        """
-        key = f"{task.__name__}-{', '.join(map(str, batch))}-{time.time_ns()}"  # it is on the dashboard
-        sent = self._client.submit(partial(self._ticket.run, task, batch), key=key, pure=False)
+    def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
+        """Send ``task`` with ``item`` to the cluster. Return a future of Python, which completes with Dask's future."""
+        key = f"{task.__name__}-{item}-{time.time_ns()}"  # it is on the dashboard
+        sent = self._client.submit(partial(self._ticket.run, task, item), key=key, pure=False)
         return asyncio.run_coroutine_threadsafe(sent._result(), self._client.loop.asyncio_loop)
 
     def close(self) -> None:

@@ -263,6 +263,28 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
     return replace(field, before=before, after=after)
 
 
+def takes_batches(net: nn.Module, channels: int, field: Field, run: Run) -> bool:
+    """Return whether the network gives the voxels of two scenes in one batch the outputs that each scene has alone,
+    apart from rounding. The arguments are those of :func:`probe`. The result is False if the network raises an
+    exception.
+    """
+    (coords, grid, _), device = _draw_corridor(field, 0, 0), device_of(net)
+    feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
+
+    def outputs(*starts: int) -> Tensor:
+        """Return the outputs for a batch of scenes, each with every second voxel from the number in ``starts`` on."""
+        cells = [nn.functional.pad(coords[n::2, 1:], (1, 0), value=scene) for scene, n in enumerate(starts)]
+        some = torch.cat([feats[n::2] for n in starts])
+        return rows_of(run(SparseTensor(some, torch.cat(cells).to(device), grid, len(starts))))
+
+    try:
+        with evaluation_mode(net), torch.no_grad():
+            alone, together = torch.cat([outputs(0), outputs(1)]), outputs(0, 1)
+    except Exception:  # whatever a network for one scene raises
+        return False
+    return torch.allclose(alone, together, 0, _TOLERANCE * float(alone.abs().amax()))
+
+
 def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
     """Return random voxels in a narrow block along ``axis``, as coordinates ``int32 [v, 4]``, the grid, and the row of
     the middle voxel.

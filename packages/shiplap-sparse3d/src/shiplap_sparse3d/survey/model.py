@@ -137,7 +137,7 @@ class SurveyModel:
         shape, or if features depend on points beyond ``context``.
         """
         self._check_features()
-        return probe(self.net, self.channels, self.field, lambda voxels: self.answer(_scene_of(voxels)))
+        return probe(self.net, self.channels, self.field, self.answer_voxels)
 
     def features_of(self, points: Points) -> Tensor:
         """Return ``features(points)`` as ``float32 [p, c]``. Raise ``SL825`` unless the user's function returns a
@@ -151,13 +151,13 @@ class SurveyModel:
             raise survey_error("SL825", "SurveyModel.features", "values that are not finite", "numbers")
         return made.float()
 
-    def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> VoxelScene:
-        """Return the voxels of points as a :class:`VoxelScene`. ``coords`` are the points' cells ``int32 [p, 3]`` in
-        ``grid``, and ``feats [p, c]`` their features, of which each voxel gets the mean.
+    def scene(self, coords: Tensor, feats: Tensor, grid: Triple, scenes: int = 1) -> VoxelScene:
+        """Return the voxels of points as a :class:`VoxelScene`. ``coords`` are the points' scenes, below ``scenes``,
+        and cells in ``grid``, ``int32 [p, 4]``. ``feats [p, c]`` are their features, of which each voxel gets the mean.
         """
-        scenes = coords.new_zeros(len(coords), 1)
-        cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
-        return VoxelScene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
+        cells, inverse, counts = ops.unique_coords(coords)
+        voxels = SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid, scenes)
+        return VoxelScene(voxels, feats, inverse.long())
 
     def answer(self, scene: VoxelScene) -> Tensor:
         """Return the logits ``[p, classes]`` of the points of ``scene``. Points in one voxel have equal logits unless
@@ -170,11 +170,15 @@ class SurveyModel:
             raise survey_error("SL825", "the network's output", got, expected)
         return logits if self.per_point else logits[scene.inverse]
 
+    def answer_voxels(self, voxels: SparseTensor) -> Tensor:
+        """Return the logits ``[n, classes]`` of points with the features of ``voxels``, one for each voxel."""
+        return self.answer(_scene_of(voxels))
+
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
         """Return the logits ``[p, classes]`` of points, with gradients for training. ``coords`` are the points' cells
         ``int32 [p, 3]`` in ``grid``, and ``feats`` their features ``[p, c]``.
         """
-        return self.answer(self.scene(coords, feats, grid))
+        return self.answer(self.scene(nn.functional.pad(coords, (1, 0)), feats, grid))
 
     def digest(self) -> str:
         """Return the SHA-256, in hexadecimal, of the network's parameters and structure and of ``voxel``, ``classes``

@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from shiplap_sparse3d.axes import Triple, per_axis
 from shiplap_sparse3d.errors import SurveyError, require_packages, survey_error
 from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
-from shiplap_sparse3d.survey.field import Field, Tile, tiling
+from shiplap_sparse3d.survey.field import Field, Tile, takes_batches, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Progress, SurveyEngine, SurveyJob
+from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, TOGETHER, Progress, SurveyEngine, SurveyJob
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,9 @@ def survey(
     job = open_job(source, place, model, (tile, halo, origin), segment)
     with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
         seen = model.check()  # while local workers start
+        if str(device or model.device).startswith("cuda"):
+            batched = takes_batches(model.net, model.channels, model.field, model.answer_voxels)
+            job = replace(job, together=TOGETHER if batched else 0)
         with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
             job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})
@@ -178,17 +181,18 @@ def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Sur
 
 
 def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> int:
-    """Predict and write the class codes of all tiles that have no result in the folder. Return the number of these
-    tiles. ``progress`` is called after each tile.
+    """Predict and write the class codes of all groups of tiles of which a tile has no result in the folder. Return the
+    number of tiles of these groups. ``progress`` is called after each group.
     """
-    counts = {tile: job.count(tile) for tile in job.tiles}
-    # Large ones first, so that all workers end at the same time.
-    left = sorted((t for t in counts if job.folder.read_result(t, counts[t]) is None), key=lambda t: (-counts[t], t))
+    missing = {tile for tile in job.tiles if job.folder.read_result(tile, job.count(tile)) is None}
+    left = {first: tiles for first, tiles in job.groups.items() if not missing.isdisjoint(tiles)}
+    total, number = len(job.tiles), sum(map(len, left.values()))
     engine.share(job)
-    progress("predict", len(counts) - len(left), len(counts), "tiles")
-    for done, _ in enumerate(engine.run(tasks.predict_tile, left), len(counts) - len(left) + 1):
-        progress("predict", done, len(counts), "tiles")
-    return len(left)
+    progress("predict", done := total - number, total, "tiles")
+    # Large ones first, so that all workers end at the same time.
+    for first, _ in engine.run(tasks.predict_group, sorted(left, key=lambda f: (-sum(map(job.count, left[f])), f))):
+        progress("predict", done := done + len(left[first]), total, "tiles")
+    return number
 
 
 def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
@@ -250,12 +254,12 @@ class Manifest:
         are -100, which losses of torch ignore. ``model.forward(cells, features, grid)`` returns the logits of the
         points.
         """
-        question = tasks.question_of(self.job, tile, torch.device("cpu"))
+        question = tasks.question_of(self.job, [tile], torch.device("cpu"))
         labels = torch.full((len(question.cells),), -100)  # what torch's losses ignore by default
         codes = question.own[:, 5] >> 24 & 0xFF
         for number, code in enumerate(self.job.model.classes):
             labels[question.wanted[codes == code]] = number
-        return question.cells, question.feats, question.grid, labels
+        return question.cells[:, 1:], question.feats, question.grid, labels
 
 
 def prepare(

@@ -14,7 +14,6 @@ are files that are written whole, with the same bytes each time.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import threading
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial, reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -46,8 +45,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 SEGMENT = 250_000  # points that are sorted at a time: five chunks of a LAZ file
-THREADS = 4  # for a GPU: one reads and sorts points into voxels, others wait for the network or write classes
+THREADS = 3  # for a GPU: one launches the network, one prepares its next input, and one waits or writes classes
 LOOK = 1.0  # seconds between looks at the state of the workers
+TOGETHER = 1 << 18  # points of the tiles that a GPU predicts at a time
 
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
 
@@ -58,13 +58,6 @@ POINT = np.dtype([("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("r
 # The points of one tile in one segment: where they begin in its file, how many they are, how many points of the tile
 # are in segments before it, and the sum of their words.
 SLICE = np.dtype([*((name, "<i4") for name in ("x", "y", "segment", "start", "count", "before")), ("check", "<i8")])
-
-# Numbers as a column ``float64 [n, 1]`` on a device, kept since a copy waits for a GPU. A GPU divides by such a column,
-# but would multiply by the inverse of a plain number.
-_columns = cache(lambda numbers, device: torch.tensor(numbers, dtype=torch.float64, device=device)[:, None])
-
-# Called without arguments when points are read.
-OnRead = Callable[[], object]
 
 # The table of one sorted segment, a ``SLICE`` for each tile, and the first and last cell of its points.
 SortedSegment = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -77,6 +70,8 @@ class SurveyJob:
     Attributes:
         scales, offsets: the input's factor and summand for each axis, which turn stored numbers into coordinates.
         tiling, total, segment: the tiles, the number of points of the input, and the number of points of a segment.
+        together: the number of points of a group of tiles, which the network predicts at once. A tile with more points
+            is a group of its own.
         slices: the table of the sorted points, an array of ``SLICE`` sorted by tile and then in the order of the input.
             It is None until all points are sorted.
         extent: the box of the survey's cells, or None until all points are sorted.
@@ -90,6 +85,7 @@ class SurveyJob:
     tiling: Tiling
     total: int
     segment: int = SEGMENT
+    together: int = 0
     slices: Any = None  # a SLICE for each tile of each segment
     extent: Any = None  # a CellBox
 
@@ -111,14 +107,15 @@ class SurveyJob:
         """Return the coordinates of the points ``rows`` (``int32 [p, 6]``, as the folder stores them) in units of the
         input file, as ``float64 [3, p]``.
         """
-        xyz = rows[:, 2:5].t().to(torch.float64, memory_format=torch.contiguous_format)
-        return xyz * _columns(self.scales, rows.device) + _columns(self.offsets, rows.device)
+        scales, offsets = on_device([self.scales, self.offsets], rows.device)[..., None]
+        return rows[:, 2:5].t().to(torch.float64, memory_format=torch.contiguous_format) * scales + offsets
 
     def cells(self, rows: Tensor) -> Tensor:
         """Return the cells of the points ``rows`` (``int32 [p, 6]``, as the folder stores them). Cells have the edges
         ``model.voxel``, and cell 0 begins at coordinate 0. The result is ``float64 [3, p]``, whole numbers.
         """
-        return (self.coordinates(rows) / _columns(tuple(self.model.voxel), rows.device)).floor()
+        # A GPU divides by a tensor, but would multiply by the inverse of a plain number.
+        return (self.coordinates(rows) / on_device(self.model.voxel, rows.device)[:, None]).floor()
 
     def with_points(self, segments: Sequence[SortedSegment]) -> SurveyJob:
         """Return this job with the table and the extent of all points. ``segments`` are the results of
@@ -144,6 +141,20 @@ class SurveyJob:
         """The tiles that have points, as (x, y), in ascending order."""
         return list(self._places)
 
+    @cached_property
+    def groups(self) -> dict[Tile, list[Tile]]:
+        """The tiles that the network predicts at once, by the first of them. They have grids of equal shape, and are
+        the scenes of one batch. The groups do not depend on the workers or on what is done.
+        """
+        groups, points, shape = dict[Tile, list[Tile]](), 0, cast(Any, None)
+        shapes = {tile: self.tiling.grid(tile, self.extent).shape for tile in self.tiles}
+        for tile in sorted(shapes, key=lambda each: (shapes[each], each)):  # neighbours, which share halos
+            points, before, shape = points + self.count(tile), shape, shapes[tile]
+            if shape != before or points > self.together:
+                first, points = tile, self.count(tile)
+            groups.setdefault(first, []).append(tile)
+        return groups
+
     def count(self, tile: Tile) -> int:
         """Return the number of points of ``tile`` in all segments."""
         return int(self.slices[self._places[tile]]["count"].sum())
@@ -151,10 +162,11 @@ class SurveyJob:
     @property
     def network(self) -> SimpleNamespace:
         """The objects that the threads of this process share when they run the network. ``recipe`` describes the
-        neighbour tables that it needed last. ``lock`` is held while it runs, and ``turn`` while a GPU prepares its
-        input. ``here`` holds a CUDA stream for each thread.
+        neighbour tables that it needed last, and ``lock`` is held while it runs. ``beside`` is the CUDA stream that
+        prepares its input, or None on the CPU.
         """
-        made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), turn=threading.RLock(), here=threading.local())
+        beside = torch.cuda.Stream(self.model.device, priority=-1) if self.model.device.type == "cuda" else None
+        made = SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), beside=beside)
         # One for all threads: from Python 3.12 on, two threads may compute a ``cached_property`` at the same time.
         return cast(SimpleNamespace, vars(self).setdefault("_network", made))
 
@@ -175,14 +187,19 @@ def point_numbers(rows: Tensor) -> Tensor:
     return rows.view(torch.int64)[:, 0]
 
 
-def cells_within(cells: Tensor, low: Cells, high: Cells) -> Tensor:
-    """Return a mask ``bool [p]`` of the points whose cell is at or above ``low`` and below ``high`` on every axis.
-    ``cells`` is ``float64 [axes, p]``. Axes beyond the length of ``low`` are not tested.
-    """
-    limits = torch.from_numpy(np.array([low, high], np.float64)[:, :, None])
+def on_device(numbers: Any, device: torch.device) -> Tensor:
+    """Return ``numbers``, an array or nested lists, as a tensor ``float64`` on ``device``."""
+    made = torch.from_numpy(np.array(numbers, np.float64))
     # From pinned memory, so that the thread does not wait for the GPU.
-    limits = limits.pin_memory().to(cells.device, non_blocking=True) if cells.is_cuda else limits
-    return reduce(torch.logical_and, (cells[: len(low)] >= limits[0]) & (cells[: len(low)] < limits[1]))
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+
+
+def cells_within(cells: Tensor, boxes: Sequence[tuple[Cells, Cells]]) -> Tensor:
+    """Return a mask ``bool [boxes, p]`` of the points whose cell is in each of ``boxes`` along x and y. A box is the
+    first cell and the cell behind the last, and ``cells`` is ``float64 [3, p]``.
+    """
+    low, high = on_device([[end[:2] for end in box] for box in boxes], cells.device)[..., None].unbind(1)
+    return reduce(torch.logical_and, ((cells[:2] >= low) & (cells[:2] < high)).unbind(1))
 
 
 def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -261,14 +278,14 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
 
 
 class TileQuestion(NamedTuple):
-    """The input of the network for one tile and the margin (halo) around it.
+    """The input of the network for some tiles and the margins (halos) around them. Each tile is a scene.
 
     Attributes:
-        own: ``int32 [c, 6]``, the points of the tile as the folder stores them.
-        cells: ``int32 [p, 3]``, the cells in ``grid`` of the points of the tile and its halo.
+        own: ``int32 [c, 6]``, the points of the tiles as the folder stores them, tile after tile.
+        cells: ``int32 [p, 4]``, the scenes and the cells in ``grid`` of the points of the tiles and their halos.
         feats: ``float32 [p, f]``, the features of these points.
         grid: the number of cells along each axis.
-        wanted: ``int64 [c]``, the indices into ``cells`` of the points of the tile.
+        wanted: ``int64 [c]``, the indices into ``cells`` of the points of the tiles.
     """
 
     own: Tensor
@@ -278,78 +295,69 @@ class TileQuestion(NamedTuple):
     wanted: Tensor
 
 
-def points_within(job: SurveyJob, tile: Tile, device: torch.device, is_read: OnRead) -> Tensor:
-    """Return the points of ``tile``, its halo and its context, ``int32 [p, 6]`` as the folder stores them, in the order
-    of the input and on ``device``. The halo is the margin that the network reads, and the context is the further margin
-    in which ``features`` of the model looks for other points.
+def points_within(job: SurveyJob, tiles: Sequence[Tile], device: torch.device) -> Tensor:
+    """Return the points of ``tiles``, their halos and their contexts, and of what is between them, ``int32 [p, 6]`` as
+    the folder stores them, in the order of the input and on ``device``. The halo is the margin that the network reads,
+    and the context is the further margin in which ``features`` of the model looks for other points.
 
     The points of all tiles around are read in several parts, from which ``device`` selects those within the margins.
-    ``is_read`` is called each time that a part has been read, before the device gets it.
     """
     model = job.model
     # One cell more, because the context is measured from points and not from cells.
     context = math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
-    box, margin = job.tiling.grid(tile, job.extent), np.array([context, context, 0])
-    around = job.tiling.around(tile, context)
-    slices, parts = np.concatenate([job.slices[job._places[each]] for each in around if each in job._places]), []
+    low, high = zip(*(job.tiling.grid(tile, job.extent) for tile in tiles), strict=True)
+    within = np.min(low, 0) - context, np.max(high, 0) + context
+    around = {each for tile in tiles for each in job.tiling.around(tile, context)} & job._places.keys()
+    slices, parts = np.concatenate([job.slices[job._places[each]] for each in around]), []
     slices = slices[np.lexsort((slices["start"], slices["segment"]))]  # as they are stored
     part = np.cumsum(slices["count"], dtype=np.int64) >> _PART[device.type]
     for some in np.split(slices, np.flatnonzero(np.diff(part)) + 1):
-        rows = read_points(job.folder, some, pinned=device.type == "cuda")
-        is_read()
-        rows = rows.to(device, non_blocking=True)
-        parts.append(rows[cells_within(job.cells(rows), box.low - margin, box.high + margin)])
+        rows = read_points(job.folder, some, pinned=device.type == "cuda").to(device, non_blocking=True)
+        parts.append(rows[cells_within(job.cells(rows), [within])[0]])
     rows = torch.cat(parts)
     if rows.device.type == "cpu":  # runs of ascending numbers, which numpy merges; torch takes four times as long
         return rows[torch.from_numpy(np.argsort(point_numbers(rows).numpy(), kind="stable"))]
     return rows[point_numbers(rows).argsort()]
 
 
-def question_of(job: SurveyJob, tile: Tile, device: torch.device, is_read: OnRead = lambda: None) -> TileQuestion:
-    """Return the input of the network for ``tile`` and the margin (halo) around it, computed on ``device``. ``is_read``
-    is that of :func:`points_within`.
+def question_of(job: SurveyJob, tiles: Sequence[Tile], device: torch.device) -> TileQuestion:
+    """Return the input of the network for ``tiles``, whose grids have equal shapes, and the margins (halos) around
+    them, computed on ``device``.
     """
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
-    rows = points_within(job, tile, device, is_read)
-    box, cells = job.tiling.grid(tile, job.extent), job.cells(rows)
-    feats = job.model.features_of(points_of(job, rows))
-    if job.model.context:  # features have seen the points around the box; the network does not
-        inside = cells_within(cells, box.low, box.high)
-        rows, feats, cells = rows[inside], feats[inside], cells[:, inside]
-    wanted = cells_within(cells, *job.tiling.core(tile)).nonzero()[:, 0]
-    local = torch.stack([axis - int(first) for axis, first in zip(cells, box.low, strict=True)], 1).int()
-    return TileQuestion(rows[wanted], local, feats, box.shape, wanted)
+    rows = points_within(job, tiles, device)
+    boxes, cells = [job.tiling.grid(tile, job.extent) for tile in tiles], job.cells(rows)
+    feats = job.model.features_of(points_of(job, rows))  # they see points around a box, which the network does not
+    scenes, points = cells_within(cells, boxes).nonzero().unbind(1)
+    wanted = cells_within(cells, [job.tiling.core(tile) for tile in tiles])[scenes, points].nonzero()[:, 0]
+    local = cells.t()[points] - on_device([box.low for box in boxes], device)[scenes]
+    local = torch.cat([scenes[:, None], local], 1).int()
+    return TileQuestion(rows[points[wanted]], local, feats[points], boxes[0].shape, wanted)
 
 
-def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
-    """Return the predicted class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
+def predict_codes(job: SurveyJob, tiles: Sequence[Tile]) -> np.ndarray[Any, Any]:
+    """Return the predicted class codes of the points of ``tiles``, ``uint8 [c]``, tile after tile and in the order of
+    the input.
 
     Several threads may call this function at the same time. They read and prepare tiles in parallel, and run the
-    network one after the other. On a GPU each thread sorts points into voxels in its own CUDA stream of high priority,
-    one thread at a time. There it also builds the neighbour tables that the network needed for the previous tile. The
-    GPU then has work while a thread waits for the size of a table.
+    network one after the other. On a GPU another CUDA stream, of high priority, sorts points into voxels, and builds
+    the neighbour tables that the network needed before. The GPU then has work while a thread waits for the size of a
+    table.
     """
     model, device, state = job.model, job.model.device, job.network
-    gpu = device.type == "cuda"
-    if gpu and not hasattr(state.here, "stream"):
-        torch.cuda.set_device(device)  # features may be made there
-        state.here.stream = torch.cuda.Stream(device, priority=-1)
-    beside = torch.cuda.stream(state.here.stream) if gpu else contextlib.nullcontext()
-    with torch.inference_mode(), beside, contextlib.ExitStack() as turn:
+    if gpu := device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread: the network may make tensors there
+    with torch.inference_mode(), torch.cuda.stream(state.beside):
         # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
-        asked = device if model.features is point_features else torch.device("cpu")
-        # Two threads that make a GPU prepare tiles would keep Python's lock from the one that launches the network.
-        is_read = partial(turn.enter_context, state.turn if asked.type == "cuda" else contextlib.nullcontext())
-        question = question_of(job, tile, asked, is_read)
-        scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
+        question = question_of(job, tiles, device if model.features is point_features else torch.device("cpu"))
+        scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid, len(tiles))
         scene.voxels.geometry.build(state.recipe)
         wanted = question.wanted.to(device)
-    ready = state.here.stream.record_event() if gpu else None
     # A captured graph of the user's has one memory, so networks run one after the other.
     with state.lock, evaluation_mode(model.net), torch.inference_mode():
-        if ready is not None:
+        if gpu:
             made = [wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
-            hand_over(made, ready, torch.cuda.current_stream(device))
+            hand_over(made, state.beside.record_event(), torch.cuda.current_stream(device))
         best = model.answer(scene)[wanted].argmax(1).to("cpu", non_blocking=True)
         if gpu:
             state.recipe = scene.voxels.geometry.recipe
@@ -360,9 +368,13 @@ def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
     return np.array(model.classes, np.uint8)[best.numpy()]
 
 
-def predict_tile(job: SurveyJob, tile: Tile) -> None:
-    """Predict the class codes of the points of ``tile``, and write them to the folder of the survey."""
-    job.folder.write_result(tile, predict_codes(job, tile))
+def predict_group(job: SurveyJob, first: Tile) -> None:
+    """Predict the class codes of the points of the group of tiles that begins with ``first``, and write those of each
+    tile to the folder of the survey.
+    """
+    codes, tiles = predict_codes(job, job.groups[first]), job.groups[first]
+    for tile, own in zip(tiles, np.split(codes, np.cumsum([job.count(each) for each in tiles])[:-1]), strict=True):
+        job.folder.write_result(tile, own)
 
 
 def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
@@ -396,8 +408,6 @@ class SurveyEngine:
             one on a GPU.
     """
 
-    _most = 1  # items of a batch
-
     def __init__(self, threads: int = 1) -> None:
         self._threads, self._pool = threads, ThreadPoolExecutor(threads)
 
@@ -411,32 +421,26 @@ class SurveyEngine:
 
         Only some of the items are computed before their results are taken, so memory does not depend on their number.
         """
-        waiting, running = deque(items), dict[Future[list[Result]], list[Item]]()
+        waiting, running = deque(items), dict[Future[Result], Item]()
         try:
             while waiting or running:
                 places = self._count_places()
                 while waiting and len(running) < places:
-                    count = 1 if ordered else max(1, min(self._most, len(waiting) // places))
-                    batch = [waiting.popleft() for _ in range(count)]
-                    running[self._submit(task, batch)] = batch
+                    running |= {self._submit(task, waiting[0]): waiting.popleft()}
                 first = [next(iter(running))] if ordered else running
                 for future in wait(first, LOOK, FIRST_COMPLETED).done:
-                    batch, results = running.pop(future), future.result()
-                    waiting.extendleft(reversed(batch[len(results) :]))
-                    yield from zip(batch, results, strict=False)
+                    yield running.pop(future), future.result()
         finally:
             for future in running:
                 future.cancel()
 
     def _count_places(self) -> int:
-        """Return how many batches of items may be begun at a time, which is twice the number of threads."""
+        """Return how many items may be begun at a time, which is twice the number of threads."""
         return 2 * self._threads
 
-    def _submit(self, task: Task[Item, Result], batch: list[Item]) -> Future[list[Result]]:
-        """Begin ``task`` for the items of ``batch`` in one of the threads, and return a future of the results. It has
-        one or more, in the order of the items, and items without a result are begun again.
-        """
-        return self._pool.submit(lambda: [task(self._job, item) for item in batch])
+    def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
+        """Begin ``task`` for ``item`` in one of the threads, and return a future of the result."""
+        return self._pool.submit(task, self._job, item)
 
     def close(self) -> None:
         """End the threads after the tasks that are running. Tasks that wait for a thread are cancelled."""
