@@ -20,7 +20,7 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import StageClock, StageTime
 from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import InputForm
-from shiplap.sandbox.candidate import CandidateError
+from shiplap.sandbox.candidate import CandidateError, TargetProcess
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.supervisor import SandboxLauncher
 from tests.judge.cheats import HEAD
@@ -249,3 +249,39 @@ def test_a_candidate_that_takes_long_for_each_shape_gets_fewer(monkeypatch: pyte
     assert len(sizes) == 5 == len(checked) / 2, "a tenth of 60 s, and all values of these shapes"
     assert case.unchecked == ["30 inputs of further shapes: the candidate took 8.0 s for 4 others"]
     assert not case.missing
+
+
+def test_a_size_that_the_candidate_compares_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate may take long for each shape on purpose, so that it is not called with the size that decides."""
+    witness, checked = SimpleNamespace(prisoner=SimpleNamespace(answering=0.0)), list[int]()
+
+    def check(case: Any, witness: Any, form: InputForm, pace: Any, *, brief: bool) -> bool:
+        witness.prisoner.answering += 9.0
+        checked.append(form.shapes[0][0])
+        return form.shapes[0][0] != 3  # which the reference refuses
+
+    monkeypatch.setattr(engine, "_check_one_form", check)
+    monkeypatch.setattr(engine, "compared_numbers", lambda file: {1, 20, 30})
+    case, forms = judge_session(), [InputForm(str(size), shapes=((size,),)) for size in range(33)]
+    case.calls = 1
+    engine._check_inputs(case, witness, forms)  # type: ignore[arg-type]
+    assert checked == [0, 1, 2, 3, 4, 5, 20, 21, 30, 31]
+    assert [each.partition(":")[0] for each in case.unchecked] == ["23 inputs of further shapes"]
+
+
+def test_a_process_that_cannot_be_killed_leaves_the_others_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, closed = StageClock(), list[bool]()
+    clock.prisoners.append(SimpleNamespace(answering=0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(engine.SandboxedProcess, "kill", lambda prisoner: 1 / 0)
+    with pytest.raises(ZeroDivisionError), engine._closed_in_stage(clock, "end") as stack:
+        stack.callback(closed.append, True)
+    assert closed == [True]
+
+
+def test_memory_of_a_gpu_is_unmapped_once_where_two_threads_end_a_process() -> None:
+    closed: list[bool] = []
+    target = TargetProcess(SimpleNamespace())  # type: ignore[arg-type]
+    driver = SimpleNamespace(synchronize=lambda: target.use_block(None), release_retired=lambda: None)
+    target.block = SimpleNamespace(driver=driver, close=lambda: closed.append(True))  # type: ignore[assignment]
+    target.use_block(None)
+    assert closed == [True]

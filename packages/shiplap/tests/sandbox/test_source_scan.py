@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from shiplap.sandbox import source_scan
 from shiplap.sandbox.source_scan import (
+    compared_numbers,
     constants_in_sources,
     find_suspicious_names,
     gather_sources,
@@ -74,7 +76,15 @@ def test_a_text_that_hides_its_names_is_named(kernel: Path, encoding: str) -> No
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n", b"#!x\n# vim: set fileencoding=utf-8 :\n"]
+    "head",
+    [
+        b"",
+        b"\xef\xbb\xbf",
+        b"# -*- coding: latin-1 -*-\n",
+        b"#!x\n# vim: set fileencoding=utf-8 :\n",
+        b"# \xe9, which Python takes in a comment\n",
+        "# coding: gbk\n# \u4f60\u597d\n".encode("gbk"),
+    ],
 )
 def test_usual_encodings_are_looked_through(kernel: Path, head: bytes) -> None:
     kernel.write_bytes(head + b"import sys\nf = sys._getframe\n")
@@ -88,9 +98,32 @@ def test_a_module_that_is_imported_in_wide_letters_is_a_source(kernel: Path) -> 
     assert any("_getframe" in why for why in find_suspicious_names(str(kernel)))
 
 
+def test_a_module_that_is_imported_by_a_raised_letter_of_another_encoding_is_a_source(kernel: Path) -> None:
+    kernel.write_bytes(b"# coding: latin-1\nfrom p\xaacker import f\ndef candidate(x): return f(x)\n")
+    (kernel.parent / "packer.py").write_text("import sys\nf = sys._getframe\n")
+    assert any("_getframe" in why for why in find_suspicious_names(str(kernel)))
+
+
+def test_an_encoding_behind_a_carriage_return_is_named(kernel: Path) -> None:
+    """Python ends a line there, and takes the encoding of the second line."""
+    kernel.write_bytes(b"\r# coding: utf-7\rfrom h+AGU-lper import f\r")
+    assert ["utf-7" in why for why in find_suspicious_names(str(kernel))] == [True]
+
+
+def test_numbers_that_a_source_compares(kernel: Path) -> None:
+    kernel.write_text(
+        "if x.dim() == 9 or len(x) > 8 or n in (5, 6) or 1 << 10 > n:\n    y = 7 * n\n"
+        '"""if (n == 77 && 33 < m) n << 4;"""\n'
+    )
+    assert compared_numbers(str(kernel)) == {5, 6, 1024, 77, 33}
+
+
 def test_a_compiled_module_without_a_source_is_named(kernel: Path) -> None:
     for name in ("helper.pyc", "other.pyc"):
-        (kernel.parent / name).touch()
+        (kernel.parent / name).write_bytes(b"\x16\r\r\n")  # of Python 3.4
+    assert find_suspicious_names(str(kernel)) == []
+    for name in ("helper.pyc", "other.pyc"):
+        (kernel.parent / name).write_bytes(importlib.util.MAGIC_NUMBER)
     assert [why.split()[0] for why in find_suspicious_names(str(kernel))] == ["helper.pyc"]
     (kernel.parent / "helper.py").touch()  # which Python takes
     assert find_suspicious_names(str(kernel)) == []

@@ -437,6 +437,7 @@ def test_names_of_secrets() -> None:
         "DB_PASS MYSQL_PWD PGPASSFILE GH_PAT DATABASE_URL PIP_INDEX_URL SENTRY_DSN SESSION_COOKIE AWS_ACCESS_KEY_ID"
     )
     plain = "PWD OLDPWD PATH PYTHONPATH OMP_NUM_THREADS TORCHINDUCTOR_PATTERNS CUDA_VISIBLE_DEVICES CONDA_PREFIX"
+    plain += " LLVM_PASS_PLUGIN_PATH"
     secrets += " SLACK_WEBHOOK_URL AZURE_CONNECTION_STRING HASH_SALT NETRC DB_PASS_PROD PASSCODE AWS_CREDS DEPLOY_OTP"
     assert [name for name in secrets.split() if not is_secret(name, "1")] == []
     assert [name for name in plain.split() if is_secret(name, "1")] == []
@@ -476,6 +477,9 @@ def test_names_of_secrets() -> None:
         ("AGE-SECRET-KEY-1QQQ", True),
         ("glsa_0123456789abcdefABCDEF", True),
         ("--password --token-file", False),
+        ("-O3 -DUSE_BYPASS=ON -DNUM_TOKEN=4 -DPWD=/x -Rpass=vectorize", False),
+        ("-DTOKEN=4abc", True),
+        ("DBPASSWORD=hunter2", True),
         ("https://h/x?design=1&signal=2", False),
     ],
 )

@@ -44,6 +44,7 @@ from shiplap.sandbox.machine_lack import bounded_memory, is_lack
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.request_errors import ProcessEnded, Timeout
 from shiplap.sandbox.source_scan import (
+    compared_numbers,
     constants_in_sources,
     find_suspicious_names,
     parameters_in_source,
@@ -137,8 +138,9 @@ def judge(
         case = JudgeSession(options, made, judged, asked, report, budget, turn, same_operators, clock=clock)
         read = judged.read_digests()
         _run_checks(case, home, stack)
-    if judged.read_digests() != read:  # somebody else did: a sandboxed process cannot write there
-        case.missing["sources"] = "a source of the candidate was changed while it was judged"
+    # Somebody else did: a sandboxed process cannot write there.
+    if changed := sorted(dict(judged.read_digests().items() ^ read.items())):
+        case.missing["sources"] = f"{changed[0]}, a source of the candidate, was changed while it was judged: try again"
     cells = _cells_of(case)
     if not case.reasons:  # a refusal ends the judgement early, so that cells stay untouched by its own doing
         case.missing.update({str(c): c.reason for c in cells if c.required and c.state == "untouched"})
@@ -174,9 +176,14 @@ def _closed_in_stage(clock: StageClock, name: str) -> Iterator[ExitStack]:
         yield stack
     finally:
         with clock.stage(name):
-            with ThreadPoolExecutor(max(1, len(clock.prisoners))) as pool:  # each takes a while to leave a GPU
-                list(pool.map(SandboxedProcess.kill, clock.prisoners))
+            stack.callback(_kill_all, clock.prisoners)  # before anything else that the stack ends
             stack.close()
+
+
+def _kill_all(prisoners: Sequence[SandboxedProcess]) -> None:
+    """Kill sandboxed processes side by side, since each takes a while to leave a GPU."""
+    with ThreadPoolExecutor(max(1, len(prisoners))) as pool:
+        list(pool.map(SandboxedProcess.kill, prisoners))
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
@@ -337,7 +344,7 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
 
     Forms that will be timed are compared first. Unless shapes were reduced, they are compared again at the end. Faults,
     missing checks and the properties of inputs that were varied are recorded in ``case``. If the candidate takes long
-    for each shape, as one that compiles does, some shapes are left out.
+    for each shape, as one that compiles does, some shapes are left out, but none with a size that its source compares.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -346,21 +353,26 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     paces = {reduced: StepDeadline(case.budget.last) for reduced in (False, True)}
     brief = case.problem.takes > SLOW_CALL_S and any(f.reduced for f in forms)
     answered, seen, left_out, spent = witness.prisoner.answering, set[Shapes](), 0, 0.0
+    decisive: set[int] | None = None  # sizes by which the candidate may decide
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
         # A candidate may compile, or choose among many configs, for each shape.
         is_new, before = form.shapes not in seen, witness.prisoner.answering
         if is_new and spent > SHAPES_SHARE * case.options.seconds and len(seen) >= FEWEST_SHAPES:
-            left_out += 1
-            continue
+            if decisive is None:
+                decisive = {n + more for n in compared_numbers(case.candidate.file) for more in (0, 1)}
+            if decisive.isdisjoint(_new_sizes(form.shapes, seen)):
+                left_out += 1
+                continue
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
+        compared = False
         with case.record_faults(form.label), decline_form(case, form), bounded_memory():
             compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
-        seen.add(form.shapes)
+        seen |= {form.shapes} if compared else set()
         spent += witness.prisoner.answering - before if is_new and number else 0.0
         enough += case.wait_for_others(*paces.values())
         if not number:  # the first call may compile, so the share begins after it
@@ -373,6 +385,16 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
         case.unchecked.append(f"{left_out} inputs of further shapes: {took}")
     if not case.calls:
         case.missing["inputs"] = "the reference took none of the inputs"
+
+
+def _new_sizes(shapes: Shapes, seen: set[Shapes]) -> set[int]:
+    """Return the sizes in ``shapes`` that none of the shapes ``seen`` has in the same dim of the same tensor."""
+
+    def placed(shapes: Shapes) -> set[tuple[int, int, int]]:
+        """Return the number of the tensor, the dim and the size of each size in ``shapes``."""
+        return {(at, dim, size) for at, shape in enumerate(shapes) for dim, size in enumerate(shape)}
+
+    return {size for _, _, size in placed(shapes).difference(*map(placed, seen))}
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:

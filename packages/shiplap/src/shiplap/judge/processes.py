@@ -59,7 +59,8 @@ class JudgedProcesses:
             self._modules = [module for module in self._modules if module != VECTOR_MODULE]
         # Its functions refer to this object, which would keep the reference and its inputs.
         stack.callback(vars(self).clear)
-        # Closed behind the processes, whose end ends the threads.
+        # Memory of a process is unmapped once no thread uses it: killed processes end the threads.
+        self._ends = stack.enter_context(ExitStack())
         self._pool = stack.enter_context(ThreadPoolExecutor(2, "shiplap judge"))
         witness = self._start(case.candidate)
         self.missing = witness.prisoner.missing
@@ -141,7 +142,8 @@ class JudgedProcesses:
                 raise Timeout(str(e)) from None
             raise not_started(e) from None
         witness = TargetProcess(prisoner)
-        self._stack.callback(witness.end)
+        self._stack.callback(prisoner.kill)
+        self._ends.callback(witness.end)
         case.clock.prisoners.append(prisoner)
         return witness
 

@@ -184,14 +184,14 @@ class TargetProcess:
 
     def use_block(self, block: DeviceBlock | None) -> None:
         """Store ``block``, the GPU memory of the last arguments, or None. Unmap the block that was stored before."""
-        if block is not self.block and self.block is not None:
+        before, self.block = self.block, block  # at once: another thread may end the process meanwhile
+        if before is not None and before is not block:
             # Queued kernels may still use the memory that is unmapped here.
-            self.block.driver.synchronize()
-            self.block.close()
-            self.block.driver.release_retired()
+            before.driver.synchronize()
+            before.close()
+            before.driver.release_retired()
         if block is not None:
             block.close_file()
-        self.block = block
 
     def request(
         self,

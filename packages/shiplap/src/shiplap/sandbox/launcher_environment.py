@@ -20,7 +20,7 @@ UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR
 UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 # Variables that may hold a secret. ``PWD`` is the current folder.
 SECRET_VARIABLE = re.compile(
-    r"key|token|secret|pass(w|p|code|$|_?file)|(^|_)pass[_\d]|(?<!^)(?<!^old)pwd|credential|(^|_)(creds?|otp)(_|$)|auth|cookie|private|session|dsn|jwt"
+    r"key|token|secret|pass(w|p|code|$|_?file)|(^|_)pass(_(?!plugin)|\d)|(?<!^)(?<!^old)pwd|credential|(^|_)(creds?|otp)(_|$)|auth|cookie|private|session|dsn|jwt"
     r"|(^|_)pat($|_)|(database|redis|mongo\w*|broker|index)_ur[il]|webhook|conn(ection)?_?str(ing)?|salt$|netrc",
     re.IGNORECASE,
 )
@@ -30,7 +30,10 @@ SECRET_VARIABLE = re.compile(
 SECRET_VALUE = re.compile(
     r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
     r"|//hooks\.|[?&](?i:sig|(x-(amz|goog)-)?signature)=|AGE-SECRET-KEY-|(?i:--(password|token|secret|api-key)\s+[^\s-])"
-    r"|(?i:(\bpwd|pass(word|wd|phrase)?|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*(=\s*\S|:\s*[^\s/]))"
+    r"|(?i:\bpwd[\"']?\s*[=:]\s*(?!\d{1,3}\b)[^\s/])"
+    # Neither words such as "bypass" nor what is set to a flag or a small number, as in the flags of a compiler.
+    r"|(?i:((?<![a-z])pass|pass(word|wd|phrase)|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*"
+    r"(=\s*(?!(\d{1,3}|on|off|true|false)(?![\w.]))\S|:\s*[^\s/]))"
     r"|(?i:\b(basic|bearer) [\w+/=.-]{8,})"
     r"|(?<![\w.]/)(?<![\w-])((gh[a-z]_|github_pat_|hf_|npm_|AKIA|ASIA)(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}"
     r"|(glpat-|sk-|xox[a-z]-|xapp-|pypi-|AIza|ya29\.|SG\.|[srp]k_(live|test)_|whsec_|dop_v1_|shp[a-z]{2}_|dckr_pat_|glsa_|ATATT|figd_|lin_api_|dapi)"

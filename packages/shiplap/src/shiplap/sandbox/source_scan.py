@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import codecs
+import importlib.util
 import io
 import math
 import operator
@@ -49,10 +50,13 @@ PRESENT = {"now", "today"}  # what numpy's dates are made from
 MARK_KEYWORDS = {"ignore_index", "padding_idx", "pad_id", "pad_token_id", "ignore_id"}
 LOSSES = re.compile(r"\b(cross_entropy|nll_loss|CrossEntropyLoss|NLLLoss)\b")
 USUAL_IGNORED, MOST_MARKS, MOST_TEXTS = -100, 4, 16
-PLAIN_ENCODINGS = re.compile(r"utf-8(-sig)?|ascii|(iso8859|cp125|koi8)[-_\w]*")
-"""Encodings of sources in which each letter of a name of Python is one byte, the same as in ASCII. By others, such as
-UTF-7, a name can be written in ways that no search finds, or takes hours to decode."""
+PLAIN_ENCODINGS = re.compile(
+    r"utf-8(-sig)?|ascii|(iso8859|cp125|koi8|mac-)[-_\w]*|gb\w+|big5\w*|euc_\w+|shift_jis\w*|cp(437|85\d|932|949|950)"
+)
+"""Encodings of sources in which each letter of ASCII is one byte, as in ASCII. Others, such as UTF-7, write a name in
+several ways, or take hours to decode."""
 COMPILED = ".pyc"
+NATIVE_COMPARED = re.compile(r"(?:[=!<>]=|(?<![<>-])[<>])\s*(\d{1,7})\b|\b(\d{1,7})\s*(?:[=!<>]=|[<>](?![<>]))")
 
 
 class ObscureText(SyntaxError):
@@ -61,8 +65,9 @@ class ObscureText(SyntaxError):
 
 def gather_sources(file: str) -> list[Path]:
     """Return ``file`` and those Python and native source files beside it that it names, directly or indirectly, and
-    compiled modules that have no source. Files in its folder and in the direct subfolders count. At most ``FILES`` are
-    returned, and none after ``MAX_SOURCE_BYTES`` letters, since looking through them takes half a minute.
+    modules compiled for this Python that have no source. Files in its folder and in the direct subfolders count. At
+    most ``FILES`` are returned, and none after ``MAX_SOURCE_BYTES`` letters, since looking through them takes half a
+    minute.
     """
     first = Path(file)
     beside = _list_sources_beside(first.parent)
@@ -104,12 +109,14 @@ def _list_sources_beside(folder: Path) -> list[Path]:
 
 def _is_source_in(folder: Path, source: Path) -> bool:
     """Return whether ``source`` is a regular file in ``folder``. A sandboxed process cannot follow a link that leads
-    out of the folder, and this process must not.
+    out of the folder, and this process must not. A module that another version of Python has compiled is none.
     """
     try:
-        return source.is_file() and source.resolve().is_relative_to(folder.resolve())
+        if not (source.is_file() and source.resolve().is_relative_to(folder.resolve())):
+            return False
     except (OSError, RuntimeError):  # a link to itself
         return False
+    return source.suffix != COMPILED or read_source(source).startswith(importlib.util.MAGIC_NUMBER)
 
 
 def read_source(file: str | Path) -> bytes:
@@ -139,16 +146,30 @@ def parse_source(content: bytes) -> ast.Module:
     """Return the syntax tree of the Python source ``content``. Raise ``ObscureText`` for an encoding in which it is not
     looked through, and what ``ast.parse`` raises.
     """
-    encoding = codecs.lookup(tokenize.detect_encoding(io.BytesIO(content).readline)[0]).name
+    _encoding_of(content)
+    return ast.parse(content)
+
+
+def _encoding_of(content: bytes) -> str:
+    """Return the name of the encoding of the Python source ``content``. Raise ``ObscureText`` for one that is none of
+    ``PLAIN_ENCODINGS``, and ``SyntaxError`` for one that Python does not take.
+    """
+    # As Python does, and unlike ``tokenize``: a carriage return ends a line, and a comment may have any bytes.
+    head = b"\n".join(re.split(rb"\r\n?|\n", content, maxsplit=2)[:2])
+    lines = io.BytesIO(re.sub(rb"[\x80-\xff]", b"?", head))
+    encoding = codecs.lookup(tokenize.detect_encoding(lines.readline)[0]).name
     if not PLAIN_ENCODINGS.fullmatch(encoding):
         raise ObscureText(f"its text is in {encoding}, which nobody looks through: save it in UTF-8")
-    return ast.parse(content)
+    return encoding
 
 
 def _read_source_text(file: Path) -> str:
     """Return the content of a file as a string. The string is empty if the file is too large or cannot be read."""
-    content = read_source(file)
-    return content.decode(errors="replace") if len(content) <= MAX_SOURCE_BYTES else ""
+    content, encoding = read_source(file), "utf-8"
+    if file.suffix == ".py":
+        with suppress(SyntaxError):
+            encoding = _encoding_of(content)
+    return content.decode(encoding, errors="replace") if len(content) <= MAX_SOURCE_BYTES else ""
 
 
 def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
@@ -322,6 +343,38 @@ def _constants_in_source(file: str) -> list[float]:
             number = number_of(node)
             values |= {number: None} if isinstance(number, (int, float)) and abs(number) < MAX_SOURCE_BYTES else {}
     return list(values)
+
+
+def compared_numbers(file: str) -> set[int]:
+    """Return the positive integers that a source file, or a source file beside it that it names, compares, in native
+    code and in strings as well. The number of dims and the length of something count as no sizes.
+    """
+    numbers: set[int] = set()
+    for each in gather_sources(file):
+        nodes: list[ast.AST] = [ast.Constant(_read_source_text(each))]
+        if each.suffix == ".py":
+            with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+                nodes = list(ast.walk(parse_source(read_source(each))))
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                numbers.update(int(a or b) for a, b in NATIVE_COMPARED.findall(node.value))
+            elif isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                if not any(_counts_dims(side) for side in sides):
+                    values = (v for side in sides for v in _flat(number_of(side)))
+                    numbers.update(int(v) for v in values if isinstance(v, (int, float)) and v == int(v))
+    return {n for n in numbers if n > 0}
+
+
+def _counts_dims(node: ast.AST) -> bool:
+    """Return whether an expression is a number of dims or a length, as ``x.dim()``, ``x.ndim`` and ``len(x)`` are."""
+    inner = node.func if isinstance(node, ast.Call) else node
+    return getattr(inner, "attr", getattr(inner, "id", "")) in ("dim", "ndim", "len")
+
+
+def _flat(value: Any) -> list[Any]:
+    """Return the elements of a list, or a list of ``value`` alone."""
+    return value if isinstance(value, list) else [value]
 
 
 LARGEST_BASE, LARGEST_POWER = 1 << 24, 64
