@@ -1038,6 +1038,8 @@ CLOCKS = """
     ("rest", "count"),
     [
         ("print(time.time() - t)", 1),
+        ("print(f'{round(time.time() - t, 2)} s', flush=True)", 1),
+        ("print(x, time.time() - t)", 0),  # x would not be printed
         ("end = time.time()\n        print(end - t)", 2),
         ("spent.append(time.time() - t)", 0),  # the list would hold zeros
         ("x.started = t", 0),  # a reading leaves the function

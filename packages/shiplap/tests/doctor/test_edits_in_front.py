@@ -57,6 +57,9 @@ CHOICE = """
     import torch
     def negated(x):
         return -x
+    class Box:
+        def grown(self, x):
+            return x + 1
     KEPT = [negated, torch.flipud, negated, torch.flipud]
     class Net(torch.nn.Module):
         def forward(self, x):
@@ -82,6 +85,8 @@ def test_each_function_of_a_module_has_a_version(tmp_path: Path, monkeypatch: py
     # A function that is made anew for each call would have a version in each.
     ran["KEPT"] += [lambda x: x + 1, lambda x: x + 2]
     assert [ran["run"](x)[0].item() for _ in range(2)] == [4.0, 2.0]
+    ran["KEPT"] += [ran["Box"]().grown, ran["Box"]().grown]
+    assert [ran["run"](x)[0].item() for _ in range(2)] == [2.0, 2.0]
     assert len(made) == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def test_what_stands_behind_the_break_is_compiled(tmp_path: Path) -> None:
         ("z = y.mean()", "z = yield y"),
         ("    found = [z.item()]  # HERE", "    for v in y:\n        found = [v.sin() + v.cos().item()]  # HERE"),
         ("import torch\n", "import torch\nprint(f._orig_mod)\n"),
+        ("import torch\n", "import torch\nNAMES = dict(NET.named_parameters())\n"),  # of the compiled object
+        ("import torch\n", "import torch\ndef twice(y, x):\n    return grad(y, x, create_graph=True)\n"),
         ('backend="eager"', "backend=BACKEND"),  # which may be another one by then
     ],
 )
@@ -83,6 +86,51 @@ def test_a_part_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str) 
     if "g = lambda" in new:
         source = source.replace("found = [z.item()]", "z = [g().item()]").replace("return y, found", "return g, z")
     assert proposals(tmp_path, source, edits_of_parts.compile_part) == []
+
+
+def test_what_a_condition_compiles_stays(tmp_path: Path) -> None:
+    source = FRONT.replace('backend="eager")', 'backend="eager") if COMPILED else Net()')
+    assert proposals(tmp_path, source, edits_of_parts.compile_part, function="forward") == []
+
+
+BOUND = """
+import torch
+
+
+@torch.compile(backend="eager")
+def f(x, w, deep=False):
+    {}
+    n = x.sum().item()  # HERE
+    y = torch.tanh(x @ w) * n
+    return y * g if deep else y
+"""
+
+
+@pytest.mark.parametrize(
+    ("bound", "count"),
+    [
+        ("g = 2", 1),
+        ("from math import pi as g", 0),
+        ("def g():\n        return 2", 0),
+        ("class g:\n        pass", 0),
+        ("match w:\n        case g:\n            pass", 0),
+        ("g = 2\n    del g", 0),
+        ("g = 2\n    try:\n        w.item()\n    except RuntimeError as g:\n        pass", 0),
+    ],
+)
+def test_a_part_finds_each_variable_that_it_reads(tmp_path: Path, bound: str, count: int) -> None:
+    found = proposals(tmp_path, BOUND.format(bound), edits_of_parts.compile_part)
+    assert ["return f_part(x, w, deep, g, n)" in text for text in found] == [True] * count
+
+
+@pytest.mark.parametrize("change", ["del y", "y += 1"])
+def test_a_variable_that_is_changed_later_is_left(tmp_path: Path, change: str) -> None:
+    source = BEHIND.replace("# HERE", f"\n    if w is None:\n        {change}").replace(
+        "return y, found", "return found"
+    )
+    source = source.replace("[z.item()]", "[z.item()]  # HERE")
+    (changed,) = proposals(tmp_path, source, edits_of_parts.compile_part)
+    assert "    y, z = f_part(x, w)\n" in changed
 
 
 def test_a_variable_of_the_module_is_not_passed(tmp_path: Path) -> None:
@@ -120,11 +168,13 @@ def f(chunks, out):
 
 def test_an_iterator_is_passed_as_a_list(tmp_path: Path) -> None:
     (changed,) = proposals(tmp_path, LOOP, edits_of_calls.wrap_listed)
-    assert "@listed_iterators\n@torch.compile\n" in changed
+    assert "@with_listed_chunks_0\n@torch.compile\n" in changed
     space: dict[str, Any] = {}
-    exec(f"import torch\n{edits_of_calls._LISTED}", space)
-    listed = space["listed_iterators"](lambda *args, **kwargs: (args, kwargs))
-    assert listed(iter("ab"), 3, x=iter("c")) == ((["a", "b"], 3), {"x": ["c"]})
+    exec(changed.partition("@with_listed")[0], space)
+    listed = space["with_listed_chunks_0"](lambda *args, **kwargs: (args, kwargs))
+    numbers = itertools.count()  # a list of them has no end
+    assert listed(iter("ab"), numbers, x=numbers) == ((["a", "b"], numbers), {"x": numbers})
+    assert listed(chunks=iter("c"), x=numbers) == ((), {"chunks": ["c"], "x": numbers})
 
 
 @pytest.mark.parametrize(
@@ -135,6 +185,7 @@ def test_an_iterator_is_passed_as_a_list(tmp_path: Path) -> None:
         ("out = out + chunk", "out = out + torch.rand(2)"),  # the iterator may draw as well
         ("out = out + chunk", "log(chunk)"),
         ("return out", "return out, next(chunks, None)"),
+        ("import torch", "import torch\ndef draw():\n    yield torch.rand(2)"),  # a module may draw as well
     ],
 )
 def test_an_iterator_that_more_depends_on_stays(tmp_path: Path, old: str, new: str) -> None:
@@ -146,6 +197,10 @@ def test_an_iterator_that_more_depends_on_stays(tmp_path: Path, old: str, new: s
     [
         ("a if b is None or a > b else b", "(a if b is None else torch.where(a > b, a, b))"),
         ("a if b is not None and b.any() else b", "(torch.where(b.any(), a, b) if b is not None else b)"),
+        (
+            "a if a is not None and b is not None and b.any() else b",
+            "((torch.where(b.any(), a, b) if b is not None else b) if a is not None else b)",
+        ),
         ("a if b.any() and b is not None else b", ""),  # b may be None where it is computed
         ("(a, b) if b is None or a > b else b", ""),
     ],

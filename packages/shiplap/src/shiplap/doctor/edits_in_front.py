@@ -26,6 +26,10 @@ def compile_with(values, **options):
     """
     import functools
 
+    def is_kept(value):  # a method of an object, or a generator, may be made anew for each call
+        owner, name = getattr(value, "__self__", None), getattr(value, "__qualname__", "<")
+        return callable(value) and "<" not in name and isinstance(owner, (type, type(torch), type(None)))
+
     def decorate(fn):
         versions = {}
         owner = (fn,) if isinstance(fn, torch.nn.Module) else (fn.__self__,) if hasattr(fn, "__self__") else ()
@@ -33,8 +37,7 @@ def compile_with(values, **options):
         @functools.wraps(fn.forward if isinstance(fn, torch.nn.Module) else fn, updated=())
         def call(*args, **kwargs):
             given = {name: value(*owner, *args, **kwargs) for name, value in values.items()}
-            named = {name: "<" not in getattr(each, "__qualname__", "<") for name, each in given.items()}
-            key = tuple((name, each) for name, each in given.items() if named[name] or isinstance(each, bool))
+            key = tuple((name, each) for name, each in given.items() if is_kept(each) or isinstance(each, bool))
             if key not in versions:
                 versions[key] = torch.compile(fn, isolate_recompiles=True, **options)
             return versions[key](*args, **kwargs, **given)

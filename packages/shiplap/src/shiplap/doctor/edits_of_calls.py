@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -67,17 +68,20 @@ def first_call_uncompiled(compiled):
 '''
 
 _LISTED = '''
-def listed_iterators(compiled):
-    """Return ``compiled``, whose calls get lists in place of iterators."""
+def {helper}(compiled):
+    """Return ``compiled``, whose calls get a list in place of an iterator ``{name}``."""
     import collections.abc
     import functools
 
     inner = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
+    def listed(value):
+        return list(value) if isinstance(value, collections.abc.Iterator) else value
+
     @functools.wraps(inner, updated=())
     def call(*args, **kwargs):
-        made = [list(a) if isinstance(a, collections.abc.Iterator) else a for a in (*args, *kwargs.values())]
-        return inner(*made[: len(args)], **dict(zip(kwargs, made[len(args) :])))
+        args = [listed(each) if place == {place} else each for place, each in enumerate(args)]
+        return inner(*args, **{{key: listed(each) if key == "{name}" else each for key, each in kwargs.items()}})
 
     if isinstance(compiled, torch.nn.Module):
         compiled.forward = call
@@ -118,22 +122,40 @@ wrap_first_call = _wrap_compiled("first_call_uncompiled", _FIRST_CALL)
 
 @of_statement
 def wrap_listed(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edits that pass lists in place of iterators, for a loop ``node`` over an argument.
+    """Yield the edits that pass a list in place of an iterator, for a loop ``node`` over an argument.
 
     The loop must use the iterator up, and the compiled function neither write to an object nor draw numbers, which the
-    iterator may read, or draw as well.
+    iterator may read, or draw as well. A module that it calls may draw numbers, so that no iterator of the program may.
     """
     function = enclosing_function(source, node)
     if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Name) or function is None:
         return
-    given = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+    given = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
     uses = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == node.iter.id]
     leaves = any(isinstance(n, ast.Break | ast.Return | ast.Raise) for n in ast.walk(node))
     plain = not writes_to_objects(function) and not DRAWING.search(source.code(function))
     calls = [n for n in ast.walk(function) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
     consumed = node.iter.id in given and len(uses) == 1 and node in function.body and not leaves
-    if consumed and plain and not calls and is_outermost(case, source, node):
-        yield from _wrap_compiled("listed_iterators", _LISTED)(case)
+    if not consumed or not plain or calls or _an_iterator_draws(case) or not is_outermost(case, source, node):
+        return
+    # A compiled module, or method of an object, gets its arguments without the object.
+    bound = given[0] == "self" and not _is_decorated(function)
+    place, name = given.index(node.iter.id) - bound, node.iter.id
+    helper = f"with_listed_{name}_{place}"
+    yield from _wrap_compiled(helper, _LISTED.format(helper=helper, name=name, place=place))(case)
+
+
+def _an_iterator_draws(case: Case) -> bool:
+    """Return whether a generator or an iterator of the program may draw random numbers itself."""
+    for source in case.sources():
+        for n in ast.walk(source.tree):
+            lazy = isinstance(n, ast.FunctionDef) and (
+                n.name == "__next__" or any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(n))
+            )
+            mapped = isinstance(n, ast.Call) and ast.unparse(n.func) in ("map", "filter", "iter")
+            if (lazy or mapped or isinstance(n, ast.GeneratorExp)) and DRAWING.search(ast.unparse(n)):
+                return True
+    return False
 
 
 def is_call_of_torch(node: ast.expr) -> bool:
@@ -434,8 +456,8 @@ def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the edits after which compiled code neither reads the clocks of the function around ``node`` nor makes the
     calls that show a time, such as a print: graphs run in an order of their own, so that it would be no time at all.
 
-    Yield nothing if a reading or a difference is kept, or one is subtracted from a reading that the function has not
-    made.
+    Yield nothing if a reading or a difference is kept, if one is subtracted from a reading that the function has not
+    made, or if such a call shows something else as well, which would be lost.
     """
     function = enclosing_function(source, node)
     if function is None:
@@ -455,10 +477,23 @@ def guard_clock(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
         kept_reads += [read] if kept else []
     bare = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id in names and isinstance(n.ctx, ast.Load)]
     shown = [_showing_statement(parents, n) for n in (*bare, *(n for n in reads if n not in kept_reads))]
-    if reads and all(shown) and all(isinstance(parents[n], ast.BinOp) for n in bare):
+    others = [n for each in shown if each is not None for n in _shown_beside(each, (*bare, *reads))]
+    if reads and all(shown) and not others and all(isinstance(parents[n], ast.BinOp) for n in bare):
         edits = [source.replace(n, f"(0.0 if torch.compiler.is_compiling() else {source.code(n)})") for n in kept_reads]
         edits += [e for n in dict.fromkeys(shown) if n is not None and (e := guarded_statement(source, n)) is not None]
         yield (*([] if source.imports("torch") else [source.after_imports("import torch")]), *edits)
+
+
+def _shown_beside(shown: ast.Expr, times: Collection[ast.expr]) -> Iterator[ast.Name]:
+    """Yield the variables that the call ``shown`` shows. Leave out those in ``times``, builtin functions and a file."""
+    call, waiting = shown.value, list[ast.AST]()
+    waiting += [*call.args, *(k for k in call.keywords if k.arg != "file")] if isinstance(call, ast.Call) else []
+    for node in waiting:
+        if node in times:
+            continue
+        if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
+            yield node
+        waiting += ast.iter_child_nodes(node)
 
 
 def _showing_statement(parents: dict[ast.AST, ast.AST], node: ast.AST) -> ast.Expr | None:

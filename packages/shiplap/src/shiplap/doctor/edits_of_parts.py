@@ -17,8 +17,13 @@ from shiplap.doctor.scratch import Edit
 _OF_FRAME = re.compile(
     r"(?<![\w.])(locals|vars|super|eval|exec)\(|__class__|stacklevel|_getframe|\b(inspect|traceback)\b"
 )
-# The program has the compiled object in hand where it reads these.
-_OF_COMPILED = re.compile(r"_orig_mod|_torchdynamo|state_dict|\bis_compiling\b")
+# The syntax nodes that bind their ``name``.
+_NAMED = ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+# The program reads something of the compiled object, or differentiates twice what it may call uncompiled.
+_OF_COMPILED = re.compile(
+    r"_orig_mod|_torchdynamo|state_dict|OptimizedModule|\b(is_compiling|named_\w+|create_graph|retain_graph)\b"
+    r"|\b(gradgradcheck|hessian|hvp|vhp)\b"
+)
 
 
 def compile_part(case: Case) -> Iterator[Edits]:
@@ -103,6 +108,8 @@ def _split(
         marked = decorated is not None and decorated.lineno == function.lineno
         if place.file != source.file or not (marked or is_call_of_torch(site)):
             continue
+        if _is_optional(place, site):
+            return
         given = site.keywords if isinstance(site, ast.Call) else []
         if any(not isinstance(k.value, ast.Constant) or k.arg in (None, "disable") for k in given):
             return
@@ -120,20 +127,48 @@ def _names_passed(
     """Return ``(variables that the statements part need, variables that they leave to the statements rest)``. One of
     them is None if such a variable may be missing, as where a condition decides whether it is assigned.
     """
-    arguments = [a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)]
-    before = function.body[: function.body.index(part[0])]
-    known, always = [*arguments, *assigned_names(before)], [*arguments, *_always_assigned(before)]
-    added = [n.target for n in _walk(part) if isinstance(n, ast.AugAssign)]
-    read = _names(part, ast.Load) | {n.id for n in added if isinstance(n, ast.Name)}
+    given, before = function.args, function.body[: function.body.index(part[0])]
+    named = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+    arguments, assigned = [a.arg for a in named if a is not None], _bound(part)
+    # What is deleted, or caught by a handler, may be missing even where it was assigned.
+    ended = {n.name for n in _walk([*before, *part]) if isinstance(n, ast.ExceptHandler)} | _names(before, ast.Del)
+    always = [n for n in (*arguments, *_always_assigned(before)) if n not in ended]
+    kept = {n for n in (*_always_assigned(part), *always) if n not in ended}
     # A variable of the module is found by both, also where a call has changed it in between.
     declared = {name for n in ast.walk(function) if isinstance(n, ast.Global) for name in n.names}
-    passed = [n for n in dict.fromkeys(known) if n in read - declared]
-    left = [n for n in assigned_names(part) if n in _names(rest, ast.Load)]
-    kept = set(_always_assigned(part)) | set(always)
+    elsewhere = [n for n in _bound(rest) if n not in assigned]
+    known = dict.fromkeys([*arguments, *_bound(before), *elsewhere])
+    passed = [n for n in known if n in _read(part) - declared]
+    left = [n for n in assigned if n in _read(rest)]
     # A variable that the part may leave as it was is passed to it.
     passed += [n for n in left if n in always and n not in passed and n not in _always_assigned(part)]
-    missing = not set(passed) <= set(always) or not set(left) <= kept
+    # One that only the part assigns would be one of the module in front of it.
+    lost = (_read(before) & set(assigned)) - {*arguments, *_bound(before)}
+    missing = lost or not set(passed) <= set(always) or not set(left) <= kept
     return (None, None) if missing else (passed, left)
+
+
+def _bound(nodes: Sequence[ast.AST]) -> list[str]:
+    """Return the names that the syntax nodes ``nodes`` bind or delete, in order and without repetitions: those of
+    assignments, imports, definitions, handlers of exceptions and patterns.
+    """
+    found = list[str | None]()
+    for n in _walk(nodes):
+        if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load):
+            found.append(n.id)
+        elif isinstance(n, ast.alias):
+            found.append((n.asname or n.name).partition(".")[0])
+        elif isinstance(n, ast.MatchMapping):
+            found.append(n.rest)
+        elif isinstance(n, _NAMED):
+            found.append(n.name)
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def _read(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the variables whose values the syntax nodes ``nodes`` read, change by an operator, or delete."""
+    added = [n.target for n in _walk(nodes) if isinstance(n, ast.AugAssign)]
+    return _names(nodes, ast.Load) | _names(nodes, ast.Del) | _names(added, ast.Store)
 
 
 def _always_assigned(nodes: Sequence[ast.stmt]) -> list[str]:
@@ -167,13 +202,23 @@ def _is_separable(source: Source, function: ast.FunctionDef, part: list[ast.stmt
         return False
     declared = {name for n in _walk(others) if isinstance(n, ast.Global) for name in n.names}
     # A function that one side defines, or an iterator, would keep its own variables.
-    lazy = ast.Lambda | ast.FunctionDef | ast.GeneratorExp
+    lazy = ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef | ast.GeneratorExp
     for one, other in ((part, others), (others, part)):
         captured = _names([n for n in _walk(one) if isinstance(n, lazy)], ast.Load)
         if captured & _names(other, ast.Store):
             return False
     of_frame = _OF_FRAME.search(source.code(function))
     return is_movable(source, part) and not declared & {*assigned_names(part)} and of_frame is None
+
+
+def _is_optional(source: Source, site: ast.expr) -> bool:
+    """Return whether a condition of the program, such as an option, decides whether ``site`` compiles anything."""
+    parents, tests = source.parents(), list[ast.expr]()
+    around: ast.AST = site
+    while around in parents:
+        around = parents[around]
+        tests += [around.test] if isinstance(around, ast.If | ast.IfExp) else []
+    return any("__name__" not in ast.unparse(test) for test in tests)
 
 
 def _weight(nodes: Sequence[ast.AST]) -> int:

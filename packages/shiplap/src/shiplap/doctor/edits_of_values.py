@@ -191,7 +191,9 @@ def _choice(test: ast.expr, left: str, right: str) -> str | None:
         inner, first = _choice(rest, left, right), ast.unparse(test.values[0])
         if inner is None:
             return None
-        return f"{inner} if {first} else {right}" if isinstance(test.op, ast.And) else f"{left} if {first} else {inner}"
+        if isinstance(test.op, ast.Or):
+            return f"{left} if {first} else {inner}"
+        return f"{f'({inner})' if ' if ' in inner else inner} if {first} else {right}"
     if expressions_asked(test) & expressions_read(sides):
         return None
     return f"torch.where({condition_of_tensors(test)}, {left}, {right})"
