@@ -58,11 +58,29 @@ def test_threads_change_no_class(job: SurveyJob) -> None:
 def test_tiles_that_are_predicted_together_have_the_classes_of_each_alone(features: Any, job: SurveyJob) -> None:
     model = replace(job.model, features=features, context=13.0 if features is around else 0.0)
     job = replace(job, model=model)
-    alone, together = predict_all(job, 1), replace(job, together=job.total)
+    alone, together = predict_all(job, 1), replace(job, together=9 * job.total)
     assert max(map(len, together.groups.values())) > 1
     assert sorted(tile for group in together.groups.values() for tile in group) == job.tiles
     shutil.rmtree(job.folder.path / "classes")
     assert predict_all(together, 2) == alone
+
+
+def test_a_group_of_tiles_is_bounded_by_the_points_of_halos_and_by_scenes(
+    job: SurveyJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smaller tiles, of which the halos are the larger part, would not take less memory otherwise."""
+    for together, most in ((job.total, 1), (2 * job.total, 2)):
+        groups = replace(job, together=together).groups.values()
+        assert max(map(len, groups)) == most
+        assert all(len(tasks.question_of(job, tiles, torch.device("cpu")).cells) < together for tiles in groups)
+    monkeypatch.setattr(tasks, "MOST_SCENES", 2)
+    assert {*map(len, replace(job, together=10**9).groups.values())} <= {1, 2}
+
+
+def test_a_network_on_the_cpu_needs_no_stream_of_a_gpu(job: SurveyJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.cuda.stream`` makes a context on a GPU, even for no stream."""
+    monkeypatch.delattr(torch.cuda, "stream")
+    assert len(predict_codes(job, job.tiles[:1])) == job.count(job.tiles[0])
 
 
 def test_the_next_tile_is_read_while_the_network_runs(job: SurveyJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +156,7 @@ def test_streams_change_no_class_on_a_gpu(job: SurveyJob, whose: str) -> None:
     if whose != "ours":  # these are made on the host
         job = replace(job, model=replace(job.model, features=lambda points: point_features(points)))
     job.model.net.cuda()
-    for together in (0, job.total):
+    for together in (0, 9 * job.total):
         job = replace(job, together=together)
         first = predict_all(job, 1)
         assert all(predict_all(job, 3, 4) == first for _ in range(5))

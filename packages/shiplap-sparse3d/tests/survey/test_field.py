@@ -13,7 +13,7 @@ import shiplap_sparse3d.spconv as spconv
 from shiplap import ShiplapError
 from shiplap_sparse3d import SparseTensor
 from shiplap_sparse3d.survey import probe, receptive_field
-from shiplap_sparse3d.survey.field import takes_batches
+from shiplap_sparse3d.survey.field import rows_of, takes_batches
 from shiplap_testing.effort import sampled
 from tests.survey.models import UNet
 
@@ -56,9 +56,28 @@ class SceneNumber(nn.Module):
         return x.feats + x.coords[:, :1]
 
 
+class FewScenes(nn.Module):
+    """A network that keeps three scenes apart, and takes the voxels of all further ones to be the third's."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: SparseTensor) -> Tensor:
+        coords, rows = torch.cat([x.coords[:, :1].clamp(max=2), x.coords[:, 1:]], 1).unique(dim=0, return_inverse=True)
+        feats = x.feats.new_zeros(len(coords), x.feats.shape[1]).index_copy(0, rows, x.feats)
+        return rows_of(self.net(SparseTensor(feats, coords, x.spatial_shape, min(x.batch_size, 3))))[rows]
+
+
 @pytest.mark.parametrize(
     ("net", "right"),
-    [(UNet(4, 4, 2, 2), True), (nn.Identity(), True), (SceneNumber(2), False), (SceneNumber(1), False)],
+    [
+        (UNet(4, 4, 2, 2), True),
+        (nn.Identity(), True),
+        (SceneNumber(2), False),
+        (SceneNumber(1), False),
+        (FewScenes(UNet(4, 4, 2, 2)), False),
+    ],
 )
 def test_scenes_are_batched_if_they_keep_their_outputs(net: nn.Module, right: bool) -> None:
     assert takes_batches(net, 4, receptive_field(UNet(4, 4, 2, 2), 4), net) is right

@@ -53,7 +53,8 @@ def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code)
     are input rows. Numbers other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises
     ``SL211`` later.
     """
-    entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
+    # 64 bits, since the columns of a sorted table are adjacent and lie as far apart as it has rows.
+    entry = tl.load(table + row * row_stride + tl.cast(v, tl.int64) * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)
     report_row(status, code, row, (entry != -1) & ~hit)
     return entry.to(tl.int64)[:, None], hit[:, None]

@@ -46,6 +46,7 @@ Tile = tuple[int, int]
 
 _SMALLEST = 128  # cells of a tile: below that, it is mostly halo
 _GRID, _BLOCK, _FILLED = 1024, 24, 0.06  # cells of the sample's grid, of the block in it that is used; share of voxels
+MOST_SCENES = 32  # of a batch of tiles
 _ACROSS, _TOLERANCE = 5, 1e-4  # cells across the corridor of a probe; of the largest logit
 
 
@@ -264,25 +265,31 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
 
 def takes_batches(net: nn.Module, channels: int, field: Field, run: Run) -> bool:
-    """Return whether the network gives the voxels of two scenes in one batch the outputs that each scene has alone,
-    apart from rounding. The arguments are those of :func:`probe`. The result is False if the network raises an
-    exception.
+    """Return whether the network gives the voxels of each scene in a batch the outputs that the scene has alone, apart
+    from rounding. Batches of two scenes and of ``MOST_SCENES``, of several sizes, are compared. The arguments are those
+    of :func:`probe`. The result is False if the network raises an exception.
     """
     (coords, grid, _), device = _draw_corridor(field, 0, 0), device_of(net)
     feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
 
-    def outputs(*starts: int) -> Tensor:
-        """Return the outputs for a batch of scenes, each with every second voxel from the number in ``starts`` on."""
-        cells = [nn.functional.pad(coords[n::2, 1:], (1, 0), value=scene) for scene, n in enumerate(starts)]
-        some = torch.cat([feats[n::2] for n in starts])
-        return rows_of(run(SparseTensor(some, torch.cat(cells).to(device), grid, len(starts))))
+    def outputs(*numbers: int) -> Tensor:
+        """Return the outputs for a batch of the scenes ``numbers``, in cells that the scenes share in part."""
+        parts = [slice(number, None, 2 + number % 7) for number in numbers]
+        cells = [nn.functional.pad(coords[part, 1:], (1, 0), value=scene) for scene, part in enumerate(parts)]
+        some = torch.cat([feats[part] for part in parts])
+        return rows_of(run(SparseTensor(some, torch.cat(cells).to(device), grid, len(parts))))
 
     try:
         with evaluation_mode(net), torch.no_grad():
-            alone, together = torch.cat([outputs(0), outputs(1)]), outputs(0, 1)
+            for count in (2, MOST_SCENES):
+                first, last = outputs(0), outputs(count - 1)
+                alone, together = torch.cat([first, last]), outputs(*range(count))
+                together = torch.cat([together[: len(first)], together[-len(last) :]])
+                if not torch.allclose(alone, together, 0, _TOLERANCE * float(alone.abs().amax())):
+                    return False
     except Exception:  # whatever a network for one scene raises
         return False
-    return torch.allclose(alone, together, 0, _TOLERANCE * float(alone.abs().amax()))
+    return True
 
 
 def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:

@@ -14,6 +14,7 @@ are files that are written whole, with the same bytes each time.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import threading
@@ -37,7 +38,7 @@ from shiplap_sparse3d.errors import survey_error
 from shiplap_sparse3d.geometry import NOTHING
 from shiplap_sparse3d.modes import evaluation_mode
 from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
-from shiplap_sparse3d.survey.field import CellBox, Cells, Tile, Tiling
+from shiplap_sparse3d.survey.field import MOST_SCENES, CellBox, Cells, Tile, Tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder, with_digest, without_digest
 from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
 
@@ -47,7 +48,7 @@ Result = TypeVar("Result")
 SEGMENT = 250_000  # points that are sorted at a time: five chunks of a LAZ file
 THREADS = 3  # for a GPU: one launches the network, one prepares its next input, and one waits or writes classes
 LOOK = 1.0  # seconds between looks at the state of the workers
-TOGETHER = 1 << 18  # points of the tiles that a GPU predicts at a time
+TOGETHER = 1 << 19  # points of the tiles, with their halos, that a GPU predicts at a time
 
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
 
@@ -70,8 +71,8 @@ class SurveyJob:
     Attributes:
         scales, offsets: the input's factor and summand for each axis, which turn stored numbers into coordinates.
         tiling, total, segment: the tiles, the number of points of the input, and the number of points of a segment.
-        together: the number of points of a group of tiles, which the network predicts at once. A tile with more points
-            is a group of its own.
+        together: the number of points of a group of tiles and their halos, which the network predicts at once. A tile
+            with more points is a group of its own.
         slices: the table of the sorted points, an array of ``SLICE`` sorted by tile and then in the order of the input.
             It is None until all points are sorted.
         extent: the box of the survey's cells, or None until all points are sorted.
@@ -144,14 +145,18 @@ class SurveyJob:
     @cached_property
     def groups(self) -> dict[Tile, list[Tile]]:
         """The tiles that the network predicts at once, by the first of them. They have grids of equal shape, and are
-        the scenes of one batch. The groups do not depend on the workers or on what is done.
+        the scenes of one batch, at most ``MOST_SCENES``. The groups do not depend on the workers or on what is done.
         """
-        groups, points, shape = dict[Tile, list[Tile]](), 0, cast(Any, None)
+        groups, total, shape = dict[Tile, list[Tile]](), 0.0, cast(Any, None)
         shapes = {tile: self.tiling.grid(tile, self.extent).shape for tile in self.tiles}
         for tile in sorted(shapes, key=lambda each: (shapes[each], each)):  # neighbours, which share halos
-            points, before, shape = points + self.count(tile), shape, shapes[tile]
-            if shape != before or points > self.together:
-                first, points = tile, self.count(tile)
+            before, shape = shape, shapes[tile]
+            # A halo may be larger than its tile, and is taken to be as dense. A scene counts at least one share.
+            points = self.count(tile) * math.prod(shape[:2]) / self.tiling.size**2
+            points = max(points, self.together / MOST_SCENES)
+            total += points
+            if shape != before or total > self.together:
+                first, total = tile, points
             groups.setdefault(first, []).append(tile)
         return groups
 
@@ -347,17 +352,20 @@ def predict_codes(job: SurveyJob, tiles: Sequence[Tile]) -> np.ndarray[Any, Any]
     model, device, state = job.model, job.model.device, job.network
     if gpu := device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread: the network may make tensors there
-    with torch.inference_mode(), torch.cuda.stream(state.beside):
+    # ``torch.cuda.stream(None)`` would begin to use a GPU, of which a network on the CPU needs nothing.
+    with torch.inference_mode(), torch.cuda.stream(state.beside) if gpu else contextlib.nullcontext():
         # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
         question = question_of(job, tiles, device if model.features is point_features else torch.device("cpu"))
         scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid, len(tiles))
         scene.voxels.geometry.build(state.recipe)
         wanted = question.wanted.to(device)
+    # Before the lock: while this thread waits, others give that stream further work.
+    ready = state.beside.record_event() if gpu else None
     # A captured graph of the user's has one memory, so networks run one after the other.
     with state.lock, evaluation_mode(model.net), torch.inference_mode():
-        if gpu:
+        if ready is not None:
             made = [wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
-            hand_over(made, state.beside.record_event(), torch.cuda.current_stream(device))
+            hand_over(made, ready, torch.cuda.current_stream(device))
         best = model.answer(scene)[wanted].argmax(1).to("cpu", non_blocking=True)
         if gpu:
             state.recipe = scene.voxels.geometry.recipe

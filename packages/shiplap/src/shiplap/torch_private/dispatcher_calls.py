@@ -345,8 +345,8 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
     """Return ``function``, decorated to run inside ``outside_modes(*tensors)``, outside fake, autocast and
     ``torch.func`` modes.
 
-    ``tensors`` are the tensors among its arguments, the parameters and buffers of modules among them, and those in the
-    attribute ``tensors`` of other arguments. Calls that Dynamo traces run unchanged.
+    ``tensors`` are the tensors among its arguments and in lists and tuples there, the parameters and buffers of modules
+    among them, and those in the attribute ``tensors`` of other arguments. Calls that Dynamo traces run unchanged.
     """
 
     @wraps(function)
