@@ -280,10 +280,7 @@ def native_table() -> str | None:
 
 
 # Why tests fail on a version, by a part of the name of the file.
-EXPLAINED: dict[str, str] = {
-    "test_gradient_recorder": "gradients in C++ are not verified with this release, so that Python records them; the "
-    "tests are skipped in such a case since",
-}
+EXPLAINED: dict[str, str] = {}
 
 
 def stability_page() -> str:

@@ -26,7 +26,7 @@ def made(flag: str) -> tuple[str, list[str]]:
 def test_what_follows_is_fused_into_the_kernel_where_its_layout_is_the_same():
     """The store of the kernel has the activation in it; two of five calls need no kernel of their own beside it."""
     code, ran = made("on")
-    first = r"tmp0 = tl.load\(x \+ at, mask=at < numel_x\) \* 2\n.*\n.*maximum\(tmp1, tmp0\)"
+    first = r"tmp0 = tl.load\(x \+ at, mask=at < numel_x\) \* 2\n.*\n.*maximum\(tmp1, tmp0"
     assert re.search(first + r"(.|\n)*?tl.store\(out \+ at, tmp3", code)
     second = r"tmp0 = value - 1\n.*exp\(tmp0\)(.|\n)*?tl.float16\)\n"
     assert re.search(second + r" +tl.store\(out \+ row \* m \+ at, tmp3", code)

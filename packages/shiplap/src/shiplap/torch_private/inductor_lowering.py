@@ -578,15 +578,15 @@ def user_kernel_node(
     name, fake = output
     # The kernel writes into a buffer of the graph, so that Inductor can plan its memory.
     out = empty_strided(list(fake.shape), list(fake.stride()), dtype=fake.dtype, device=fake.device)
-    given = {
-        parameter: ir.ExternKernel.require_exact_strides(value, list(like.stride()))
-        for parameter, (value, like) in tensors.items()
-    }
-    ir.UserDefinedTritonKernel(
+    with_strides = ir.ExternKernel.require_exact_strides
+    given = {parameter: with_strides(value, list(like.stride())) for parameter, (value, like) in tensors.items()}
+    # Torch's lowering of a launch, since the parameters of its IR node differ from release to release.
+    lowering.triton_kernel_wrap_(
         kernel_idx=kernel_side_table.add_kernel(_with_options(kernel, options)),
+        constant_args_idx=kernel_side_table.add_constant_args(dict(arguments)),
         grid=[tuple([*grid, 1, 1][:3])],
         tma_descriptor_metadata={},
-        kernel_args={**given, name: out, **arguments},
+        kwargs={**given, name: out},
     )
     return out
 

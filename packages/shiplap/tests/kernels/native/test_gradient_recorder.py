@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from shiplap.torch_private import available
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
 
+SOURCE = f"{Path(sl.__file__).parent}/"
 capability = pytest.mark.capability  # mark.capability(name)
 M, V, N = Float64[Tensor, "n m"], Float64[Tensor, "m"], Float64[Tensor, "n"]
 
@@ -256,7 +258,7 @@ def test_gradients_equal_those_of_the_reference(ops, door):
 
 def name_of(frame):
     file = frame.f_code.co_filename
-    ours = "/shiplap/src/" in file or (file.startswith("<") and not file.startswith("<frozen"))
+    ours = file.startswith(SOURCE) or (file.startswith("<") and not file.startswith("<frozen"))
     return f"{'shiplap ' * ours}{frame.f_code.co_name}"
 
 
