@@ -18,6 +18,7 @@ from shiplap.audit.installed.functions import FunctionRecorder, find_functions, 
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text, recipe_of_call
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
+from shiplap.audit.installed.schedule import audit_installed_ops
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
 from shiplap.render.lines import print_lines
@@ -234,7 +235,7 @@ def request() -> InstalledRequest:
 
 
 def audited(found, name: str, monkeypatch, *shapes: tuple[int, ...]) -> InstalledOp:
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     address = f"undeclared_functions.layers:{name}"
     return audit_installed_op(address, found.functions[address], [seen(*shapes)] if shapes else (), request())
 
@@ -290,9 +291,9 @@ def test_a_function_whose_calls_pass_a_module_says_so(found, package, monkeypatc
     with FunctionRecorder(found.functions, recorder).mode():
         layers.through(torch.ones(3, 2), torch.nn.Identity())
     assert recorder.objects == {name: ["layer"]}
-    monkeypatch.setattr(engine, "_find_calls", lambda *a: engine._Reached(reason="no call that was tried is taken"))
+    monkeypatch.setattr(engine.OpAudit, "search", lambda *a, **k: None)
     recorded, asked = RecordedCalls(objects=recorder.objects), InstalledRequest(package[0], "1", seed=5)
-    (result,) = engine.audit_installed_ops({name: found.functions[name]}, recorded, asked)
+    (result,) = audit_installed_ops({name: found.functions[name]}, recorded, asked)
     assert result.unreached == "a script cannot make what recorded calls pass as layer"
 
 
@@ -324,7 +325,7 @@ def test_a_script_shows_the_finding_of_a_function(found, package):
 
 
 def test_the_command_audits_a_package_without_ops(package, monkeypatch, working_forks, tmp_path, capsys):
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     script = Path(tmp_path / "calls.py")
     script.write_text(
         "import torch\nfrom undeclared_functions import layers\n"

@@ -132,7 +132,8 @@ class CallDraws:
         if sizes and self.random.random() < 0.15:  # one size, wherever it occurs, so that tensors still fit each other
             return call.with_size(self.random.choice(sizes), self._size(call))
         if self.random.random() < 0.1:
-            return self._with_one_dtype(call)
+            whole = self.random.random() < 0.4
+            return self._with_one_whole_dtype(call) if whole else self._with_one_dtype(call)
         for _ in range(self.random.choice((1, 1, 2)) if self.form.arguments else 0):
             field = self.random.choice(self.form.arguments)
             call = call.with_argument(field.name, self._change(field, call))
@@ -147,18 +148,47 @@ class CallDraws:
                 call = call.with_argument(a.name, replace(t, dtype=dtype, source=""))
         return call
 
+    def _with_one_whole_dtype(self, call: CallRecipe) -> CallRecipe:
+        """Return a copy of the call in which all tensors of whole numbers have one dtype, as indices and offsets
+        have.
+        """
+        dtype = self.random.choice(("int32", "int64"))
+        for name, t in call.arguments.items():
+            if isinstance(t, TensorRecipe) and t.dtype in ("int32", "int64"):
+                call = call.with_argument(name, replace(t, dtype=dtype, source=""))
+        return call
+
+    def repaired(self, call: CallRecipe, refusal: str) -> CallRecipe:
+        """Return a copy of ``call`` in which one argument is changed as ``refusal`` suggests, the message with which
+        the op has refused it. The message may name an argument, or two dtypes or two numbers of dims, one of which a
+        tensor has in place of the other. If it names none of these, the change is random.
+        """
+        dtypes, ranks = _dtypes_in(refusal), _ranks_in(refusal)
+        made = [
+            call.with_argument(f.name, self._change(f, call))
+            for f in self.form.arguments
+            if re.search(rf"\b{re.escape(f.name)}\b", refusal)
+        ]
+        for name, t in call.arguments.items():
+            if not isinstance(t, TensorRecipe):
+                continue
+            if t.dtype in dtypes:
+                made += [call.with_argument(name, replace(t, dtype=d, source="")) for d in dtypes if d != t.dtype]
+            if len(t.shape) in ranks:
+                sizes = (*t.shape, *(self._size(call) for _ in range(5)))
+                made += [call.with_argument(name, t.reshaped(sizes[:n])) for n in ranks if n != len(t.shape)]
+        return self.random.choice(made) if made else self.changed(call)
+
     def hint(self, refusal: str) -> None:
         """Store the quoted words, the dtypes and the numbers in ``refusal``, the message of an exception of the op, as
         values to try in later draws.
         """
-        # Such as "3-dimensional", "2D" or "4 dims".
-        self.ranks += [n for w in re.findall(r"\b([0-5])[- ]?(?:dim|d\b)", refusal, re.IGNORECASE) if (n := int(w))]
+        self.ranks += [n for n in _ranks_in(refusal) if n]
         self.ranks += [len(w.split(",")) for w in re.findall(r"[\[(](\w+(?:, ?\w+){1,4})[\])]", refusal)][:1]
         if re.search("q_scale|quantized|not implemented for", refusal, re.IGNORECASE) and "quint8" not in self.dtypes:
             self.dtypes.append("quint8")
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
-        named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
-        self.dtypes += [d for d in named if d in _DTYPES and d not in self.dtypes]
+        self.dtypes += [d for d in _dtypes_in(refusal) if d not in self.dtypes]
         self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
@@ -266,6 +296,20 @@ class CallDraws:
         if (low, high) == (0.0, 0.0) and self.random.random() < (0.5 if self.careful or _BOXES.search(name) else 0.1):
             low, high = 0.0, 1.0
         return TensorRecipe(dtype or "float32", (size,) * rank, seed, low, high, device=self.device)
+
+
+def _dtypes_in(refusal: str) -> list[str]:
+    """Return the dtypes that the message of an exception names, as Python or C++ does."""
+    named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
+    return list(dict.fromkeys(d for d in named if d in _DTYPES))
+
+
+def _ranks_in(refusal: str) -> list[int]:
+    """Return the numbers of dims that the message of an exception names, such as "3-dimensional", "2D" or "4 dims". A
+    number in "but tensor has 0" is one, too.
+    """
+    named = re.findall(r"\b([0-5])[- ]?(?:dim|d\b)|tensor has ([0-5])\b", refusal, re.IGNORECASE)
+    return list(dict.fromkeys(int(a or b) for a, b in named))
 
 
 def _range_of(dtype: str) -> tuple[float, float]:
