@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
 from shiplap import safe_io
 from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
 from shiplap.audit.installed import checks
@@ -170,7 +172,8 @@ class OpAudit:
             start = at = first
             before = used
             known = _Known(frozenset(self._found), tuple(self._unsteady))
-            for event in stream_events(partial(_run_in_child, self.op, jobs, start, seconds - used, known), limits):
+            work = partial(_run_in_child, self.op, jobs, start, seconds - used, known, self.asked.device)
+            for event in stream_events(work, limits):
                 if isinstance(event, ChildDeath):
                     deaths, used = deaths + 1, used + _seconds_of_limit(event, limits)
                     self._keep_death(event, jobs[at])
@@ -265,7 +268,7 @@ def _search_in_child(
     for each to the parent process. ``state`` is that of the search so far.
     """
     with suppress_warnings():
-        called = callable_of(op)
+        called = _begin_in_child(op, device)
         if not list(try_recorded(called, form, recorded, state, send, seconds)):
             search_calls(called, form, seed, seconds, state, send, device)
 
@@ -293,6 +296,15 @@ def _why_undeclarable(op: Subject) -> str:
     return ""
 
 
+def _begin_in_child(op: Subject, device: str) -> Overload | PythonFunction:
+    """Return ``op`` in the form in which the checks call it, after ``device`` was started in this child process. Its
+    start takes seconds for a GPU, which count for no op.
+    """
+    called = callable_of(op)
+    torch.zeros(1, device=device)
+    return called
+
+
 def callable_of(op: Subject) -> Overload | PythonFunction:
     """Return the op itself, or what is at its name or address, in the form in which the checks call it."""
     return op.load() if isinstance(op, (InstalledFunction, InstalledOverload)) else op
@@ -310,15 +322,17 @@ def _make_finding(name: str, check: str, problem: str, job: Job) -> InstalledFin
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
-def _run_in_child(op: Subject, jobs: Sequence[Job], first: int, seconds: float, known: _Known, send: SendEvent) -> None:
+def _run_in_child(
+    op: Subject, jobs: Sequence[Job], first: int, seconds: float, known: _Known, device: str, send: SendEvent
+) -> None:
     """Run the jobs (checks of single calls) from index ``first`` on, in a child process, for ``seconds`` of processor
-    time without the import of the package. Send an event before and after each job, so that the parent process knows
-    which job a crash belongs to. ``known`` is what earlier child processes have found. A check that has found something
-    is not run again, except for those that show whether a call is repeatable.
+    time without the import of the package and the start of ``device``. Send an event before and after each job, so that
+    the parent process knows which job a crash belongs to. ``known`` is what earlier child processes have found. A check
+    that has found something is not run again, except for those that show whether a call is repeatable.
     """
     done, unsteady = set(known.checks), list(known.unsteady)
     with suppress_warnings():
-        called = callable_of(op)
+        called = _begin_in_child(op, device)
         since, latest = used_seconds(), time.monotonic() + _WAITING * seconds
         for number in range(first, len(jobs)):
             job, used = jobs[number], used_seconds() - since
