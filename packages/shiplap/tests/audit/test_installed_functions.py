@@ -18,7 +18,7 @@ from shiplap.audit.installed.functions import FunctionRecorder, find_functions, 
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text, recipe_of_call
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
-from shiplap.audit.installed.schedule import audit_installed_ops
+from shiplap.audit.installed.schedule import audit_installed_ops, prepare_process
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
 from shiplap.render.lines import print_lines
@@ -137,6 +137,20 @@ class WritesToGradient(Double):
         return grad.mul_(2)
 
 
+class StoresGradientInArgument(Function):
+    @staticmethod
+    def forward(ctx, x):
+        result = x * x
+        if ctx.needs_input_grad[0]:
+            x.detach().mul_(2)
+            ctx.gradient = x.detach()
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.gradient
+
+
 class WritesToArgument(Double):
     @staticmethod
     def forward(ctx, x):
@@ -192,6 +206,7 @@ WRONG = {
     "NeedsPackedGradient": "gradient_layout",
     "IgnoresStridesOfGradient": "gradient_layout",
     "WritesToGradient": "gradient_mutation",
+    "StoresGradientInArgument": "gradient_mutation",
     "WritesToArgument": "mutation",
     "SecondDerivativeIsLost": "double_backward",
     "OneGradientIsMissing": "gradient_alone",
@@ -211,7 +226,7 @@ def package(tmp_path_factory: pytest.TempPathFactory):
     (folder / "raises.py").write_text("import no_such_module\n")
     (folder / "ends.py").write_text("import os\nos._exit(3)\n")
     (folder / "tests" / "__init__.py").write_text("raise RuntimeError('tests are not imported')\n")
-    engine.prepare_process()
+    prepare_process()
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(root))
         importlib.import_module(name)
