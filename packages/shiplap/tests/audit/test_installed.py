@@ -275,7 +275,11 @@ def test_all_ops_are_searched_before_any_is_checked(monkeypatch):
     assert StagedAudit.turns[3][3] == 2, "the calls of the other ops"
     shares = [round(seconds, 1) for stage, _, seconds, _ in StagedAudit.turns if stage in ("search", "CHEAP")]
     assert shares == [2.0, 2.0, 2.0, 6.0, 10.0, 15.0, 30.0], "what an op leaves is for the next ones"
-    assert len(done) == 9, "after each level, so that a run that is killed has lost one level"
+    assert len(done) == 12, "after the searches and each level, so that a run that is killed has lost one level"
+    monkeypatch.setattr(schedule, "_SEARCHING", 0.0)
+    StagedAudit.turns.clear()
+    schedule.audit_installed_ops(dict.fromkeys(names), RecordedCalls(), asked, minutes=1.0)
+    assert [stage for stage, *_ in StagedAudit.turns][:4] == ["search"] * 3 + ["CHEAP"], "checks have their time"
 
 
 @pytest.mark.long
@@ -341,6 +345,13 @@ def test_a_refusal_that_names_dtypes_or_dims_repairs_a_call():
     assert {sum(len(t.shape) for _, t in c.tensors()) for c in ranks} == {2}, "one of three vectors is a scalar"
     for one in ranks:
         assert evaluate(one.texts())["index"].dim() in (0, 1)
+    listed = call.with_argument("self", (flat, flat))
+    made = {repr(draws.repaired(listed, "\"kernel\" not implemented for 'Float'").arguments["self"]) for _ in range(60)}
+    assert {"int32" in text for text in made} == {True, False}
+    scalars = [draws.repaired(call, "a Tensor with 4 elements cannot be converted to Scalar") for _ in range(8)]
+    assert all(sum(t.shape == () for _, t in c.tensors()) == 1 for c in scalars)
+    draws.hint("vector::_M_range_check: __n (which is 6) >= this->size() (which is 2)")
+    assert 7 in draws._counts()
     named = [draws.repaired(call, "source must be a matrix").arguments for _ in range(8)]
     assert all(a["self"] is flat and a["index"] is long for a in named)
 

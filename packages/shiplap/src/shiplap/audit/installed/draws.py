@@ -163,21 +163,37 @@ class CallDraws:
         the op has refused it. The message may name an argument, or two dtypes or two numbers of dims, one of which a
         tensor has in place of the other. If it names none of these, the change is random.
         """
-        dtypes, ranks = _dtypes_in(refusal), _ranks_in(refusal)
         made = [
             call.with_argument(f.name, self._change(f, call))
             for f in self.form.arguments
             if re.search(rf"\b{re.escape(f.name)}\b", refusal)
         ]
-        for name, t in call.arguments.items():
-            if not isinstance(t, TensorRecipe):
-                continue
-            if t.dtype in dtypes:
-                made += [call.with_argument(name, replace(t, dtype=d, source="")) for d in dtypes if d != t.dtype]
-            if len(t.shape) in ranks:
-                sizes = (*t.shape, *(self._size(call) for _ in range(5)))
-                made += [call.with_argument(name, t.reshaped(sizes[:n])) for n in ranks if n != len(t.shape)]
+        for name, value in call.arguments.items():
+            members = value if isinstance(value, tuple) else (value,)
+            for at, t in enumerate(members):
+                for other in self._repairs(t, refusal, call) if isinstance(t, TensorRecipe) else ():
+                    changed = (*members[:at], other, *members[at + 1 :])
+                    made.append(call.with_argument(name, changed if isinstance(value, tuple) else other))
         return self.random.choice(made) if made else self.changed(call)
+
+    def _repairs(self, t: TensorRecipe, refusal: str, call: CallRecipe) -> list[TensorRecipe]:
+        """Return recipes like ``t``, a tensor of ``call``, with another dtype or number of dims that ``refusal``
+        suggests.
+        """
+        dtypes, ranks = _dtypes_in(refusal), _ranks_in(refusal)
+        if "not implemented for" in refusal:
+            dtypes += ["float32", "int64", "int32"]
+        if "no dimensions" in refusal:
+            ranks += [0, 1]
+        if "converted to Scalar" in refusal:
+            ranks += [len(t.shape), 0]
+        made = []
+        if t.dtype in dtypes:
+            made += [replace(t, dtype=d, source="") for d in dict.fromkeys(dtypes) if d != t.dtype]
+        if len(t.shape) in ranks:
+            sizes = (*t.shape, *(self._size(call) for _ in range(5)))
+            made += [t.reshaped(sizes[:n]) for n in dict.fromkeys(ranks) if n != len(t.shape)]
+        return made
 
     def hint(self, refusal: str) -> None:
         """Store the quoted words, the dtypes and the numbers in ``refusal``, the message of an exception of the op, as
@@ -201,7 +217,7 @@ class CallDraws:
         if not kept or value is None or (field.optional and self.random.random() < 0.2):
             return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
         if isinstance(value, tuple):
-            count = self.random.choice((len(value), 1, 2, 3))
+            count = self.random.choice((len(value), 1, 2, 3, *self._counts()))
             one = value[0] if value else self._tensor(field, 2, 6)
             one = self._changed_tensor(field, one, call) if isinstance(one, TensorRecipe) else one
             return tuple(replace(one, seed=self.random.randrange(1000)) for _ in range(count))
@@ -255,9 +271,15 @@ class CallDraws:
             value = field.default_value
             return tuple(value) if isinstance(value, list) else value
         element, bracket, length = field.kind.rstrip("?").replace("?", "").partition("[")
-        count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3)) if bracket else 0
+        count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3, *self._counts())) if bracket else 0
         made = [self._one(field, element, rank, size) for _ in range(max(count, 1))]
         return tuple(made) if bracket else made[0]
+
+    def _counts(self) -> list[int]:
+        """Return numbers of members of a list to try: those that refusals have named lately, and one more, as the
+        index of a member that is missing suggests.
+        """
+        return [n + more for n in self.numbers[-3:] for more in (0, 1) if 0 < n <= 16]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
         """Return one random value of the schema type ``element``. For ``Tensor`` it is a recipe with ``rank`` dims of
@@ -306,9 +328,9 @@ def _dtypes_in(refusal: str) -> list[str]:
 
 def _ranks_in(refusal: str) -> list[int]:
     """Return the numbers of dims that the message of an exception names, such as "3-dimensional", "2D" or "4 dims". A
-    number in "but tensor has 0" is one, too.
+    number in "but tensor has 0" or "found 4" is one, too.
     """
-    named = re.findall(r"\b([0-5])[- ]?(?:dim|d\b)|tensor has ([0-5])\b", refusal, re.IGNORECASE)
+    named = re.findall(r"\b([0-5])[- ]?(?:dim|d\b)|(?:tensor has|found) ([0-5])\b", refusal, re.IGNORECASE)
     return list(dict.fromkeys(int(a or b) for a, b in named))
 
 

@@ -17,11 +17,13 @@ import msgspec
 from shiplap.audit.installed.apart import RecordedCalls
 from shiplap.audit.installed.engine import InstalledRequest, OpAudit, Subject
 from shiplap.audit.installed.jobs import Level
+from shiplap.audit.installed.recipes import TakenCall
 from shiplap.audit.installed.result import InstalledOp
 
 _SEARCHES = (0.1, 0.1, 0.2)  # the part of all time that a search may take of each op, and of those that are left
 # The part of the time that is left which a level may take. What a level does not take is left to the next ones.
 _CHECKS = {Level.CHEAP: 0.5, Level.DEAR: 0.6, Level.MALFORMED: 1.0}
+_SEARCHING = 0.4  # the part of all time after which no op is searched again: a busy machine takes longer for a search
 _LEAST_SECONDS = 0.5  # of processor time of an op in a stage, also where no time is left
 
 
@@ -38,6 +40,11 @@ class _Turns:
     report: Callable[[str, int, int], None]
     _lock: Lock = field(default_factory=Lock)
     _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def passed(self) -> float:
+        """The part of the time that has passed."""
+        return (time.monotonic() - self._began) / self.seconds
 
     def of_the_rest(self, part: float) -> Callable[[int], float]:
         """Return a function whose value is the seconds of an op before whose turn ``waiting`` ops are left: a share of
@@ -92,19 +99,28 @@ def audit_installed_ops(
     the others. Then all ops pass through one level of checks after the other, so that an op whose checks take long
     takes no time from others. The stages divide ``minutes`` among the ops. ``recorded`` has the calls that a program
     made. ``jobs`` ops are audited at a time, each in processes of its own. ``done`` is called, by a thread, with what
-    is known of an op after each level of checks, and ``report`` shows the progress.
+    is known of an op after the searches and after each level of checks, and ``report`` shows the progress.
     """
     audits = [OpAudit(name, op, recorded.calls.get(name, ()), asked) for name, op in ops.items()]
     # Without a limit, each search and each level takes what the request allows.
     turns = _Turns(min(60 * minutes, 1e9), jobs, report)
-    for part in _SEARCHES:
+    for number, part in enumerate(_SEARCHES):
         siblings = [call for audit in audits for call in audit.calls]
         missed = [audit for audit in audits if not audit.is_searched]
 
         # This is processor time: on a busy machine a search takes longer, and finds as much.
         seconds = min(part * turns.seconds * jobs / max(len(missed), 1), asked.seconds)
-        search = partial(OpAudit.search, siblings=siblings)
+
+        def search(
+            audit: OpAudit, seconds: float, siblings: Sequence[TakenCall] = siblings, again: bool = number > 0
+        ) -> None:
+            """Search for calls of one op, among others with the arguments of ``siblings``."""
+            if not again or turns.passed < _SEARCHING:
+                audit.search(seconds, siblings)
+
         turns.take("search for calls of", missed, partial(_same, seconds), search)
+    for audit in audits:
+        done(InstalledOp(audit.name, len(audit.calls), complete=False))
     results = dict[str, InstalledOp]()
 
     for level, part in _CHECKS.items():
