@@ -13,6 +13,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from shiplap.audit.child_process import stream_events
 from shiplap.audit.installed import checks, engine, gradients, jobs, schedule
 from shiplap.audit.installed.apart import RecordedCalls
 from shiplap.audit.installed.draws import CallDraws
@@ -251,8 +252,9 @@ class StagedAudit:
     def is_searched(self):
         return bool(self.calls)
 
-    def search(self, seconds, siblings=()):
+    def reach(self, seconds, check_seconds, siblings=()):
         self.turns.append(("search", self.name, seconds, len(siblings)))
+        self.turns.append(("CHEAP", self.name, check_seconds, 0))
         self.calls += [self.name] if self.name.startswith("easy") or siblings else []
 
     def check(self, level, seconds):
@@ -262,24 +264,42 @@ class StagedAudit:
         return InstalledOp(self.name, len(self.calls))
 
 
-def test_all_ops_are_searched_before_any_is_checked(monkeypatch):
+def test_all_ops_are_reached_before_any_has_a_dear_check(monkeypatch):
     """What a long check of one op takes is missing to the checks of others, and to no search."""
     monkeypatch.setattr(schedule, "OpAudit", StagedAudit)
     monkeypatch.setattr(StagedAudit, "turns", [])
-    asked, names, done = InstalledRequest("package", "1", 5, 6.0), ["hard", "easy", "easy2"], []
+    asked, names, done = InstalledRequest("package", "1", 5, 9.0), ["hard", "easy", "easy2"], []
     results = schedule.audit_installed_ops(dict.fromkeys(names), RecordedCalls(), asked, 1, done.append, minutes=1.0)
     assert [r.op for r in results] == names
     stages = [stage for stage, *_ in StagedAudit.turns]
-    assert stages == ["search"] * 4 + ["CHEAP"] * 3 + ["DEAR"] * 3 + ["MALFORMED"] * 3
-    assert StagedAudit.turns[3][1] == "hard"
-    assert StagedAudit.turns[3][3] == 2, "the calls of the other ops"
+    assert stages == ["search", "CHEAP"] * 4 + ["DEAR"] * 3 + ["MALFORMED"] * 3
+    assert StagedAudit.turns[6][1] == "hard"
+    assert StagedAudit.turns[6][3] == 2, "the calls of the other ops"
     shares = [round(seconds, 1) for stage, _, seconds, _ in StagedAudit.turns if stage in ("search", "CHEAP")]
-    assert shares == [2.0, 2.0, 2.0, 6.0, 10.0, 15.0, 30.0], "what an op leaves is for the next ones"
-    assert len(done) == 12, "after the searches and each level, so that a run that is killed has lost one level"
+    assert shares == [3.0, 8.0, 3.0, 12.0, 3.0, 24.0, 9.0, 24.0], "what an op leaves is for the next ones"
+    assert len(done) == 10, "after each search and each level, so that a run that is killed has lost one level"
+    assert [r.complete for r in done[:4]] == [False, True, True, True], "an op that will be searched again"
     monkeypatch.setattr(schedule, "_SEARCHING", 0.0)
     StagedAudit.turns.clear()
     schedule.audit_installed_ops(dict.fromkeys(names), RecordedCalls(), asked, minutes=1.0)
-    assert [stage for stage, *_ in StagedAudit.turns][:4] == ["search"] * 3 + ["CHEAP"], "checks have their time"
+    assert [stage for stage, *_ in StagedAudit.turns][:7] == ["search", "CHEAP"] * 3 + ["DEAR"], "checks have their time"
+
+
+def test_a_process_that_reaches_an_op_runs_its_cheap_checks(ops, request_of, monkeypatch):
+    """The start of a process takes seconds on a GPU."""
+    started = []
+
+    def stream(work, limits):
+        started.append(work)
+        return stream_events(work, limits)
+
+    monkeypatch.setattr(engine, "stream_events", stream)
+    name = "undeclared_ops::ignores_strides"
+    audit = engine.OpAudit(name, ops[name], [seen((6, 4))], request_of)
+    audit.reach(5.0)
+    assert len(started) == 1
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
+    assert [f.check for f in audit.result().findings] == ["layout"]
 
 
 @pytest.mark.long

@@ -306,7 +306,7 @@ def test_a_function_whose_calls_pass_a_module_says_so(found, package, monkeypatc
     with FunctionRecorder(found.functions, recorder).mode():
         layers.through(torch.ones(3, 2), torch.nn.Identity())
     assert recorder.objects == {name: ["layer"]}
-    monkeypatch.setattr(engine.OpAudit, "search", lambda *a, **k: None)
+    monkeypatch.setattr(engine.OpAudit, "reach", lambda *a, **k: None)
     recorded, asked = RecordedCalls(objects=recorder.objects), InstalledRequest(package[0], "1", seed=5)
     (result,) = audit_installed_ops({name: found.functions[name]}, recorded, asked)
     assert result.unreached == "a script cannot make what recorded calls pass as layer"

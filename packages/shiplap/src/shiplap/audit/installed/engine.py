@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from shiplap import safe_io
-from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
+from shiplap.audit.child_process import ChildDeath, ChildEvent, ChildLimits, SendEvent, stream_events
 from shiplap.audit.installed import checks
 from shiplap.audit.installed.apart import InstalledOverload, LoadedLater
 from shiplap.audit.installed.functions import InstalledFunction
@@ -63,8 +63,8 @@ class _Known:
     each is enough. ``unsteady`` are the arguments of the calls whose results are not a function of the arguments.
     """
 
-    checks: frozenset[str]
-    unsteady: tuple[Mapping[str, str], ...]
+    checks: frozenset[str] = frozenset()
+    unsteady: tuple[Mapping[str, str], ...] = ()
 
 
 def audit_installed_op(
@@ -75,15 +75,16 @@ def audit_installed_op(
     ``check_seconds`` of processor time.
     """
     audit = OpAudit(name, op, recorded, asked)
-    audit.search(asked.seconds)
-    for level in Level:
+    audit.reach(asked.seconds, check_seconds)
+    for level in (Level.DEAR, Level.MALFORMED):
         audit.check(level, check_seconds)
     return audit.result()
 
 
 class OpAudit:
-    """The audit of one torch op or function, which a caller takes through its stages: searches for calls, and the
-    checks of each level on the calls that were found. ``result`` returns what is known after any of them.
+    """The audit of one torch op or function, which a caller takes through its stages: searches for calls, each
+    with the cheap checks of those that it finds, and the checks of each other level. ``result`` returns what is known
+    after any of them.
     """
 
     def __init__(self, name: str, op: Subject, recorded: Sequence[CallRecipe], asked: InstalledRequest) -> None:
@@ -114,33 +115,43 @@ class OpAudit:
         done = self.form is None or self.state.absent or self.state.found
         return bool(done) or self._standstills >= _STANDSTILLS or self._attempts > _RESTARTS
 
-    def search(self, seconds: float, siblings: Sequence[TakenCall] = ()) -> None:
-        """Search for calls that the op takes, for ``seconds`` of processor time. The calls are those of the recorded
-        ones that it takes, or else drawn ones, which may use ``siblings``, the calls that other ops took.
+    def reach(self, seconds: float, check_seconds: float = math.inf, siblings: Sequence[TakenCall] = ()) -> None:
+        """Search for calls that the op takes, for ``seconds`` of processor time, and run the cheap checks on them, for
+        ``check_seconds`` of it. The calls are those of the recorded ones that the op takes, or else drawn ones, which
+        may use ``siblings``, the calls that other ops took.
+
+        The checks run in the child process of the search, as the start of a process takes seconds on a GPU.
         """
         form = self.form
         if form is None:
             return
         self.state.siblings = siblings
         left, wanted = seconds, max(WANTED_CALLS, len(self.recorded))
+        latest = time.monotonic() + max(_WAITING * seconds, self.asked.limits.idle_s)
+        events: Iterator[ChildEvent | ChildDeath] | None = None
         while not (self.state.absent or self._standstills >= _STANDSTILLS or self._attempts > _RESTARTS):
             if (left <= 0 and not self.recorded) or len(self.state.found) >= wanted:
                 break
             seed = self.asked.seed + self._attempts
             self._attempts += 1
-            work = partial(_search_in_child, self.op, form, self.recorded, self.state, seed, left, self.asked.device)
-            spent = self._follow_search(work, form)
+            times, device = (left, check_seconds), self.asked.device
+            work = partial(_reach_in_child, self.op, form, self.recorded, self.state, seed, times, device)
+            events = stream_events(work, self.asked.limits)
+            spent = self._follow_search(events, form)
             # A search that has ended by itself has used its time or has found enough.
             if spent is None:
                 break
-            left -= spent
+            # Each process also takes time to start. In those after the latest time only recorded calls are made.
+            left, events = left - spent if time.monotonic() < latest else 0.0, None
+        self.check(Level.CHEAP, check_seconds, events)
 
-    def _follow_search(self, work: Any, form: SchemaForm) -> float | None:
-        """Run ``work``, a search of a call that ``form`` admits, in a child process, and store what it finds. Return
-        the processor time that it took until a call ended the process, or None if the search ended by itself.
+    def _follow_search(self, events: Iterator[ChildEvent | ChildDeath], form: SchemaForm) -> float | None:
+        """Store what a search in a child process finds, which has sent ``events``: calls that ``form`` admits. Return
+        the processor time that it took until a call ended the process, or None if the search ended by itself. The
+        events of the checks that follow it are left in ``events``.
         """
         tried: dict[str, Any] = {}
-        for event in stream_events(work, self.asked.limits):
+        for event in events:
             if isinstance(event, ChildDeath):
                 spent = float(tried.get("used", 0.0)) + _seconds_of_limit(event, self.asked.limits)
                 self._standstills += event.how.startswith(("hangs", "deadlock"))
@@ -151,16 +162,24 @@ class OpAudit:
                     crash = InstalledFinding(form.name, "crash", str(event), tried["texts"], tried["by"], note)
                     self._crash = self._crash or crash
                 return spent
+            if event["kind"] == "searched":
+                break
             if event["kind"] == "try":
                 tried = event
             else:
                 self.state.take(event)
         return None
 
-    def check(self, level: Level, seconds: float = math.inf) -> None:
+    def check(
+        self,
+        level: Level,
+        seconds: float = math.inf,
+        events: Iterator[ChildEvent | ChildDeath] | None = None,
+    ) -> None:
         """Run the jobs of ``level``, which are checks of single calls, in child processes, and keep the first finding
         of each check. If a job ends its process, a new process continues with the next job. After six deaths, or after
-        ``seconds`` of processor time, the remaining jobs are not run.
+        ``seconds`` of processor time, the remaining jobs are not run. If ``events`` is not None, they are those of a
+        child process that already runs the jobs.
         """
         if self.form is None or not self.state.found:
             return
@@ -169,11 +188,12 @@ class OpAudit:
         deaths = first = behind = 0
         used, latest = 0.0, time.monotonic() + _WAITING * seconds
         while first < len(jobs) and deaths <= _DEATHS and used < seconds and time.monotonic() <= latest:
-            start = at = first
-            before = used
-            known = _Known(frozenset(self._found), tuple(self._unsteady))
-            work = partial(_run_in_child, self.op, jobs, start, seconds - used, known, self.asked.device)
-            for event in stream_events(work, limits):
+            at, before = first, used
+            if events is None:
+                known = _Known(frozenset(self._found), tuple(self._unsteady))
+                work = partial(_run_in_child, self.op, jobs, first, seconds - used, known, self.asked.device)
+                events = stream_events(work, limits)
+            for event in events:
                 if isinstance(event, ChildDeath):
                     deaths, used = deaths + 1, used + _seconds_of_limit(event, limits)
                     self._keep_death(event, jobs[at])
@@ -183,7 +203,7 @@ class OpAudit:
                     used = math.inf
                 else:
                     self._keep_event(event, jobs[event["job"]])
-            first = at + 1
+            first, events = at + 1, None
             # Other checks of a call with other sizes that has ended the process would end it, too.
             while at < first < len(jobs) and jobs[at].note and jobs[first].note == jobs[at].note:
                 first, behind = first + 1, behind + 1
@@ -254,23 +274,35 @@ def _seconds_of_limit(death: ChildDeath, limits: ChildLimits) -> float:
     return next((seconds for how, seconds in reached.items() if death.how.startswith(how)), 0.0)
 
 
-def _search_in_child(
+def _reach_in_child(
     op: Subject,
     form: SchemaForm,
     recorded: Sequence[CallRecipe],
     state: SearchState,
     seed: int,
-    seconds: float,
+    seconds: tuple[float, float],
     device: str,
     send: SendEvent,
 ) -> None:
-    """Find calls that the op accepts, in a child process and within ``seconds`` of processor time, and send an event
-    for each to the parent process. ``state`` is that of the search so far.
+    """Find calls that the op accepts, in a child process, and run the cheap checks on them. The two ``seconds`` of
+    processor time are those of the search and of the checks. Send an event to the parent process for each call that was
+    found, at the end of the search, and for each check. ``state`` is that of the search so far.
     """
+
+    def store(event: ChildEvent) -> None:
+        """Send ``event``, and store the call that it has found, if it has, as the parent process does."""
+        if event["kind"] == "found":
+            state.take(event)
+        send(event)
+
     with suppress_warnings():
         called = _begin_in_child(op, device)
-        if not list(try_recorded(called, form, recorded, state, send, seconds)):
-            search_calls(called, form, seed, seconds, state, send, device)
+        if not list(try_recorded(called, form, recorded, state, store, seconds[0])):
+            search_calls(called, form, seed, seconds[0], state, store, device)
+        send({"kind": "searched"})
+        if state.found:
+            jobs = jobs_of([t.call for t in state.found], form)[Level.CHEAP]
+            _run_jobs(called, jobs, 0, seconds[1], _Known(), send)
 
 
 def _form_of(op: Subject) -> SchemaForm | None:
@@ -325,29 +357,37 @@ def _make_finding(name: str, check: str, problem: str, job: Job) -> InstalledFin
 def _run_in_child(
     op: Subject, jobs: Sequence[Job], first: int, seconds: float, known: _Known, device: str, send: SendEvent
 ) -> None:
-    """Run the jobs (checks of single calls) from index ``first`` on, in a child process, for ``seconds`` of processor
-    time without the import of the package and the start of ``device``. Send an event before and after each job, so that
-    the parent process knows which job a crash belongs to. ``known`` is what earlier child processes have found. A check
-    that has found something is not run again, except for those that show whether a call is repeatable.
+    """Run the jobs from index ``first`` on, in a child process, for ``seconds`` of processor time without the import of
+    the package and the start of ``device``. The rest is as in ``_run_jobs``.
+    """
+    with suppress_warnings():
+        _run_jobs(_begin_in_child(op, device), jobs, first, seconds, known, send)
+
+
+def _run_jobs(
+    op: Overload | PythonFunction, jobs: Sequence[Job], first: int, seconds: float, known: _Known, send: SendEvent
+) -> None:
+    """Run the jobs (checks of single calls) from index ``first`` on for ``seconds`` of processor time. Send an event
+    before and after each job, so that the parent process knows which job a crash belongs to. ``known`` is what earlier
+    child processes have found. A check that has found something is not run again, except for those that show whether a
+    call is repeatable.
     """
     done, unsteady = set(known.checks), list(known.unsteady)
-    with suppress_warnings():
-        called = _begin_in_child(op, device)
-        since, latest = used_seconds(), time.monotonic() + _WAITING * seconds
-        for number in range(first, len(jobs)):
-            job, used = jobs[number], used_seconds() - since
-            if number > first and (used > seconds or time.monotonic() > latest):
-                send({"kind": "late", "job": number})
-                return
-            send({"kind": "begin", "job": number, "used": used})
-            if job.check not in FIRST and (job.check in done or job.texts in unsteady):
-                continue
-            event = _run_check(called, job)
-            if event.get("problem"):
-                done.add(job.check)
-                if job.check in FIRST:
-                    unsteady.append(job.texts)
-            send({**event, "job": number})
+    since, latest = used_seconds(), time.monotonic() + _WAITING * seconds
+    for number in range(first, len(jobs)):
+        job, used = jobs[number], used_seconds() - since
+        if number > first and (used > seconds or time.monotonic() > latest):
+            send({"kind": "late", "job": number})
+            return
+        send({"kind": "begin", "job": number, "used": used})
+        if job.check not in FIRST and (job.check in done or job.texts in unsteady):
+            continue
+        event = _run_check(op, job)
+        if event.get("problem"):
+            done.add(job.check)
+            if job.check in FIRST:
+                unsteady.append(job.texts)
+        send({**event, "job": number})
 
 
 def _run_check(op: Overload | PythonFunction, job: Job) -> dict[str, Any]:

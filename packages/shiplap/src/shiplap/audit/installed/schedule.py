@@ -7,8 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
@@ -20,10 +19,11 @@ from shiplap.audit.installed.jobs import Level
 from shiplap.audit.installed.recipes import TakenCall
 from shiplap.audit.installed.result import InstalledOp
 
-_SEARCHES = (0.1, 0.1, 0.2)  # the part of all time that a search may take of each op, and of those that are left
+_SEARCHES = (0.15, 0.2, 0.2)  # the part of all time that a search may take of each op, and of those that are left
+_CHEAP = 0.4  # the part of the time that is left which the cheap checks may take, which follow each search
+_SEARCHING = 0.8  # the part of all time after which no op is searched again: a busy machine takes longer for a search
 # The part of the time that is left which a level may take. What a level does not take is left to the next ones.
-_CHECKS = {Level.CHEAP: 0.5, Level.DEAR: 0.6, Level.MALFORMED: 1.0}
-_SEARCHING = 0.4  # the part of all time after which no op is searched again: a busy machine takes longer for a search
+_CHECKS = {Level.DEAR: 0.6, Level.MALFORMED: 1.0}
 _LEAST_SECONDS = 0.5  # of processor time of an op in a stage, also where no time is left
 
 
@@ -78,11 +78,6 @@ class _Turns:
                 pass
 
 
-def _same(seconds: float, waiting: int) -> float:
-    """Return ``seconds``, the share of an op however many ops are ``waiting``."""
-    return seconds
-
-
 def audit_installed_ops(
     ops: Mapping[str, Subject],
     recorded: RecordedCalls,
@@ -95,45 +90,52 @@ def audit_installed_ops(
     """Return the audit results of torch ops and functions, in the order of ``ops``, which maps their names to overloads
     and addresses.
 
-    Calls of all ops are searched for before any is checked. Ops without a call are searched again with the arguments of
-    the others. Then all ops pass through one level of checks after the other, so that an op whose checks take long
-    takes no time from others. The stages divide ``minutes`` among the ops. ``recorded`` has the calls that a program
-    made. ``jobs`` ops are audited at a time, each in processes of its own. ``done`` is called, by a thread, with what
-    is known of an op after the searches and after each level of checks, and ``report`` shows the progress.
+    Calls of all ops are searched for, and cheap checks run on those that are found at once. Ops without a call are
+    searched again with the arguments of the others. Then all ops pass through one level of checks after the other, so
+    that an op whose checks take long takes no time from others. The stages divide ``minutes`` among the ops.
+    ``recorded`` has the calls that a program made. ``jobs`` ops are audited at a time, each in processes of its own.
+    ``done`` is called, by a thread, with what is known of an op after each search and each level of checks, and
+    ``report`` shows the progress.
     """
     audits = [OpAudit(name, op, recorded.calls.get(name, ()), asked) for name, op in ops.items()]
     # Without a limit, each search and each level takes what the request allows.
     turns = _Turns(min(60 * minutes, 1e9), jobs, report)
+    results = dict[str, InstalledOp]()
+
+    def keep(audit: OpAudit, *, is_searched: bool = True) -> None:
+        """Store and pass on what is known of one op, whose audit is not complete unless it ``is_searched``."""
+        objects = ", ".join(recorded.objects.get(audit.name, ()))
+        result = audit.result(f"a script cannot make what recorded calls pass as {objects}" if objects else "")
+        results[audit.name] = replace(result, complete=result.complete and is_searched)
+        done(results[audit.name])
+
     for number, part in enumerate(_SEARCHES):
         siblings = [call for audit in audits for call in audit.calls]
-        missed = [audit for audit in audits if not audit.is_searched]
-
+        missed = [audit for audit in audits if number == 0 or not audit.is_searched]
         # This is processor time: on a busy machine a search takes longer, and finds as much.
         seconds = min(part * turns.seconds * jobs / max(len(missed), 1), asked.seconds)
 
-        def search(
-            audit: OpAudit, seconds: float, siblings: Sequence[TakenCall] = siblings, again: bool = number > 0
+        def reach(
+            audit: OpAudit,
+            check_seconds: float,
+            seconds: float = seconds,
+            siblings: Sequence[TakenCall] = siblings,
+            number: int = number,
         ) -> None:
-            """Search for calls of one op, among others with the arguments of ``siblings``."""
-            if not again or turns.passed < _SEARCHING:
-                audit.search(seconds, siblings)
+            """Search for calls of one op, among others with the arguments of ``siblings``, and check those found."""
+            if number == 0 or turns.passed < _SEARCHING:
+                audit.reach(seconds, check_seconds, siblings)
+            keep(audit, is_searched=audit.is_searched or number == len(_SEARCHES) - 1)
 
-        turns.take("search for calls of", missed, partial(_same, seconds), search)
-    for audit in audits:
-        done(InstalledOp(audit.name, len(audit.calls), complete=False))
-    results = dict[str, InstalledOp]()
-
+        turns.take("search for calls of", missed, turns.of_the_rest(_CHEAP), reach)
     for level, part in _CHECKS.items():
 
         def check(audit: OpAudit, seconds: float, level: Level = level) -> None:
-            """Run the checks of one level on one op, and pass on what is known of it."""
+            """Run the checks of one level on one op."""
             audit.check(level, seconds)
-            objects = ", ".join(recorded.objects.get(audit.name, ()))
-            said = f"a script cannot make what recorded calls pass as {objects}" if objects else ""
-            results[audit.name] = audit.result(said)
-            done(results[audit.name])
+            keep(audit)
 
-        reached = [audit for audit in audits if audit.calls or level == Level.CHEAP]
+        reached = [audit for audit in audits if audit.calls]
         turns.take(f"{level.name.lower()} checks of", reached, turns.of_the_rest(part), check)
     return [results[name] for name in ops]
 
