@@ -282,7 +282,7 @@ def test_all_ops_are_reached_before_any_has_a_dear_check(monkeypatch):
     monkeypatch.setattr(schedule, "_SEARCHING", 0.0)
     StagedAudit.turns.clear()
     schedule.audit_installed_ops(dict.fromkeys(names), RecordedCalls(), asked, minutes=1.0)
-    assert [stage for stage, *_ in StagedAudit.turns][:7] == ["search", "CHEAP"] * 3 + ["DEAR"], "checks have their time"
+    assert [stage for stage, *_ in StagedAudit.turns][:7] == ["search", "CHEAP"] * 3 + ["DEAR"]
 
 
 def test_a_process_that_reaches_an_op_runs_its_cheap_checks(ops, request_of, monkeypatch):

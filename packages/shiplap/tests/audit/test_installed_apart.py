@@ -15,7 +15,7 @@ from shiplap.audit.installed.apart import InstalledOverload, find_apart, import_
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import InstalledFunction
 from shiplap.audit.installed.recipes import TensorRecipe, evaluate
-from shiplap.audit.installed.search import has_no_kernel
+from shiplap.audit.installed.search import has_no_kernel, is_withdrawn
 from shiplap.cli.audit_installed import InstalledOptions, _find_subjects, _split_arguments, audit_package
 from shiplap.cli.recording import run_recorded
 from shiplap.errors import ShiplapError
@@ -177,6 +177,14 @@ def test_a_kernel_that_is_missing_on_cuda_is_told_from_another_refusal():
     assert has_no_kernel("apart_ops::trailing", text)
     assert not has_no_kernel("apart_ops::double", text)
     assert not has_no_kernel("apart_ops::trailing", text.replace("CUDA", "QuantizedCPU"))
+
+
+def test_an_op_that_says_that_it_is_deprecated_is_not_searched_further():
+    text = "RuntimeError: lookup_function is deprecated. Please see the announcement."
+    assert is_withdrawn("apart_ops::lookup_function", text)
+    assert is_withdrawn("apart_ops::lookup_function.out", text)
+    assert not is_withdrawn("apart_ops::function", text)
+    assert not is_withdrawn("apart_ops::lookup_function", text.replace(".", " for tensors of whole numbers.", 1))
 
 
 @pytest.mark.long

@@ -109,8 +109,8 @@ class OpAudit:
 
     @property
     def is_searched(self) -> bool:
-        """Whether a further search would be in vain: a call was found, the op has no kernel for the device, no
-        declaration can have its schema, or calls do not end.
+        """Whether a further search would be in vain: a call was found, the op has no kernel for the device or
+        refuses every call, no declaration can have its schema, or calls do not end.
         """
         done = self.form is None or self.state.absent or self.state.found
         return bool(done) or self._standstills >= _STANDSTILLS or self._attempts > _RESTARTS

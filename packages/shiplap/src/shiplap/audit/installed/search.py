@@ -60,6 +60,14 @@ def has_no_kernel(op: str, refusal: str) -> bool:
     return own or bool(_NO_DEVICE.search(refusal))
 
 
+def is_withdrawn(op: str, refusal: str) -> bool:
+    """Return whether ``refusal`` says that the op ``op`` as a whole is deprecated or was removed, so that it raises for
+    all arguments. A sentence that goes on may limit that to some of them.
+    """
+    name = re.escape(op.rpartition("::")[2].partition(".")[0])
+    return bool(re.search(rf"\b{name}(\(\))? (is|was|has been) (deprecated|removed)(?=[.,;:!]|$)", refusal))
+
+
 @dataclass
 class SearchState:
     """The state of a search in the parent process, so that a search whose call ended the process goes on from it.
@@ -191,6 +199,9 @@ def search_calls(
             # No change of the arguments gives the op a kernel for the device, so the search ends.
             if has_no_kernel(form.name, refusal):
                 send({"kind": "absent", "reason": f"no kernel for {device_name(device)}: {refusal}"[:160]})
+                return
+            if is_withdrawn(form.name, refusal):
+                send({"kind": "absent", "reason": f"the op refuses every call: {refusal}"[:160]})
                 return
             if refusal.startswith(_NO_ARGUMENT) or f"Could not run '{form.name}'" in refusal:
                 continue  # this says nothing about other arguments
