@@ -8,13 +8,16 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
-from shiplap.audit.installed import checks, engine, gradients
+from shiplap.audit.child_process import stream_events
+from shiplap.audit.installed import checks, engine, gradients, jobs, schedule
+from shiplap.audit.installed.apart import RecordedCalls
 from shiplap.audit.installed.draws import CallDraws
-from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op, stored_results
+from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.recipes import (
     CallRecipe,
     TensorRecipe,
@@ -23,6 +26,7 @@ from shiplap.audit.installed.recipes import (
     recipe_of_call,
 )
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
+from shiplap.audit.installed.schedule import prepare_process, stored_results
 from shiplap.audit.installed.script import write_script
 from shiplap.audit.installed.search import SearchState
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
@@ -133,7 +137,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 @pytest.fixture(scope="module")
 def ops(package):
     name, folder = package
-    engine.prepare_process()
+    prepare_process()
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(folder))
         yield find_package_ops(name, importlib.import_module, [name])
@@ -142,7 +146,7 @@ def ops(package):
 @pytest.fixture
 def request_of(package, monkeypatch, working_forks):
     """Findings are not repeated in fresh processes here, which takes seconds each; one test does it."""
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     return InstalledRequest(package[0], "1", seed=5, seconds=20.0)
 
 
@@ -228,9 +232,79 @@ def test_lines_that_are_no_results_are_left_out(tmp_path):
     assert stored_results(tmp_path / "results.jsonl") == {}
 
 
+def test_an_op_whose_audit_was_interrupted_is_audited_again(tmp_path):
+    rows = [{"op": "a", "complete": False}, {"op": "a"}, {"op": "b", "complete": False}]
+    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert [*stored_results(tmp_path / "results.jsonl")] == ["a"]
+
+
+class StagedAudit:
+    """An audit of an op that stores its turns. It finds a call in the search in which it gets ``siblings``, or at once
+    if its name begins with "easy".
+    """
+
+    turns: ClassVar[list[tuple[str, str, float, int]]] = []
+
+    def __init__(self, name, op, recorded, asked):
+        self.name, self.calls = name, []
+
+    @property
+    def is_searched(self):
+        return bool(self.calls)
+
+    def reach(self, seconds, check_seconds, siblings=()):
+        self.turns.append(("search", self.name, seconds, len(siblings)))
+        self.turns.append(("CHEAP", self.name, check_seconds, 0))
+        self.calls += [self.name] if self.name.startswith("easy") or siblings else []
+
+    def check(self, level, seconds):
+        self.turns.append((level.name, self.name, seconds, 0))
+
+    def result(self, unreached):
+        return InstalledOp(self.name, len(self.calls))
+
+
+def test_all_ops_are_reached_before_any_has_a_dear_check(monkeypatch):
+    """What a long check of one op takes is missing to the checks of others, and to no search."""
+    monkeypatch.setattr(schedule, "OpAudit", StagedAudit)
+    monkeypatch.setattr(StagedAudit, "turns", [])
+    asked, names, done = InstalledRequest("package", "1", 5, 9.0), ["hard", "easy", "easy2"], []
+    results = schedule.audit_installed_ops(dict.fromkeys(names), RecordedCalls(), asked, 1, done.append, minutes=1.0)
+    assert [r.op for r in results] == names
+    stages = [stage for stage, *_ in StagedAudit.turns]
+    assert stages == ["search", "CHEAP"] * 4 + ["DEAR"] * 3 + ["MALFORMED"] * 3
+    assert StagedAudit.turns[6][1] == "hard"
+    assert StagedAudit.turns[6][3] == 2, "the calls of the other ops"
+    shares = [round(seconds, 1) for stage, _, seconds, _ in StagedAudit.turns if stage in ("search", "CHEAP")]
+    assert shares == [3.0, 8.0, 3.0, 12.0, 3.0, 24.0, 9.0, 24.0], "what an op leaves is for the next ones"
+    assert len(done) == 10, "after each search and each level, so that a run that is killed has lost one level"
+    assert [r.complete for r in done[:4]] == [False, True, True, True], "an op that will be searched again"
+    monkeypatch.setattr(schedule, "_SEARCHING", 0.0)
+    StagedAudit.turns.clear()
+    schedule.audit_installed_ops(dict.fromkeys(names), RecordedCalls(), asked, minutes=1.0)
+    assert [stage for stage, *_ in StagedAudit.turns][:7] == ["search", "CHEAP"] * 3 + ["DEAR"]
+
+
+def test_a_process_that_reaches_an_op_runs_its_cheap_checks(ops, request_of, monkeypatch):
+    """The start of a process takes seconds on a GPU."""
+    started = []
+
+    def stream(work, limits):
+        started.append(work)
+        return stream_events(work, limits)
+
+    monkeypatch.setattr(engine, "stream_events", stream)
+    name = "undeclared_ops::ignores_strides"
+    audit = engine.OpAudit(name, ops[name], [seen((6, 4))], request_of)
+    audit.reach(5.0)
+    assert len(started) == 1
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
+    assert [f.check for f in audit.result().findings] == ["layout"]
+
+
 @pytest.mark.long
 def test_the_command_resumes_and_honours_a_baseline(ops, package, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     right, wrong = "undeclared_ops::right", "undeclared_ops::ignores_strides"
     monkeypatch.setattr("shiplap.scaffold.package.find_package_ops", lambda *a: {n: ops[n] for n in (right, wrong)})
     recorded = tmp_path / "calls.py"
@@ -259,7 +333,7 @@ def test_the_command_resumes_and_honours_a_baseline(ops, package, monkeypatch, t
     assert not printed["missing"].get(wrong, [""])[0].startswith("no fake")
 
     (out / "results.jsonl").open("a").write('{"op": "cut sho')
-    monkeypatch.setattr(engine, "audit_installed_op", lambda *a: pytest.fail("it was audited before"))
+    monkeypatch.setattr(schedule, "OpAudit", lambda *a: pytest.fail("it was audited before"))
     assert audit() == 0, "a finding that the baseline lists"
     assert audit(baseline=None) == 1
     assert {*stored_results(out / "results.jsonl")} == {right, wrong}
@@ -280,12 +354,43 @@ def test_a_size_that_no_program_has_passed_may_be_refused_by_the_fake(ops, reque
     assert result.checks > 15
 
 
+def test_a_refusal_that_names_dtypes_or_dims_repairs_a_call():
+    form = parse_schema(torch.ops.aten.index_add.default._schema)
+    draws = CallDraws(form, 5)
+    long, flat = TensorRecipe("int64", (4,), 1, last=3), TensorRecipe("float32", (4,), 1)
+    call = CallRecipe({"self": flat, "dim": 0, "index": long, "source": flat, "alpha": 1})
+    made = {repr(draws.repaired(call, "expected scalar type Int but found Long")) for _ in range(8)}
+    assert made == {repr(call.with_argument("index", replace(long, dtype="int32")))}
+    ranks = [draws.repaired(call, "TensorAccessor expected 0 dims but tensor has 1") for _ in range(20)]
+    assert {sum(len(t.shape) for _, t in c.tensors()) for c in ranks} == {2}, "one of three vectors is a scalar"
+    for one in ranks:
+        assert evaluate(one.texts())["index"].dim() in (0, 1)
+    listed = call.with_argument("self", (flat, flat))
+    made = {repr(draws.repaired(listed, "\"kernel\" not implemented for 'Float'").arguments["self"]) for _ in range(60)}
+    assert {"int32" in text for text in made} == {True, False}
+    scalars = [draws.repaired(call, "a Tensor with 4 elements cannot be converted to Scalar") for _ in range(8)]
+    assert all(sum(t.shape == () for _, t in c.tensors()) == 1 for c in scalars)
+    draws.hint("vector::_M_range_check: __n (which is 6) >= this->size() (which is 2)")
+    assert 7 in draws._counts()
+    named = [draws.repaired(call, "source must be a matrix").arguments for _ in range(8)]
+    assert all(a["self"] is flat and a["index"] is long for a in named)
+
+
+def test_a_file_may_be_cut_off():
+    form = parse_schema(torch.ops.aten.neg.default._schema)
+    for values, source in (((71, 73, 70, 56), ""), ((), "torch.arange(4).byte()")):
+        call = CallRecipe({"self": TensorRecipe("uint8", (4,), 1, values=values, source=source)})
+        made = {note: evaluate(c.texts("guarded"))["self"].tolist() for note, c in malformed_calls(call, form)}
+        expected = list(values) or [0, 1, 2, 3]
+        assert made["self is cut off after 3 bytes"] == expected[:3]
+        assert made["self is cut off after 1 bytes"] == expected[:1]
+
+
 def test_checks_for_which_no_time_is_left_are_counted(ops, request_of):
-    """The first check of a call is always made."""
     name = "undeclared_ops::right"
-    result = audit_installed_op(name, ops[name], [seen((3, 4))], replace(request_of, check_seconds=0.0))
+    result = audit_installed_op(name, ops[name], [seen((3, 4))], request_of, check_seconds=0.0)
     assert result.calls
-    assert result.checks <= 1
+    assert result.checks == 0
     assert result.unchecked > 20
     report = InstalledReport("package", "1", [result])
     assert report.summary()["unchecked"] == {name: result.unchecked}
@@ -415,10 +520,10 @@ def test_calls_with_indices_that_may_lie_beyond_a_size_come_last():
     """With one image the second one does not exist."""
     torch.library.define("undeclared_calls::boxed", "(Tensor x, Tensor boxes) -> Tensor")
     form = parse_schema(torch.ops.undeclared_calls.boxed.default._schema)
-    first = {j.note for j in engine._jobs_of_call(boxes_call()) if j.check == "crash"}
-    last = {j.note for j in engine._jobs_of_malformed_calls(boxes_call(), form)}
+    first = {j.note for j in jobs._jobs_of_call(boxes_call()) if j.check == "crash"}
+    last = {j.note for j in jobs._jobs_of_malformed_calls(boxes_call(), form)}
     doubtful = {f"{n} in place of each size {size}" for n, size in ((0, 2), (1, 2), (1, 3), (0, 7), (1, 7))}
-    assert last & {f"{n} in place of each size {size}" for n in engine.OTHER_SIZES for size in (2, 3, 7)} == doubtful
+    assert last & {f"{n} in place of each size {size}" for n in jobs.OTHER_SIZES for size in (2, 3, 7)} == doubtful
     assert not first & doubtful
     assert "33 in place of each size 2" in first
     malformed = dict(malformed_calls(boxes_call(), form))
@@ -437,11 +542,11 @@ def test_calls_with_indices_that_may_lie_beyond_a_size_come_last():
 def test_data_of_one_byte_are_no_indices(dtype, low, values, come_last):
     seen = SeenTensor(dtype, (2,), "cpu", low, 127.0, values=values)
     call = DispatchedCall({"x": SeenTensor("float32", (128,), "cpu", -1.0, 1.0), "data": seen}, ())
-    first = {j.note for j in engine._jobs_of_call(recipe_of_call(call, 5)) if j.check == "crash"}
+    first = {j.note for j in jobs._jobs_of_call(recipe_of_call(call, 5)) if j.check == "crash"}
     assert ("33 in place of each size 128" not in first) is come_last
     # An index is one, too, if there are more of them.
     pair = DispatchedCall({"x": SeenTensor("float32", (2,), "cpu", -1.0, 1.0), "data": replace(seen, high=1.0)}, ())
-    first = {j.note for j in engine._jobs_of_call(recipe_of_call(pair, 5)) if j.check == "crash"}
+    first = {j.note for j in jobs._jobs_of_call(recipe_of_call(pair, 5)) if j.check == "crash"}
     assert ("1 in place of each size 2" not in first) is come_last
 
 

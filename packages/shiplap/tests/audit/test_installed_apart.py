@@ -15,7 +15,7 @@ from shiplap.audit.installed.apart import InstalledOverload, find_apart, import_
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import InstalledFunction
 from shiplap.audit.installed.recipes import TensorRecipe, evaluate
-from shiplap.audit.installed.search import has_no_kernel
+from shiplap.audit.installed.search import has_no_kernel, is_withdrawn
 from shiplap.cli.audit_installed import InstalledOptions, _find_subjects, _split_arguments, audit_package
 from shiplap.cli.recording import run_recorded
 from shiplap.errors import ShiplapError
@@ -79,7 +79,7 @@ def test_a_child_process_finds_and_records(options, tmp_path, monkeypatch, worki
     recorded = record_apart(found, 5, lambda m: run_recorded(tmp_path / "calls.py", [], m))
     assert not recorded.failed
     assert evaluate(recorded.calls["apart_package:Triple"][0].texts())["x"].shape == (3, 2)
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     asked = InstalledRequest("apart_package", "1", seed=5, seconds=4.0)
     findings = {
         name: {f.check for f in audit_installed_op(name, found[name], recorded.calls.get(name, ()), asked).findings}
@@ -176,6 +176,15 @@ def test_a_kernel_that_is_missing_on_cuda_is_told_from_another_refusal():
     text = "Could not run 'apart_ops::trailing' with arguments from the 'CUDA' backend."
     assert has_no_kernel("apart_ops::trailing", text)
     assert not has_no_kernel("apart_ops::double", text)
+    assert not has_no_kernel("apart_ops::trailing", text.replace("CUDA", "QuantizedCPU"))
+
+
+def test_an_op_that_says_that_it_is_deprecated_is_not_searched_further():
+    text = "RuntimeError: lookup_function is deprecated. Please see the announcement."
+    assert is_withdrawn("apart_ops::lookup_function", text)
+    assert is_withdrawn("apart_ops::lookup_function.out", text)
+    assert not is_withdrawn("apart_ops::function", text)
+    assert not is_withdrawn("apart_ops::lookup_function", text.replace(".", " for tensors of whole numbers.", 1))
 
 
 @pytest.mark.long
@@ -184,7 +193,7 @@ def test_the_import_of_a_package_takes_no_time_from_the_search(options, tmp_path
     slow = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end:\n    pass\n"
     (tmp_path / "apart_package.py").write_text(PACKAGE + slow)
     found = find(options)
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     asked = InstalledRequest("apart_package", "1", seed=5, seconds=0.5)
     assert audit_installed_op("apart_ops::double", found["apart_ops::double"], (), asked).calls > 1
 
@@ -193,7 +202,7 @@ def test_the_import_of_a_package_takes_no_time_from_the_search(options, tmp_path
 def test_errors_and_notes_of_a_child_process_are_shown(options, tmp_path, capsys, monkeypatch):
     """The error and the note of a child process are those of this process."""
     monkeypatch.setattr("shiplap.cli.console.require_device", lambda device: None)
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     (tmp_path / "apart_empty").mkdir()
     (tmp_path / "apart_empty" / "__init__.py").write_text("")
     (tmp_path / "apart_empty" / "broken.py").write_text("raise RuntimeError('no driver')\n")
@@ -218,5 +227,4 @@ def test_errors_and_notes_of_a_child_process_are_shown(options, tmp_path, capsys
     ids=["assertion", "crash", "error", "nothing"],
 )
 def test_a_fork_shows_the_finding_of_a_script(working_forks, script, shows):
-    assert engine._fork_shows(script, engine._LIMITS) is shows
-    assert engine._script_shows(script) is shows
+    assert engine.script_shows(script, engine._LIMITS) is shows

@@ -18,6 +18,7 @@ from shiplap.audit.installed.functions import FunctionRecorder, find_functions, 
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text, recipe_of_call
 from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
+from shiplap.audit.installed.schedule import audit_installed_ops, prepare_process
 from shiplap.audit.installed.script import write_script
 from shiplap.cli.audit_installed import InstalledOptions, audit_package
 from shiplap.render.lines import print_lines
@@ -136,6 +137,20 @@ class WritesToGradient(Double):
         return grad.mul_(2)
 
 
+class StoresGradientInArgument(Function):
+    @staticmethod
+    def forward(ctx, x):
+        result = x * x
+        if ctx.needs_input_grad[0]:
+            x.detach().mul_(2)
+            ctx.gradient = x.detach()
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.gradient
+
+
 class WritesToArgument(Double):
     @staticmethod
     def forward(ctx, x):
@@ -191,6 +206,7 @@ WRONG = {
     "NeedsPackedGradient": "gradient_layout",
     "IgnoresStridesOfGradient": "gradient_layout",
     "WritesToGradient": "gradient_mutation",
+    "StoresGradientInArgument": "gradient_mutation",
     "WritesToArgument": "mutation",
     "SecondDerivativeIsLost": "double_backward",
     "OneGradientIsMissing": "gradient_alone",
@@ -210,7 +226,7 @@ def package(tmp_path_factory: pytest.TempPathFactory):
     (folder / "raises.py").write_text("import no_such_module\n")
     (folder / "ends.py").write_text("import os\nos._exit(3)\n")
     (folder / "tests" / "__init__.py").write_text("raise RuntimeError('tests are not imported')\n")
-    engine.prepare_process()
+    prepare_process()
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(root))
         importlib.import_module(name)
@@ -234,7 +250,7 @@ def request() -> InstalledRequest:
 
 
 def audited(found, name: str, monkeypatch, *shapes: tuple[int, ...]) -> InstalledOp:
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     address = f"undeclared_functions.layers:{name}"
     return audit_installed_op(address, found.functions[address], [seen(*shapes)] if shapes else (), request())
 
@@ -290,9 +306,9 @@ def test_a_function_whose_calls_pass_a_module_says_so(found, package, monkeypatc
     with FunctionRecorder(found.functions, recorder).mode():
         layers.through(torch.ones(3, 2), torch.nn.Identity())
     assert recorder.objects == {name: ["layer"]}
-    monkeypatch.setattr(engine, "_find_calls", lambda *a: engine._Reached(reason="no call that was tried is taken"))
+    monkeypatch.setattr(engine.OpAudit, "reach", lambda *a, **k: None)
     recorded, asked = RecordedCalls(objects=recorder.objects), InstalledRequest(package[0], "1", seed=5)
-    (result,) = engine.audit_installed_ops({name: found.functions[name]}, recorded, asked)
+    (result,) = audit_installed_ops({name: found.functions[name]}, recorded, asked)
     assert result.unreached == "a script cannot make what recorded calls pass as layer"
 
 
@@ -324,7 +340,7 @@ def test_a_script_shows_the_finding_of_a_function(found, package):
 
 
 def test_the_command_audits_a_package_without_ops(package, monkeypatch, working_forks, tmp_path, capsys):
-    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    monkeypatch.setattr(engine, "script_shows", lambda text, limits: True)
     script = Path(tmp_path / "calls.py")
     script.write_text(
         "import torch\nfrom undeclared_functions import layers\n"

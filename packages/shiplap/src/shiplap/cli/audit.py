@@ -108,8 +108,8 @@ Search = Annotated[
     typer.Option(
         "--search",
         metavar="SECONDS",
-        help="With --installed: seconds of processor time of the search for calls of one op. By default 6, and less "
-        "for a large package.",
+        help="With --installed: the most seconds of processor time of a search for calls of one op. By default 6. The "
+        "search for a large package takes less.",
     ),
 ]
 Minutes = Annotated[

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 RESULTS = "results.jsonl"  # in the folder of --out: one line an op, from which an interrupted run goes on
 PAGE = "index.html"
-_SEARCH_SHARE, _CHECK_SHARE = 0.3, 0.5  # of the time of all jobs; scripts of findings are run in the rest
-_LEAST_CHECK_SECONDS = 4.0  # of processor time of the checks of one op: a compiled call takes that long
+_SEARCH_SECONDS = 6.0  # of processor time, the most that one search for calls of an op takes
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,11 @@ class InstalledOptions:
     """The options of ``--installed``. ``package`` is the audited package. If ``namespaces`` is not empty, the ops of
     these namespaces are audited in place of the package's. ``arguments`` are those of the script ``record``, whose
     calls are recorded. ``baseline`` is the file of known findings, which is written anew if ``update_baseline`` is
-    true. ``folder`` is that of the results. ``seed`` determines the samples. ``seconds`` limits the search for calls of
-    one op, or is None for a limit that follows from ``minutes`` and the number of ops. ``jobs`` is the number of ops
+    true. ``folder`` is that of the results. ``seed`` determines the samples. ``seconds`` limits each search for
+    calls of one op, or is None for 6 seconds. ``jobs`` is the number of ops
     that are audited at once. If ``functions`` is true, the package's ``autograd.Function`` classes and the functions
     that call them are audited as well. ``device`` is the type of the device on which calls are searched; recorded calls
-    run where they were recorded. The checks of each op get an equal share of ``minutes``, which are those of the audit
-    without the recorded program.
+    run where they were recorded. The ops divide ``minutes``, which are those of the audit without the recorded program.
     """
 
     package: str
@@ -98,11 +95,12 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     """Return the audit results of all ops of the package, in order. Results that an earlier run has stored in the
     folder of ``--out`` are used, and their ops are not audited again. If ``quiet`` is true, no progress is shown.
     """
-    from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
+    from shiplap.audit.installed.engine import InstalledRequest
+    from shiplap.audit.installed.schedule import audit_installed_ops, prepare_process, stored_results
     from shiplap.scaffold.package import installed_version
     from shiplap.tuning.engine import tuning_progress
 
-    ops, recorded = _find_and_record(options) if options.device == "cpu" else _find_and_record_apart(options)
+    ops, recorded = _find_and_record(options)
     if recorded.failed:
         console.note(f"{options.record} ended early: {recorded.failed}; its calls until then are used")
     version = installed_version(options.package)
@@ -113,22 +111,18 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     if options.device == "cpu":  # before the ops are audited in forks, which inherit the imported compiler
         prepare_process()
     open_ops = {name: op for name, op in ops.items() if name not in stored}
-    share = 60 * options.minutes * options.jobs / max(len(open_ops), 1)  # of processor time, if each job has a core
-    seconds = min(6.0, _SEARCH_SHARE * share) if options.seconds is None else options.seconds
-    checks = max(_LEAST_CHECK_SECONDS, _CHECK_SHARE * share)
-    request = InstalledRequest(options.package, version, options.seed, seconds, options.folder, options.device, checks)
-    done = count(1)
+    seconds = _SEARCH_SECONDS if options.seconds is None else options.seconds
+    request = InstalledRequest(options.package, version, options.seed, seconds, options.folder, options.device)
+
+    def keep(result: InstalledOp) -> None:
+        """Append ``result``, what is known of one op, to the results file of the enclosing function at once, so that an
+        interrupted run loses none.
+        """
+        if file is not None:
+            safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
+
     with tuning_progress(False if quiet else None) as advance:
-
-        def keep(result: InstalledOp) -> None:
-            """Append ``result``, the result of one op, to the results file of the enclosing function at once, so that
-            an interrupted run loses none.
-            """
-            advance(result.op, next(done), len(open_ops))
-            if file is not None:
-                safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
-
-        results = audit_installed_ops(open_ops, recorded, request, options.jobs, keep)
+        results = audit_installed_ops(open_ops, recorded, request, options.jobs, keep, options.minutes, advance)
     # In the order of the ops, whether they were audited now or before.
     every = {**stored, **{r.op: r for r in results}}
     return [every[name] for name in ops]
@@ -136,25 +130,8 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
 
 def _find_and_record(options: InstalledOptions) -> tuple[dict[str, Subject], RecordedCalls]:
     """Return the ops and functions of the package by name, and their recorded calls. The package is imported, and the
-    program runs, in this process.
-    """
-    from shiplap.audit.installed.apart import RecordedCalls, recipes_of_calls
-    from shiplap.audit.installed.functions import FunctionRecorder
-    from shiplap.scaffold.calls import DispatchRecorder
-
-    registered, found = _find_subjects(options)
-    functions = found.functions
-    _note_failed(found.failed)
-    recorder = DispatchRecorder(registered)
-    recording = FunctionRecorder(functions, recorder).mode() if functions else recorder.mode()
-    failed = "" if options.record is None else run_recorded(options.record, options.arguments, recording)
-    calls = recipes_of_calls(recorder, options.seed)
-    return {**registered, **functions}, RecordedCalls(calls, failed, recorder.objects)
-
-
-def _find_and_record_apart(options: InstalledOptions) -> tuple[dict[str, Subject], RecordedCalls]:
-    """Return what ``_find_and_record`` returns. The package is imported, and the program runs, in child processes, so
-    that this process does not use the device: a fork of one that has used CUDA cannot use it.
+    program runs, in child processes, so that neither can end this process, and so that it does not use the device: a
+    fork of one that has used CUDA cannot use it.
 
     Raises:
         ShiplapError: ``SL605`` if the machine does not have the device, ``SL601`` if a child process ends while it

@@ -132,7 +132,8 @@ class CallDraws:
         if sizes and self.random.random() < 0.15:  # one size, wherever it occurs, so that tensors still fit each other
             return call.with_size(self.random.choice(sizes), self._size(call))
         if self.random.random() < 0.1:
-            return self._with_one_dtype(call)
+            whole = self.random.random() < 0.4
+            return self._with_one_whole_dtype(call) if whole else self._with_one_dtype(call)
         for _ in range(self.random.choice((1, 1, 2)) if self.form.arguments else 0):
             field = self.random.choice(self.form.arguments)
             call = call.with_argument(field.name, self._change(field, call))
@@ -147,18 +148,63 @@ class CallDraws:
                 call = call.with_argument(a.name, replace(t, dtype=dtype, source=""))
         return call
 
+    def _with_one_whole_dtype(self, call: CallRecipe) -> CallRecipe:
+        """Return a copy of the call in which all tensors of whole numbers have one dtype, as indices and offsets
+        have.
+        """
+        dtype = self.random.choice(("int32", "int64"))
+        for name, t in call.arguments.items():
+            if isinstance(t, TensorRecipe) and t.dtype in ("int32", "int64"):
+                call = call.with_argument(name, replace(t, dtype=dtype, source=""))
+        return call
+
+    def repaired(self, call: CallRecipe, refusal: str) -> CallRecipe:
+        """Return a copy of ``call`` in which one argument is changed as ``refusal`` suggests, the message with which
+        the op has refused it. The message may name an argument, or two dtypes or two numbers of dims, one of which a
+        tensor has in place of the other. If it names none of these, the change is random.
+        """
+        made = [
+            call.with_argument(f.name, self._change(f, call))
+            for f in self.form.arguments
+            if re.search(rf"\b{re.escape(f.name)}\b", refusal)
+        ]
+        for name, value in call.arguments.items():
+            members = value if isinstance(value, tuple) else (value,)
+            for at, t in enumerate(members):
+                for other in self._repairs(t, refusal, call) if isinstance(t, TensorRecipe) else ():
+                    changed = (*members[:at], other, *members[at + 1 :])
+                    made.append(call.with_argument(name, changed if isinstance(value, tuple) else other))
+        return self.random.choice(made) if made else self.changed(call)
+
+    def _repairs(self, t: TensorRecipe, refusal: str, call: CallRecipe) -> list[TensorRecipe]:
+        """Return recipes like ``t``, a tensor of ``call``, with another dtype or number of dims that ``refusal``
+        suggests.
+        """
+        dtypes, ranks = _dtypes_in(refusal), _ranks_in(refusal)
+        if "not implemented for" in refusal:
+            dtypes += ["float32", "int64", "int32"]
+        if "no dimensions" in refusal:
+            ranks += [0, 1]
+        if "converted to Scalar" in refusal:
+            ranks += [len(t.shape), 0]
+        made = []
+        if t.dtype in dtypes:
+            made += [replace(t, dtype=d, source="") for d in dict.fromkeys(dtypes) if d != t.dtype]
+        if len(t.shape) in ranks:
+            sizes = (*t.shape, *(self._size(call) for _ in range(5)))
+            made += [t.reshaped(sizes[:n]) for n in dict.fromkeys(ranks) if n != len(t.shape)]
+        return made
+
     def hint(self, refusal: str) -> None:
         """Store the quoted words, the dtypes and the numbers in ``refusal``, the message of an exception of the op, as
         values to try in later draws.
         """
-        # Such as "3-dimensional", "2D" or "4 dims".
-        self.ranks += [n for w in re.findall(r"\b([0-5])[- ]?(?:dim|d\b)", refusal, re.IGNORECASE) if (n := int(w))]
+        self.ranks += [n for n in _ranks_in(refusal) if n]
         self.ranks += [len(w.split(",")) for w in re.findall(r"[\[(](\w+(?:, ?\w+){1,4})[\])]", refusal)][:1]
         if re.search("q_scale|quantized|not implemented for", refusal, re.IGNORECASE) and "quint8" not in self.dtypes:
             self.dtypes.append("quint8")
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
-        named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
-        self.dtypes += [d for d in named if d in _DTYPES and d not in self.dtypes]
+        self.dtypes += [d for d in _dtypes_in(refusal) if d not in self.dtypes]
         self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
@@ -171,7 +217,7 @@ class CallDraws:
         if not kept or value is None or (field.optional and self.random.random() < 0.2):
             return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
         if isinstance(value, tuple):
-            count = self.random.choice((len(value), 1, 2, 3))
+            count = self.random.choice((len(value), 1, 2, 3, *self._counts()))
             one = value[0] if value else self._tensor(field, 2, 6)
             one = self._changed_tensor(field, one, call) if isinstance(one, TensorRecipe) else one
             return tuple(replace(one, seed=self.random.randrange(1000)) for _ in range(count))
@@ -225,9 +271,15 @@ class CallDraws:
             value = field.default_value
             return tuple(value) if isinstance(value, list) else value
         element, bracket, length = field.kind.rstrip("?").replace("?", "").partition("[")
-        count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3)) if bracket else 0
+        count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3, *self._counts())) if bracket else 0
         made = [self._one(field, element, rank, size) for _ in range(max(count, 1))]
         return tuple(made) if bracket else made[0]
+
+    def _counts(self) -> list[int]:
+        """Return numbers of members of a list to try: those that refusals have named lately, and one more, as the
+        index of a member that is missing suggests.
+        """
+        return [n + more for n in self.numbers[-3:] for more in (0, 1) if 0 < n <= 16]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
         """Return one random value of the schema type ``element``. For ``Tensor`` it is a recipe with ``rank`` dims of
@@ -266,6 +318,20 @@ class CallDraws:
         if (low, high) == (0.0, 0.0) and self.random.random() < (0.5 if self.careful or _BOXES.search(name) else 0.1):
             low, high = 0.0, 1.0
         return TensorRecipe(dtype or "float32", (size,) * rank, seed, low, high, device=self.device)
+
+
+def _dtypes_in(refusal: str) -> list[str]:
+    """Return the dtypes that the message of an exception names, as Python or C++ does."""
+    named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
+    return list(dict.fromkeys(d for d in named if d in _DTYPES))
+
+
+def _ranks_in(refusal: str) -> list[int]:
+    """Return the numbers of dims that the message of an exception names, such as "3-dimensional", "2D" or "4 dims". A
+    number in "but tensor has 0" or "found 4" is one, too.
+    """
+    named = re.findall(r"\b([0-5])[- ]?(?:dim|d\b)|(?:tensor has|found) ([0-5])\b", refusal, re.IGNORECASE)
+    return list(dict.fromkeys(int(a or b) for a, b in named))
 
 
 def _range_of(dtype: str) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from shiplap.audit.installed.checks import (
     NotApplicable,
     call_op,
     difference,
+    storage_place,
     written_names,
 )
 from shiplap.audit.installed.tensors import map_tensors, strided, tensors_in, transposed
@@ -122,9 +123,18 @@ def check_gradient_mutation(op: Any, make: Make) -> str:
     """Run the backward of a call twice. Return a message if the backward writes to the gradient that it was given or to
     an argument, or if the second backward over the same graph returns something else, or an empty string. ``make()``
     returns the arguments.
+
+    So does the call itself if it writes to an argument only because that requires a gradient, as to store the gradient
+    there: an earlier node of the graph may have saved that argument for its own backward.
     """
     plain_gradients(op, make)
+    without = make()
+    kept = {storage_place(t) for t in tensors_in(call_op(op, without))}
     inputs, results, arguments = call_with_gradients(op, make)
+    for name, value in arguments.items():
+        returned = kept & {storage_place(t) for t in tensors_in(without[name])}
+        if not returned and (problem := difference(value, without[name], 0.0)):
+            return f"a call whose arguments require gradients writes to {name}, which autograd does not see: {problem}"
     given = drawn_like(results)
     before = map_tensors(arguments, lambda t: t.detach().clone())
     first = [t.clone() for t in gradients_of(results, inputs, given, keep=True)]

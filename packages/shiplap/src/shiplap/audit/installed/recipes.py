@@ -37,8 +37,16 @@ class TensorRecipe:
     columns: tuple[tuple[float, float, bool], ...] = ()
 
     def reshaped(self, shape: tuple[int, ...]) -> TensorRecipe:
-        """Return a recipe of another shape. Values that were made for the present shape are dropped."""
-        return self if shape == self.shape else replace(self, shape=shape, values=(), source="")
+        """Return a recipe of another shape. Values that were made for the present shape are dropped. Offsets are a
+        vector.
+        """
+        last = self.last if len(shape) == 1 else None
+        return self if shape == self.shape else replace(self, shape=shape, last=last, values=(), source="")
+
+    def cut_off(self, size: int) -> TensorRecipe:
+        """Return a recipe of the first ``size`` elements of a vector, whose values stay."""
+        source = f"{self}[:{size}]" if self.source or not self.values else ""
+        return replace(self, shape=(size,), values=self.values[:size], source=source)
 
     def filled_with(self, number: int) -> TensorRecipe:
         """Return a recipe of a tensor of the same shape, all values of which are ``number``."""
@@ -204,8 +212,9 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
     """Yield ``(description, call)`` for calls whose arguments do not fit each other. In each call, one tensor of floats
-    is NaN, one integer tensor or one column of whole numbers holds a number far out of range, or one tensor has a
-    single row. Those that keep all shapes come first, since they are the least malformed.
+    is NaN, one integer tensor or one column of whole numbers holds a number far out of range, one vector of bytes is
+    cut off, as a file may be, or one tensor has a single row. Those that keep all shapes come first, since they are
+    the least malformed.
     """
     values = [(f.name, v) for f in form.arguments if isinstance(v := call.arguments.get(f.name), TensorRecipe)]
     tensors = [(name, t) for name, t in values if t.shape]
@@ -222,6 +231,11 @@ def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, C
             for place in [n for n, (*_, whole) in enumerate(t.columns) if whole]:
                 made = call.with_argument(name, t.with_column_of(place, edge))
                 yield f"column {place} of {name} = {edge}", made
+    for name, t in tensors:
+        if t.dtype == "uint8" and len(t.shape) == 1:
+            for size in sorted({t.shape[0] * part // 8 for part in range(1, 8)} | {t.shape[0] - 1}):
+                if 0 < size < t.shape[0]:
+                    yield f"{name} is cut off after {size} bytes", call.with_argument(name, t.cut_off(size))
     for name, t in tensors:
         if t.shape[0] > 1:
             yield f"{name} has one row", call.with_argument(name, t.reshaped((1, *t.shape[1:])))

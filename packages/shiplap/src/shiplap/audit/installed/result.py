@@ -72,7 +72,8 @@ class InstalledOp:
 
     ``unreached`` says why the op accepted no call, and is empty if it accepted one. ``missing`` names registrations
     that torch needs and the op lacks. ``unreproduced`` names the checks whose findings a new process did not show
-    again. ``unchecked`` is the number of checks that were left out for want of time, or behind crashes.
+    again. ``unchecked`` is the number of checks that were left out for want of time, or behind crashes. ``complete`` is
+    false while levels of checks lie ahead.
     """
 
     op: str
@@ -83,6 +84,7 @@ class InstalledOp:
     missing: tuple[str, ...] = ()
     unreproduced: tuple[str, ...] = ()
     unchecked: int = 0
+    complete: bool = True
 
 
 @dataclass

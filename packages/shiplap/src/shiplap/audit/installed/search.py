@@ -26,6 +26,10 @@ _NO_DEVICE = re.compile(
 )
 # The dispatcher's error where another op inside of the op has no kernel for the device.
 _NO_KERNEL_INSIDE = re.compile(r"Could not run '[\w:.]+' with arguments from the '(CPU|CUDA)' backend")
+# A tensor that is quantised or sparse has a backend of its own, for which most ops have no kernel.
+_MISSING_KERNEL = re.compile(
+    r"Could not run '(?P<op>[^']+)' with arguments from the '(?!Quantized|Sparse|Nested|Mkldnn)\w+' backend"
+)
 _REFUSES_DEVICE = re.compile(r"not supported (by|on) (the )?CPU\b")  # an error of kernels, which a dtype may also cause
 # Words that name a type of elements: refusals that differ only in them come from one line of the op.
 _TYPE_WORDS = re.compile(
@@ -33,6 +37,7 @@ _TYPE_WORDS = re.compile(
     r"(tensor|type|<\w+>)?\b",
     re.IGNORECASE,
 )
+_NO_ARGUMENT = "no such argument"
 WANTED_CALLS = 6  # different calls of one op, on which the checks run
 _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 _MOST_CRASHES = 2  # of calls that were made from one call, which is then left alone
@@ -50,8 +55,17 @@ def has_no_kernel(op: str, refusal: str) -> bool:
     """Return whether ``refusal`` says that the op ``op`` has no kernel for the device of its arguments. The
     dispatcher's error may also come from another op inside of it.
     """
-    missing = "Could not run" in refusal and f"'{op.removesuffix('.default')}'" in refusal
-    return missing or bool(_NO_DEVICE.search(refusal))
+    missing = _MISSING_KERNEL.search(refusal)
+    own = missing is not None and missing["op"] == op.removesuffix(".default")
+    return own or bool(_NO_DEVICE.search(refusal))
+
+
+def is_withdrawn(op: str, refusal: str) -> bool:
+    """Return whether ``refusal`` says that the op ``op`` as a whole is deprecated or was removed, so that it raises for
+    all arguments. A sentence that goes on may limit that to some of them.
+    """
+    name = re.escape(op.rpartition("::")[2].partition(".")[0])
+    return bool(re.search(rf"\b{name}(\(\))? (is|was|has been) (deprecated|removed)(?=[.,;:!]|$)", refusal))
 
 
 @dataclass
@@ -59,9 +73,9 @@ class SearchState:
     """The state of a search in the parent process, so that a search whose call ended the process goes on from it.
 
     ``found`` are the calls that the op took, and ``frontier`` the calls whose refusals were new. ``refusals`` are these
-    refusals, in order. ``avoided`` are the texts of calls that ended the process, and ``crashes`` counts them by the
-    text of the call from which they were made. ``siblings`` are calls that other ops of the package took. ``device`` is
-    the type of the device of the tensors.
+    refusals, in the same order. ``avoided`` are the texts of calls that ended the process, and ``crashes`` counts them
+    by the text of the call from which they were made. ``siblings`` are calls that other ops of the package took.
+    ``device`` is the type of the device of the tensors.
     """
 
     siblings: Sequence[TakenCall] = ()
@@ -164,17 +178,20 @@ def search_calls(
     draws = CallDraws(form, seed, state.siblings, careful=bool(state.avoided), device=device)
     for refusal in state.refusals:
         draws.hint(refusal)
-    frontier, forms = list(state.frontier), set(map(refusal_form, state.refusals))
-    frontier += [t.call for t in state.found]
+    frontier, forms = list(zip(state.frontier, state.refusals, strict=True)), set(map(refusal_form, state.refusals))
+    frontier += [(t.call, "") for t in state.found]
     kinds, left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
     latest = time.monotonic() + _WAITING * seconds
     # Time of the processor, so that other work on the machine does not shorten the search. The import of a package does
     # not count, which a process that was not forked from one with the package has made.
     since = used_seconds()
     while used_seconds() - since < seconds and time.monotonic() < latest and left > 0:
-        usable = [c for c in frontier[-_FRONTIER:] if state.crashes.get(repr(c), 0) < _MOST_CRASHES]
-        source = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else None
-        call = draws.first() if source is None else draws.changed(source)
+        usable = [c for c in frontier[-_FRONTIER:] if state.crashes.get(repr(c[0]), 0) < _MOST_CRASHES]
+        source, why = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else (None, "")
+        if source is None:
+            call = draws.first()
+        else:
+            call = draws.repaired(source, why) if why and draws.random.random() < 0.5 else draws.changed(source)
         if repr(call) in state.avoided:
             continue
         send(_tried(call, "guarded", source, since))
@@ -183,14 +200,19 @@ def search_calls(
             if has_no_kernel(form.name, refusal):
                 send({"kind": "absent", "reason": f"no kernel for {device_name(device)}: {refusal}"[:160]})
                 return
+            if is_withdrawn(form.name, refusal):
+                send({"kind": "absent", "reason": f"the op refuses every call: {refusal}"[:160]})
+                return
+            if refusal.startswith(_NO_ARGUMENT) or f"Could not run '{form.name}'" in refusal:
+                continue  # this says nothing about other arguments
             draws.hint(refusal)
             # A refusal in a new form may come from a later check of the op, so its call is worth changing further.
             if refusal_form(refusal) not in forms:
                 forms.add(refusal_form(refusal))
-                frontier.append(call)
+                frontier.append((call, refusal))
                 send({"kind": "refused", "call": repr(call), "refusal": refusal[:400]})
             continue
-        frontier.append(call)
+        frontier.append((call, ""))
         # Few calls are wanted, so those that repeat known dtypes and ranks are mostly dropped.
         if _kind_of_call(call) not in kinds or draws.random.random() < 0.1:
             kinds.add(_kind_of_call(call))
@@ -221,7 +243,7 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded", *, by_fake: bo
     try:
         arguments = evaluate(call.texts(wrap))
     except (RuntimeError, ValueError, IndexError, NotImplementedError) as e:
-        return f"no such argument: {e}"
+        return f"{_NO_ARGUMENT}: {e}"
     try:
         result = call_op(op, arguments)
     except NotApplicable as e:

@@ -100,9 +100,10 @@ def shifted(t: torch.Tensor) -> torch.Tensor:
 
 def guarded(t: torch.Tensor) -> torch.Tensor:
     """Return a copy of ``t`` directly before memory that cannot be accessed, so that an access behind its end crashes.
-    Return ``t`` itself if it is not contiguous, or not in the memory of the CPU.
+    Return ``t`` itself if it is not contiguous, quantised, or not in the memory of the CPU.
     """
-    return copy_beside_guard(t, after=True) if t.is_contiguous() and t.device.type == "cpu" else t
+    plain = t.is_contiguous() and not t.is_quantized and t.device.type == "cpu"
+    return copy_beside_guard(t, after=True) if plain else t
 
 
 def map_tensors(value: Any, function: Any) -> Any:
