@@ -501,9 +501,15 @@ def test_ops_that_a_function_calls_are_followed(ns):
 
     held = [declared(2)]
     by_name = eval(f"lambda x: torch.ops.{ns}.f(x)", {"torch": torch, "__name__": "walk_by_name"})
-    digests = {code_digest(by_object), code_digest(by_name)}
+    overload = getattr(torch.ops, ns).f.default
+
+    def by_overload(x):
+        return overload(x)
+
+    ways = by_object, by_name, by_overload
+    digests = {*map(code_digest, ways)}
     held[0] = declared(3)
-    assert not digests & {code_digest(by_object), code_digest(by_name)}
+    assert not digests & {*map(code_digest, ways)}
     assert first_unfollowed(by_name) == ""
 
 

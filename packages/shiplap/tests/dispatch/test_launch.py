@@ -136,6 +136,15 @@ def test_a_kernel_takes_the_arguments_of_the_op(ns, parameters, got, fix):
     assert f(torch.zeros(3)).tolist() == [3, 3, 3]
 
 
+def test_a_kernel_takes_each_output_by_its_name(ns):
+    @sl.op(f"{ns}::ends", outputs=("low", "high"))
+    def ends(x: V) -> tuple[V, V]:
+        return x - 1, x + 1
+
+    with fails("SL122", got="<lambda>(x, out): nothing is called 'out'", fix="take each output by its name: low, high"):
+        ends.kernel("cpu", lambda x, out: None)
+
+
 def test_a_kernel_is_bound_for_a_device_type(ns):
     @sl.op(f"{ns}::f")
     def f(x: V) -> V:

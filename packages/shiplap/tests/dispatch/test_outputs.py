@@ -123,6 +123,7 @@ def test_each_call_into_given_outputs_has_a_workspace(ns, room):
         torch.set_num_threads(threads)
     assert sizes == expected
     (kernel,), out = f.kernels["cpu"], torch.empty(5)
+    assert (kernel.run_first_call(f.bind(f.spec.complete((torch.ones(5),), {})))[1] is None) == ("threads" in room)
     filled = kernel.fill_first_call(f.bind(f.spec.complete((torch.ones(5),), {})), (out,))
     assert (filled is None) is ("threads" in room)
     if filled is not None:

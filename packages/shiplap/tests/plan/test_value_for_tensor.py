@@ -217,3 +217,16 @@ def test_each_value_for_a_number_has_an_example_that_the_op_takes(ns, name):
     for value in (float("nan"), float("inf"), np.complex64(1j)):
         with fails("SL209", "pass a value of the type under 'expected'"):
             f(torch.ones(3), k=value)
+
+
+def test_an_empty_text_is_named_where_nothing_else_is_wrong(ns: str) -> None:
+    """Torch takes it for an empty list."""
+
+    @sl.op(f"{ns}::shifted")
+    def shifted(x: Float[Tensor, "n"], by: list[int]) -> Float[Tensor, "n"]:
+        return x + sum(by)
+
+    wrong = shifted.plan.misfit([torch.ones(2), ""], {})
+    assert wrong is not None
+    assert (wrong.id, wrong.got, wrong.expected) == ("SL209", "str", "list[int]")
+    assert shifted.plan.misfit([torch.ones(2), []], {}) is None

@@ -176,6 +176,9 @@ COUNTED = {
     "removed files of which a page is mapped": "for i in range(40):\n"
     "    f = os.open(str(i), os.O_CREAT | os.O_RDWR, 0o600)\n    os.posix_fallocate(f, 0, 1 << 24)\n"
     f"    held.append(libc.mmap(None, 4096, 3, 1, f, 0))\n    os.close(f)\n    os.unlink(str(i))\n{WAIT}",
+    "removed files of a child without its first thread": "def work():\n    time.sleep(.1)\n    for i in range(40):\n"
+    "        f = os.open(str(i), os.O_CREAT | os.O_RDWR, 0o600)\n        os.posix_fallocate(f, 0, 1 << 24)\n"
+    f"        held.append(f)\n        os.unlink(str(i))\n    time.sleep(60)\nleaderless(work)\n{WAIT}",
     "files in a folder that cannot be listed": "os.umask(0)\nos.mkdir('h', 0o300)\nfor i in range(40):\n"
     f"    open(f'h/{{i}}', 'wb').write(bytes(1 << 23))\n{WAIT}",
     "files in a folder that cannot be listed, by a mask": "libc.umask(0o400)\nos.mkdir('h')\nos.listdir('h')\n"

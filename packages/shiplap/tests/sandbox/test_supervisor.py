@@ -308,12 +308,16 @@ FILES = {
     "removed": "take('a'); os.unlink('a')",
     "removed and mapped in part": "file = take('a'); os.unlink('a') if x[0] > 1 else None\n"
     "    child._libc.mmap(None, 4096, 3, 1, file, 0); os.close(file)",
+    "removed, in a process without its first thread": "if os.fork() == 0:\n"
+    "        take('a'); os.unlink('a'); threading.Thread(target=time.sleep, args=(9,)).start()\n"
+    "        child._libc.syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)",
 }
 
 
 @pytest.mark.parametrize("how", FILES)
 def test_files_that_take_too_much_of_the_disk_count(load, how: str) -> None:
     witness = load(f"""
+import threading
 def candidate(x):
     size = 300 << 20 if x[0] > 1 else 200 << 20
     def take(name):

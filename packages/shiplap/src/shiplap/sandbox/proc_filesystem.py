@@ -132,7 +132,7 @@ def is_ending(pid: int) -> bool:
     return all(stat[0] in "ZX" or int(stat[FLAGS]) & EXITING for stat in stats)
 
 
-def _living_folder(pid: int) -> str:
+def living_folder(pid: int) -> str:
     """Return the folder below ``/proc`` that shows the memory and open files of a process. It is that of the process,
     or of a thread that still runs if the first thread has ended.
     """
@@ -166,7 +166,7 @@ def read_memory_sizes(pid: int) -> tuple[int, int]:
     The memory is its physical memory, and an estimate of what its pipes and sockets can hold, which follows from the
     number of its open files.
     """
-    folder = _living_folder(pid)
+    folder = living_folder(pid)
     size, resident = _memory_sizes_in(folder)
     return size, resident + _count_entries(f"{folder}/fd") * FILE_BYTES
 
@@ -178,7 +178,7 @@ def unseen_bytes(pids: Iterable[int]) -> int:
     Unmapping such a page does not free it. Where a mapping was cut off, the rest cannot be seen.
     """
     shared, held, resident = dict[str, int](), 0, 0
-    for folder in map(_living_folder, pids):
+    for folder in map(living_folder, pids):
         with contextlib.suppress(OSError):
             status = _read_proc_file(f"{folder}/status").decode(errors="replace")
             sizes = {name: int(size) << 10 for name, size in STATUS_SIZE.findall(status)}
@@ -229,7 +229,7 @@ def shared_memory_bytes() -> int:
 
 def share_memory(pids: Iterable[int]) -> bool:
     """Return whether one of the processes maps shared memory without a file."""
-    for folder in map(_living_folder, pids):
+    for folder in map(living_folder, pids):
         with contextlib.suppress(OSError):
             if any(map(NO_FILE.search, Path(f"{folder}/maps").read_text(errors="replace").splitlines())):
                 return True

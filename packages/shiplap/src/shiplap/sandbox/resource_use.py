@@ -14,6 +14,7 @@ from shiplap.sandbox.proc_filesystem import (
     BLOCK,
     THREADS,
     has_ended,
+    living_folder,
     read_memory_sizes,
     share_memory,
     shared_memory_bytes,
@@ -118,17 +119,19 @@ def removed_files(folder: str, pids: Iterable[int]) -> dict[tuple[int, int], flo
     mapped, opened = dict[tuple[int, int], float](), dict[tuple[int, int], float]()
     with contextlib.suppress(OSError):
         disk, within = os.stat(folder).st_dev, f"{os.path.realpath(folder)}/"
-        for pid in pids:
+        for process in map(living_folder, pids):
             with contextlib.suppress(OSError):  # it has just ended
-                mapped |= dict.fromkeys(_mapped_removed_files(pid, within), math.inf)
-                opened |= _open_removed_files(pid, disk)
+                mapped |= dict.fromkeys(_mapped_removed_files(process, within), math.inf)
+                opened |= _open_removed_files(process, disk)
     return mapped | opened
 
 
-def _mapped_removed_files(pid: int, within: str) -> set[tuple[int, int]]:
-    """Return (device, inode) of each removed file with a path that begins with ``within`` that a process has mapped."""
+def _mapped_removed_files(process: str, within: str) -> set[tuple[int, int]]:
+    """Return (device, inode) of each removed file with a path that begins with ``within`` that a process has mapped.
+    ``process`` is its folder below ``/proc``.
+    """
     found = set[tuple[int, int]]()
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+    for line in Path(f"{process}/maps").read_text(errors="replace").splitlines():
         if line.endswith(" (deleted)"):
             _, _, _, device, inode, path = line.split(maxsplit=5)
             if path.startswith(within):
@@ -136,12 +139,14 @@ def _mapped_removed_files(pid: int, within: str) -> set[tuple[int, int]]:
     return found
 
 
-def _open_removed_files(pid: int, disk: int) -> dict[tuple[int, int], int]:
-    """Return the bytes of each removed file of the device ``disk`` that a process has open, by device and inode."""
+def _open_removed_files(process: str, disk: int) -> dict[tuple[int, int], int]:
+    """Return the bytes of each removed file of the device ``disk`` that a process has open, by device and inode.
+    ``process`` is its folder below ``/proc``.
+    """
     found = dict[tuple[int, int], int]()
-    for name in os.listdir(f"/proc/{pid}/fd"):
+    for name in os.listdir(f"{process}/fd"):
         with contextlib.suppress(OSError):  # it has just been closed
-            about = os.stat(f"/proc/{pid}/fd/{name}")
+            about = os.stat(f"{process}/fd/{name}")
             if not about.st_nlink and about.st_dev == disk:
                 found[about.st_dev, about.st_ino] = about.st_blocks * BLOCK
     return found
