@@ -127,6 +127,8 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         the gradients of the results. ``needed`` states which arguments need one. For all others, None is returned.
         """
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
+        if of.level and not dispatcher_transforms.is_transform_active():
+            flat = dispatcher_transforms.unwrap_ended(flat)  # as the function that ``torch.func.vjp`` returns
         saved = make_saved(**of.scalars, **{n: _load_tensors(flat, slot) for n, slot in of.layout})
         wanted = unused.copy()
         for name, i in tensors:
@@ -297,12 +299,13 @@ def make_autograd(
     listed = any(a.many for a in spec.args)
     numbers = number_check(spec)
 
-    def at_this_level(keys: Keys | None) -> RecordCall:
+    def at_this_level(keys: Keys) -> RecordCall:
         """Return the function that calls the op below autograd at one level of nested torch.func transforms. ``keys``
         are the dispatch keys left at that level. The function takes all arguments by position.
         """
         call = dispatcher_transforms.below_autograd(overload, keys)
-        return _call_by_keyword(spec, call) if keyed else call
+        call = _call_by_keyword(spec, call) if keyed else call
+        return with_write_counts(call, changes) if changes else call
 
     function, at_level = _make_recorders(spec, backward, formula, changes)
     plain = compile_recorder(spec, backward, formula)
@@ -327,7 +330,8 @@ def make_autograd(
         # autograd.Function looks at tensors, not at lists of them
         flat = _flatten_lists(cast("Sequence[Any]", args)) if listed else args
         if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
-            return below(*args, **kwargs)
+            # A native kernel skips autograd at all levels, and an outer one may record the call.
+            return (at_this_level(keys) if transformed and keys is not None else below)(*args, **kwargs)
         if changes and not transformed and any(t.requires_grad for t in _tensors_in_lists(args[i] for i in changes)):
             return below(*args, **kwargs)  # the argument checks refuse such a tensor with a better error
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
@@ -339,9 +343,9 @@ def make_autograd(
             return _first_outputs(result, len(spec.outputs)) if changes else result
         if changes:
             raise _no_gradient_error(spec, "a gradient was requested by a transform of torch.func")
-        return _nest_results(
-            dispatcher_transforms.apply_at_level(at_level, (at_this_level(keys), kwargs, nest, made), *flat), made
-        )
+        assert keys is not None  # torch.func calls the op through the dispatcher
+        call = dispatcher_transforms.enable_outer_gradients(at_this_level(keys))
+        return _nest_results(dispatcher_transforms.apply_at_level(at_level, (call, kwargs, nest, made), *flat), made)
 
     return (_detach_arguments(spec, autograd), None) if spec.detached else (autograd, plain)
 

@@ -108,6 +108,13 @@ def _transform_layers(tensor: Tensor) -> list[Tensor]:
     return layers
 
 
+def unwrap_ended(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the tensors without the wrappers of gradient levels of ``torch.func``. Call this outside all transforms,
+    where these levels have ended. Plain autograd then records operations on the tensors.
+    """
+    return tuple([next(t for t in _transform_layers(t) if not _FUNCTORCH.is_gradtrackingtensor(t)) for t in tensors])
+
+
 def _is_open(tensor: Tensor) -> bool:
     """Return whether the tensor is a wrapper of a gradient level of ``torch.func`` that has not ended."""
     return bool(_FUNCTORCH.is_gradtrackingtensor(tensor) and _FUNCTORCH.maybe_get_level(tensor) > 0)
@@ -146,17 +153,24 @@ def with_tangents(values: Any, other: Any) -> Any:
     return primal if tangent is None else make_dual(primal, tangent, level=0)
 
 
-def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
+def below_autograd(overload: Overload, keys: Keys) -> Callable[..., Any]:
     """Return a function that calls ``overload`` with autograd skipped at the innermost transform of ``torch.func``.
 
-    Outer transforms still apply to the call. ``keys`` are the dispatch keys of the call.
+    Outer transforms, and autograd outside of all transforms, still apply to the call. ``keys`` are the dispatch keys of
+    the call.
     """
-    redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
+    return partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
+
+
+def enable_outer_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs ``call`` with gradients and tangents enabled, for the outer transforms. The forward
+    of an ``autograd.Function`` has both off.
+    """
 
     def below(*args: Any, **kwargs: Any) -> Any:
-        """Dispatch the call below autograd. Gradients and tangents stay enabled for the outer transforms."""
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # a Function's forward has both off
-            return redispatch(*args, **kwargs)
+        """Return the result of ``call``, which runs with gradients and tangents enabled."""
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return call(*args, **kwargs)
 
     return below
 

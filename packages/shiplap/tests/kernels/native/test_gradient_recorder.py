@@ -79,6 +79,12 @@ int slope_grad(const sl_context* ctx, const DLTensor* grad, const DLTensor* x, D
   for (int64_t i = 0; i < x->shape[0]; ++i) D(out)[i] = 6 * D(grad)[i] * D(x)[i];
   return SL_OK;
 }
+int scale(const sl_context* ctx, const DLTensor* x, const DLTensor* w, DLTensor* out) {
+  int64_t n = x->shape[0], m = x->shape[1];
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < m; ++j) D(out)[i * m + j] = D(x)[i * m + j] * D(w)[j];
+  return SL_OK;
+}
 int longer(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
   memcpy(out->data, x->data, 8 * x->shape[0]);
   return SL_OK;
@@ -153,12 +159,18 @@ def declare(ns):
     def slope_grad(grad: Float[Tensor, "n"], x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return 6 * grad * x
 
+    @sl.op(f"{ns}::scale")
+    def scale(x: M, w: V) -> M:
+        return x * w
+
+    scale.backward(lambda grad, saved, needs: {"x": scale(grad, saved.w), "w": (grad * saved.x).sum(0)})
     slope.backward(slope_grad)
     longer.backward(longer_grad)
     affine.backward(affine_x, affine_wb)
     cube.backward(cube_grad)
     inverse.backward(inverse_grad)
-    return [affine, affine_x, affine_wb, cube, cube_grad, inverse, inverse_grad, longer, longer_grad, slope, slope_grad]
+    affines, slopes = [affine, affine_x, affine_wb], [slope, slope_grad]
+    return [*affines, cube, cube_grad, inverse, inverse_grad, longer, longer_grad, scale, *slopes]
 
 
 @pytest.fixture(scope="module")
@@ -448,6 +460,28 @@ def test_transforms_take_the_way_of_python(ops):
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         made = torch.ops.gradients.affine(dual.requires_grad_(), w, b)[0]
         same(torch.autograd.forward_ad.unpack_dual(made).tangent, w.expand(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    "transform",
+    [
+        pytest.param(lambda f, x: torch.func.grad(lambda x: f(x).sin().sum())(x), id="grad"),
+        pytest.param(lambda f, x: torch.func.vjp(f, x)[1](x.cos())[0], id="vjp"),
+        pytest.param(lambda f, x: torch.func.jvp(f, (x,), (x.cos(),))[1], id="jvp"),
+        pytest.param(lambda f, x: torch.vmap(torch.func.grad(lambda r: f(r[None]).sin().sum()))(x), id="vmap grad"),
+        pytest.param(lambda f, x: torch.func.jacrev(f)(x), id="jacrev"),
+        pytest.param(lambda f, x: torch.func.grad(lambda t: (f(x) * t).sum())(x.cos()), id="grad of another"),
+    ],
+)
+def test_transforms_of_one_input_keep_the_gradients_of_others(ops, transform):
+    """The level of a transform differentiates ``x`` alone, and plain autograd outside of it records ``w``."""
+    assert ops.scale.native is not None
+    x, w, _ = arguments()
+    x = x.detach()
+    made, expected = (transform(lambda x, f=f: f(x, w), x) for f in (ops.scale, torch.mul))
+    same(made, expected)
+    same(*(torch.autograd.grad(t.square().sum(), w)[0] for t in (made, expected)))
 
 
 def test_modes_and_subclasses(ops):
