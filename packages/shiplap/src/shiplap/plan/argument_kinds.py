@@ -144,7 +144,7 @@ def _converts(value: Any, kind: str) -> bool:
     at most a fraction. NaN is no int, and a complex number no float.
     """
     # Not by ``np.iscomplexobj``, which enters three functions of NumPy.
-    is_complex = isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c"
+    is_complex = value.dtype.kind == "c" if isinstance(value, np.ndarray | np.generic) else isinstance(value, complex)
     if is_complex and kind not in ("complex", "Scalar"):
         return False
     try:
