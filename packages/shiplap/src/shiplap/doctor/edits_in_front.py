@@ -153,25 +153,33 @@ def compute_sizes_in_front(case: Case) -> Iterator[Edits]:
     """Yield the edits that make a call of the compiled function which only reads sizes and other properties of its
     arguments in front of the function, for a recompile for a size or for what such a call keeps.
     """
-    for source in case.sources():
-        functions = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef) and n.name == case.function]
-        for function in functions:
-            if (source.file, function.lineno) not in case.frames:
+    for source, function in _compiled_functions(case):
+        for node in function.body:
+            if not may_be_earlier(case, source, function, node):
                 continue
-            for node in function.body:
-                if not may_be_earlier(case, source, function, node):
+            for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+                code = source.code(call)
+                root = ast.unparse(call.func).partition(".")[0]
+                own = root == "self" or root in _defined(source)
+                if not own or is_bound_to_place(source, code) or not _PROPERTY.search(_property_in(call)):
                     continue
-                for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
-                    code = source.code(call)
-                    root = ast.unparse(call.func).partition(".")[0]
-                    own = root == "self" or root in _defined(source)
-                    if not own or is_bound_to_place(source, code) or not _PROPERTY.search(_property_in(call)):
-                        continue
-                    if not runs_once(source, function, call):
-                        continue
-                    if is_known_outside(source, function, node, call, tensors=False):
-                        name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
-                        yield from pass_value(case, source, function, call, name, code, more=("dynamic=True",))
+                if not runs_once(source, function, call):
+                    continue
+                if is_known_outside(source, function, node, call, tensors=False):
+                    name = re.sub(r"\W+", "_", ast.unparse(call.func)).strip("_").lower() + "_value"
+                    yield from pass_value(case, source, function, call, name, code, more=("dynamic=True",))
+
+
+def _compiled_functions(case: Case) -> Iterator[tuple[Source, ast.FunctionDef]]:
+    """Yield, with its source file, each function of the program that has the name of the compiled function of ``case``
+    and is among its frames.
+    """
+    for source in case.sources():
+        for node in ast.walk(source.tree):
+            if not isinstance(node, ast.FunctionDef) or node.name != case.function:
+                continue
+            if (source.file, node.lineno) in case.frames:
+                yield source, node
 
 
 def _defined(source: Source) -> set[str]:

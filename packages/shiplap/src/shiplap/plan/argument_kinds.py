@@ -61,11 +61,10 @@ def number_check(
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 whole = arg.scalar in ("int", "list[int]")
                 if not isinstance(each, Tensor):
-                    if traced and isinstance(each, NUMPY):
-                        # Dynamo makes a tensor of such a value, which torch takes for an int alone.
-                        if not whole or torch.as_tensor(each).is_floating_point():
-                            raise _traced_numpy_error(spec, arg)
-                    elif whole and isinstance(each, NUMPY) and not is_int_value(each):
+                    # Dynamo makes a tensor of a value of NumPy, which torch takes for an int alone.
+                    if traced and isinstance(each, NUMPY) and (not whole or torch.as_tensor(each).is_floating_point()):
+                        raise _traced_numpy_error(spec, arg)
+                    if not traced and whole and isinstance(each, NUMPY) and not is_int_value(each):
                         fix = fix_of_value_for_number(arg, each)
                         raise _number_error(spec, arg, "SL209", value_kind_name(each), fix)
                     continue
