@@ -63,13 +63,15 @@ _POINTWISE = (
 )
 
 
-# Methods of tensors that are functions of Python, by their names: Dynamo passes them as other objects.
-_WRITTEN_IN_PYTHON: dict[str, tuple[Callable[..., Any], bool]] = {
-    "pow": (operator.pow, False),
-    "__rdiv__": (operator.truediv, True),
-    **{f"__{name}__": (getattr(operator, name), False) for name in ("pow", "floordiv")},
-    **{f"__r{name}__": (getattr(operator, name), True) for name in ("sub", "truediv", "floordiv", "mod", "pow")},
-}
+# Methods of tensors that are functions of Python, each with its operation and whether its operands are swapped. Dynamo
+# passes them as other objects, which are in no set, and all of which have one name since torch 2.15. ``is`` finds them.
+_WRITTEN_IN_PYTHON: tuple[tuple[Any, Callable[..., Any], bool], ...] = (
+    *((getattr(Tensor, f"__{name}__"), getattr(operator, name), False) for name in ("pow", "floordiv")),
+    *(
+        (getattr(Tensor, f"__r{name}__"), getattr(operator, name), True)
+        for name in ("sub", "truediv", "floordiv", "mod", "pow")
+    ),
+)
 
 
 def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
@@ -94,13 +96,13 @@ class Arithmetic(SummableTensor):
     """The base class of sparse tensors that gives them the operators and functions of ``torch.Tensor``. Each of them is
     computed on the features ``feats [n, c]`` and returns a sparse tensor on the same voxels.
 
-    ``row_functions`` is the set of the functions of torch that may be applied to a sparse tensor. ``row_operators`` has
-    the names of those of them that are written in Python. Dynamo passes these as other objects than torch does.
+    ``row_functions`` is the set of the functions of torch that may be applied to a sparse tensor. ``row_operators`` are
+    those of them that are written in Python. Dynamo passes these as other objects than torch does.
     """
 
     feats: Tensor
     row_functions: ClassVar[frozenset[Any]] = _POINTWISE | _ALONG | _JOINS | _PRODUCTS
-    row_operators: ClassVar[frozenset[str]] = frozenset(_WRITTEN_IN_PYTHON)
+    row_operators: ClassVar[tuple[Any, ...]] = tuple(method for method, _, _ in _WRITTEN_IN_PYTHON)
 
     def replace(self, feats: Tensor) -> Any:
         """Return a sparse tensor with the features ``feats [n, c]`` on the voxels of this tensor. Subclasses implement
@@ -131,9 +133,10 @@ class Arithmetic(SummableTensor):
             return first._apply_along_channels(func, name, args, kwargs)
         rows = [_rows_of(value, first, name) for value in args]
         named = {key: _rows_of(value, first, name) for key, value in kwargs.items()}
-        if torch.compiler.is_compiling() and name in _WRITTEN_IN_PYTHON and len(args) == 2 and not kwargs:
-            written, reflected = _WRITTEN_IN_PYTHON[name]
-            return first.replace(written(rows[1], rows[0]) if reflected else written(*rows))
+        if torch.compiler.is_compiling() and len(args) == 2 and not kwargs:
+            for method, written, reflected in _WRITTEN_IN_PYTHON:
+                if func is method:
+                    return first.replace(written(rows[1], rows[0]) if reflected else written(*rows))
         if func is functional.batch_norm:
             if named.get("training", len(args) > 5 and args[5]):
                 first.check_statistics()

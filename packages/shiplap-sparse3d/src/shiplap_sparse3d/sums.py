@@ -27,8 +27,7 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 class SummableTensor:
     """The base of sparse tensors that can be used in sums and checkpoints. ``row_functions`` are the other functions of
-    torch that a class accepts. ``row_operators`` are the names of those that Dynamo passes as other objects than torch
-    does.
+    torch that a class accepts. ``row_operators`` are those that Dynamo passes as other objects than torch does.
 
     Any further function of torch raises ``SL209``. The error shows a call that works in its place, written with the
     three strings ``spelled``.
@@ -37,7 +36,7 @@ class SummableTensor:
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
     row_functions: ClassVar[frozenset[Any]] = frozenset()  # functions of torch that work on each row of features alone
 
-    row_operators: ClassVar[frozenset[str]] = frozenset()  # names of those that Dynamo passes as other objects
+    row_operators: ClassVar[tuple[Any, ...]] = ()  # those that Dynamo passes as other objects
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -62,8 +61,11 @@ class SummableTensor:
         """
         if func is checkpoint:  # only Dynamo asks
             return _checkpoint_function(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
-        # Names first: Dynamo guards on a set that it thinks has no such function.
-        if getattr(func, "__name__", "") in cls.row_operators or func in cls.row_functions:
+        # Identities first: Dynamo guards on a set that it thinks has no such function.
+        for method in cls.row_operators:
+            if func is method:
+                return cls.rows_under(func, args, kwargs or {})
+        if func in cls.row_functions:
             return cls.rows_under(func, args, kwargs or {})
         # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:

@@ -146,7 +146,7 @@ def lookup_kernel(
     z = _coord_under_tap(z, sz, pz, dz, tap % KZ, WIDE)
     b, own = b[:, None], ((v < SIZE) & (tap < k))[None, :]
     # The scene was checked with the query, so any number of batches will do here.
-    there = is_inside(b, x, y, z, width, height, depth, 0x80000000) & good[:, None] & own
+    there = is_inside(b, x, y, z, width, height, depth, 0x7FFFFFFF) & good[:, None] & own
     # Inside of the grid a coordinate fits 32 bits again.
     x, y, z = x.to(tl.int32), y.to(tl.int32), z.to(tl.int32)
     slot = find_rows(slots, b, x, y, z, there, width, height, depth, capacity)
@@ -235,7 +235,7 @@ def block_kernel(
     near = tl.arange(0, 8)[None, :]
     # The first cells of the eight blocks around the window. A window of three cells meets two blocks per axis.
     bx, by, bz = (x >> 1) * 2 + (near >> 2) * 2, (y >> 1) * 2 + (near & 2), (z >> 1) * 2 + (near & 1) * 2
-    there = is_inside(b[:, None], bx, by, bz, width, height, depth, 0x80000000) & good[:, None]
+    there = is_inside(b[:, None], bx, by, bz, width, height, depth, 0x7FFFFFFF) & good[:, None]
     number = number_of(b[:, None], bx.to(tl.int32), by.to(tl.int32), bz.to(tl.int32), width, height, depth)
     slot, there = search_blocks(slots, number, there, capacity)
     cell = tl.arange(0, 8)[None, None, :]

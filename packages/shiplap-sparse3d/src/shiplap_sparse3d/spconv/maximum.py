@@ -17,7 +17,8 @@ def max_pool_from_zero(features: Tensor, table: Tensor, table_t: Tensor | None =
     ``sparse3d.SparseMaxPool3d``, which is not a layer of spconv, starts from the first row instead. ``table_t`` is the
     transpose of ``table``. If it is None, the gradient builds it.
     """
-    return pooling.max_pool(features, table, table_t).clamp_min(0)
+    largest = pooling.max_pool(features, table, table_t)
+    return largest.masked_fill(largest < 0, 0)  # clamp_min has no gradient at its bound since torch 2.15
 
 
 def max_pool_from_zero_grad(features: Tensor, grad: Tensor, table: Tensor, table_t: Tensor) -> Tensor:
