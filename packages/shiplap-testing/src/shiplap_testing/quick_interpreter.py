@@ -36,6 +36,7 @@ def quicken() -> None:
         if tuple(map(int, import_module("triton").__version__.split(".")[:2])) < (3, 7):
             interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
         _skip_overflow_conditions(interpreter.interpreter_builder)
+        interpreter.InterpreterBuilder.create_splat = _with_conditions(interpreter.InterpreterBuilder.create_splat)
 
 
 def _with_index(original: Callable[..., None]) -> Callable[..., None]:
@@ -51,6 +52,20 @@ def _with_index(original: Callable[..., None]) -> Callable[..., None]:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     return patch
+
+
+def _with_conditions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does what ``original`` does, the method of the interpreter's builder that makes a block of
+    a scalar, and keeps a condition one. Triton makes integers of it, and refuses a mask of integers from 3.9 on.
+    """
+
+    def splat(self: Any, block_type: Any, scalar: Any) -> Any:
+        """Return a block of ``block_type`` with the value ``scalar``."""
+        block = original(self, block_type, scalar)
+        block.data = block.data.astype(bool) if scalar.data.dtype == bool else block.data
+        return block
+
+    return splat
 
 
 def _skip_overflow_conditions(builder: Any) -> None:

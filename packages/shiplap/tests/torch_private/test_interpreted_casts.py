@@ -12,6 +12,8 @@ from shiplap.torch_private import triton_internals
 from shiplap_testing import quick_interpreter
 from shiplap_testing.forked import interpreted
 
+pytest.importorskip("triton")
+
 CASTS = """
 import sys
 import torch
@@ -105,6 +107,42 @@ def test_only_kernels_of_the_library_are_corrected() -> None:
     assert "beside" in done.stdout, done.stderr
 
 
+MASKS = """
+import sys
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder
+
+from shiplap.torch_private.triton_internals import correct_interpreted_casts
+
+if sys.argv[1] == "the package":  # which tests would have corrected already
+    InterpreterBuilder.create_splat = InterpreterBuilder.create_splat.__closure__[0].cell_contents
+
+
+@triton.jit
+def store(out, m, n, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(out + row * BLOCK + at, at, mask=(row < m) & (at < n))
+
+
+out = torch.zeros(3, 8, dtype=torch.int32)
+if sys.argv[1] == "the package":
+    with correct_interpreted_casts():
+        store[(3,)](out, 2, 5, 8)
+else:
+    store[(3,)](out, 2, 5, 8)
+print(out.sum(1).tolist())
+"""
+
+
+@pytest.mark.parametrize("of", ["the package", "the tests"])
+def test_a_condition_of_one_row_is_a_mask_with_each_release_of_triton(of: str) -> None:
+    """Triton 3.9 makes integers of it, and refuses these."""
+    done = interpreted("-W", "ignore", "-c", MASKS, of)
+    assert "[10, 10, 0]" in done.stdout, done.stderr
+
+
 OVERLAPPING = """
 from triton.runtime import interpreter
 from triton.runtime.interpreter import interpreter_builder
@@ -117,7 +155,7 @@ second.__enter__()
 first.__exit__(None, None, None)
 assert "cast_impl" in vars(interpreter_builder)
 second.__exit__(None, None, None)
-assert "cast_impl" not in vars(interpreter_builder)
+assert not {"cast_impl", "create_splat"} & vars(interpreter_builder).keys()
 assert interpreter._patch_lang_tensor is own
 print("restored")
 """

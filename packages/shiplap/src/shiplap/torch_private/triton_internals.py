@@ -184,12 +184,13 @@ _own_methods: list[Any] = []  # the interpreter's function that is replaced mean
 
 @contextmanager
 def correct_interpreted_casts() -> Iterator[None]:
-    """Make Triton's interpreter convert numbers to and from bfloat16 as torch does, and take a scalar for an int as in
-    ``range``, inside the ``with`` block.
+    """Make Triton's interpreter convert numbers to and from bfloat16 as torch does, take a scalar for an int as in
+    ``range``, and take a scalar condition for a mask, inside the ``with`` block.
 
     Its own cast cuts digits off, damages subnormal numbers, and takes the bits of a bfloat16 for an integer if the
     other dtype is not float32. A kernel casts in this way whenever it stores wider values into a bfloat16 tensor. Until
-    Triton 3.6 it makes an int of an array with one element, which NumPy refuses from 2.5 on. Several threads may be
+    Triton 3.6 it makes an int of an array with one element, which NumPy refuses from 2.5 on. It makes integers of a
+    condition that it broadcasts to a block, and refuses a mask of integers from Triton 3.9 on. Several threads may be
     inside at the same time. The interpreter's own functions are back after the last one.
     """
     from triton.runtime import interpreter
@@ -198,6 +199,7 @@ def correct_interpreted_casts() -> Iterator[None]:
     with _casts_lock:
         _corrected[0] += 1
         builder.cast_impl = partial(_cast_as_torch, builder)  # of this object: the method of its class stays
+        builder.create_splat = partial(_splat_condition, builder)
         if _corrected[0] == 1 and _lacks_index():
             _own_methods.append(interpreter._patch_lang_tensor)
             interpreter._patch_lang_tensor = partial(_patch_with_index, _own_methods[0])
@@ -207,7 +209,7 @@ def correct_interpreted_casts() -> Iterator[None]:
         with _casts_lock:
             _corrected[0] -= 1
             if not _corrected[0]:
-                del builder.cast_impl
+                del builder.cast_impl, builder.create_splat
                 if _own_methods:
                     interpreter._patch_lang_tensor = _own_methods.pop()
 
@@ -226,6 +228,13 @@ def _patch_with_index(patch: Any, tensor: Any, scope: Any) -> None:
     """
     patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+
+def _splat_condition(builder: Any, block_type: Any, scalar: Any) -> Any:
+    """Return the interpreter's value ``scalar`` as a block of ``block_type``. A block of conditions stays one."""
+    block = type(builder).create_splat(builder, block_type, scalar)
+    block.data = block.data.astype(bool) if scalar.data.dtype == bool else block.data
+    return block
 
 
 def _cast_as_torch(builder: Any, src: Any, dst_type: Any) -> Any:
