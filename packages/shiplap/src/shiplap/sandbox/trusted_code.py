@@ -24,6 +24,9 @@ PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.di
 # A virtual environment may include the packages of the system.
 PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
 TRUSTED = tuple(os.path.join(realpath(p), "") for p in (*PLACES, *PACKAGES))  # a separator ends each
+# Since release 2.15, torch names the wrappers of this file by the context manager that they enter.
+RENAMING_FILE = os.path.join(os.path.dirname(torch.__file__), "utils", "_contextlib.py")
+RENAMED = ("decorate_context", "generator_context")
 WRAPPER_CLASSES = frozenset({MethodType, staticmethod, classmethod})
 _load, _prefix = SourceFileLoader.get_code, sys.pycache_prefix
 _held: dict[str, frozenset[CodeType]] = {}
@@ -49,7 +52,8 @@ def is_genuine_code(code: CodeType) -> bool:
         return False
     if file not in _held:
         _held[file] = frozenset(_nested_code_objects(_read_compiled_code(file)))
-    return code in _held[file] or _is_newer_than_process(file)
+    named = [code, *(code.replace(co_name=name) for name in (RENAMED if file == RENAMING_FILE else ()))]
+    return any(each in _held[file] for each in named) or _is_newer_than_process(file)
 
 
 def forget_files() -> None:

@@ -74,7 +74,7 @@ PYTHON_CALLERS = frozenset({functools.partial, type(functools.lru_cache(len))}) 
 GENERATED = frozenset({"__dataclass_fields__", "_fields"})  # attributes of classes with methods that Python generates
 REMEMBERED = (BuiltinFunctionType, type, ModuleType, torch.jit.ScriptFunction)  # classes of what is remembered
 C_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
-CALLED_BY_OPERATORS = ("_op", "_op_dk")  # attributes of objects in ``torch.ops``
+CALLED_BY_OPERATORS = ("_op", "_op_dk", "_cpp_dispatch_handle")  # attributes of objects in ``torch.ops``
 # Kinds of values by which a part of Python or torch replaces a function. An object of another class that can be called
 # may return anything that it holds.
 CALLED_TYPES = (FunctionType, types.MethodType, BuiltinFunctionType)
