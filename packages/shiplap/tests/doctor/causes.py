@@ -96,7 +96,7 @@ def extension(x):
 
 
 def through_ctypes(x):
-    return x + libm.abs(-1)  # BREAK foreign GB0156 libm.abs
+    return x + libm.abs(-1)  # BREAK foreign GB0156|GB4818 libm.abs
 
 
 def in_try(x):
@@ -118,7 +118,7 @@ def python_object(x):
 
 
 def ufunc(x):
-    return x + torch.from_numpy(scipy.special.erf(x.numpy()))  # BREAK numpy GB0156 scipy.special.erf
+    return x + torch.from_numpy(scipy.special.erf(x.numpy()))  # BREAK numpy GB0156|GB4818 scipy.special.erf
 
 
 def array_attribute(x):
@@ -137,7 +137,7 @@ def logs(x):
 
 
 def clock(x):
-    return x + time.perf_counter()  # BREAK system GB0007 time.perf_counter
+    return x + time.perf_counter()  # BREAK system GB0007|GB9193 time.perf_counter
 
 
 def reads(x):
@@ -174,7 +174,7 @@ def context(x):
 
 
 def generator(x):
-    for entry in listing:  # BREAK generator GB0811 for ... in listing
+    for entry in listing:  # BREAK generator GB0811|GB9493 for ... in listing
         x = x + 1
     return x
 

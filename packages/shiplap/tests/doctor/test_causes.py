@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).with_name("causes.py")
 MARKS = {
     number: match.groups()
     for number, line in enumerate(PROGRAM.read_text().splitlines(), 1)
-    if (match := re.search(r"# BREAK (\w+) (GB\d+) (.+)$", line))
+    if (match := re.search(r"# BREAK (\w+) (GB\d+(?:\|GB\d+)?) (.+)$", line))  # of torch 2.13 and of torch 2.15
 }
 SKIPPED = {"in_loop", "slice_by_tensor", "array_attribute", "in_try", "context", "generator"}
 
@@ -37,7 +37,9 @@ def at(diagnosis: Diagnosis, line: int) -> Break:
 @pytest.mark.parametrize("line", MARKS, ids=lambda n: f"{MARKS[n][0]}-{n}")
 def test_a_marked_line_breaks_for_the_marked_cause(diagnosis: Diagnosis, line: int) -> None:
     b = at(diagnosis, line)
-    assert (b.cause, b.registry, b.call) == MARKS[line]
+    cause, registry, call = MARKS[line]
+    assert (b.cause, b.call) == (cause, call)
+    assert b.registry in registry.split("|")
     assert Path(b.place.file) == PROGRAM
     assert b.place == b.user == b.chain[-1]
     assert "# BREAK" in b.place.code

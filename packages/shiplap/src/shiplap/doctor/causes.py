@@ -209,7 +209,7 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("import", r"^Import failure", ""),
     ("system", "", r"^builtin (open|input)\b|qualname: (System)?Random\."),
     ("system", "", r"module: (posix|nt|os|sys|gc|time|_datetime|_io|_?random|_thread|_?socket|select)\b"),
-    ("system", r"random\.Random|torch\.Generator", ""),
+    ("system", r"random\.Random|torch\.Generator|^Call to a time function", ""),
     ("system", "", r"Generator\b|module: torch\.random\b"),
     ("autograd_function", r"autograd\.Function|autograd_function|AutogradFunctionContext|[Cc]ustom (jvp|vjp)", ""),
     ("autograd", r"backward\(\)|autograd|requires_grad|grad_fn|[Bb]ackwards? hook|[Tt]ensor hook|retain_grad", ""),
@@ -218,13 +218,13 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("lock", "", r"\b_?R?[Ll]ock\b|threading|Semaphore"),
     ("lock", r"R?Lock.* context manager", ""),
     ("branch", r"[Dd]ata-dependent (branching|assertion)|assert with non-string|infinite loop", ""),
-    ("item", r"Tensor\.item\(\)|Tensor\.tolist\(\)|index\(Tensor\)|Data pointer comparison", ""),
+    ("item", r"Tensor\.item\(\)|Tensor\.tolist\(\)|index\(Tensor\)|Data pointer (comparison|truth)", ""),
     ("item", r"[Dd]ata dependent operator", r"_local_scalar_dense|item|tolist|equal"),
     ("branch", r"[Dd]ata dependent operator|GuardOnDataDependent", ""),
     ("item", r"data-dependent expression", ""),
     ("shape", r"[Dd]ynamic shape operator|data-dependent output shape|Dynamic slicing|wrap unbacked SymInt", ""),
     ("numpy", r"numpy|ndarray", ""),
-    ("numpy", "", r"\(ufunc\)|^(call_method|var_getattr) NumpyNdarray|^numpy function"),
+    ("numpy", "", r"\(ufunc\)|<ufunc|^(call_method|var_getattr) NumpyNdarray|^numpy function"),
     ("disabled", r"graph_break\(\)|skip_frame\(\)|step_unsupported|compiler\.disable|Forced graph break", ""),
     ("foreign", r"marked as skipped", r"likely a C extension or builtin|Builtin"),
     ("disabled", r"marked as skipped", ""),
@@ -232,20 +232,23 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     # A number that is drawn while the graph runs, or a scalar of NumPy.
     ("other", r"builtin op on tensor arguments", r"UnspecializedPython"),
     ("context", r"[Cc]ontext ?[Mm]anager|contextlib|escaped from compiled region|GenericContextWrapping", ""),
-    ("generator", r"generator|next\(\) call|[Ii]terat|itertools|tp_iter|SEND with bad type", ""),
-    ("foreign", r"C/C\+\+|not implemented in python|C extensions|C method descriptor", ""),
+    ("generator", r"C-implemented special method", r"__(iter|next)__"),
+    ("generator", r"generator|next\(\) call|[Ii]terat|itertools|tp_iter|\biter\(|SEND with bad type", ""),
+    ("foreign", r"C/C\+\+|C-implemented|Untraceable C|not implemented in python|C extensions|C method descriptor", ""),
     ("fake", r"[Ff]ake ?[Tt]ensor|PT2-compliant|op packet|making fake|fake_fn|no meta kernel|real value from", ""),
     ("exception", r"[Oo]bserved exception|from user code|Failed to raise", ""),
     ("foreign", r"Failed to trace builtin", ""),
-    ("higher_order", r"HOP\b|[Hh]igher ?order|torch\.(cond|while_loop|scan|map|associative_scan)\b|functor", ""),
+    ("higher_order", r"HOP\b|[Hh]igher ?[Oo]rder|torch\.(cond|while_loop|scan|map|associative_scan)\b|functor", ""),
     ("higher_order", r"invoke_subgraph|[Ss]trict.(mode|trace)|nonstrict|leaf_function|wrap_with|_delegate", ""),
+    ("higher_order", r"torch\.switch|flex_gemm", ""),
     ("tensor", r"[Tt]ensor subclass|as_subclass|NestedTensor|nested_tensor|sparse|nn\.Parameter|out=|RNN", ""),
     ("tensor", r"[Tt]ensor (method|comparison|device)|Tensor\.\w+ ?(op|\()|non-Tensor|on tensor|dtype mismatch", ""),
-    ("tensor", r"SymInt|[Ss]ym(Node|bolic)", ""),
+    ("tensor", r"SymInt|[Ss]ym(Node|bolic)|COW tensor|Tensor\.data|torch\.Size element", ""),
     ("object", r"[Uu]ser-?[Dd]efined|__\w+__|[Uu]nsupported (method|function) call|hash|repr|_impl|TorchScript", ""),
     ("object", r"[Oo]bject|attribute|[Rr]econstruct|Not a Python constant|Failed to convert args|nn\.Module", ""),
     ("object", r"(get|has)attr|is(instance|subclass)\(|\bid\(|deepcopy|functools|dataclass|dict|keys|super", ""),
     ("object", r"bytecode|[Cc]omprehension|handler|BUILD_|LOAD_|namedtuple|python_type|cell|variable|missing \w+", ""),
+    ("object", r"bytes|bytearray|SimpleNamespace|richcompare|length_hint|deque|setattr|ContextVar|missing_\w+", ""),
 )
 
 
@@ -320,8 +323,8 @@ def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
         return f"{match[1]}.{match[2]}"
-    if match := re.match(r"builtin (\w+)", message.context):
-        return match[1]
+    if match := re.match(r"builtin (\w+)|Called `([\w.]+)\(\)`", message.context):
+        return match[1] or match[2]
     if match := re.match(r"method: <(\w+) .*?>\.(\w+)", message.context):
         return f"{match[1]}.{match[2]}"
     if match := re.match(r"call_method UserDefinedClassVariable\(<class '([\w.]+)'>\) __new__", message.context):
