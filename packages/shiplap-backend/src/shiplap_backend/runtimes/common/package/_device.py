@@ -33,6 +33,10 @@ REFUSED = {
     "memory_snapshot": "the allocator keeps no history",
     "graph": "calls are not captured in graphs",
     "ipc_collect": "memory is not shared between processes: tensors are copied",
+    "MemPool": "the allocator has one pool of memory",
+    "use_mem_pool": "the allocator has one pool of memory",
+    "_lazy_call": "the device is ready when its package is imported",
+    "_inductor_backend_init": "Inductor's parts for it are registered when its package is imported",
 }
 
 

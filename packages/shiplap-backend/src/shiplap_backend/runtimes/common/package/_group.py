@@ -100,6 +100,10 @@ class HostGroup(dist.ProcessGroup):
         """Return the backend's name, by which ``init_process_group`` selects it."""
         return self._backend
 
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return the group of Gloo, from which torch reads what this group can do, such as sending messages as one."""
+        return self._host
+
     def setGroupName(self, name: str) -> None:
         """Store the name that torch gives the group."""
         self._called = name
