@@ -53,6 +53,8 @@ def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
     """Return whether ``number(value)`` succeeds and fits in 64 bits. The conversion must be tried, since all arrays and
     tensors have the conversion methods.
     """
+    if isinstance(value, np.ndarray) and value.ndim:  # torch takes none, and NumPy before 2.4 converts one element
+        return False
     try:
         return not exceeds_int64(number(value))
     except (ArithmeticError, RuntimeError, TypeError, ValueError):
