@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import re
@@ -174,7 +175,7 @@ def test_the_verb_as_json(tmp_path: Path) -> None:
     assert sum(len(size["layers"]) for size in parsed["sizes"]) == 14
     assert [s["name"] for s in parsed["conversion"]["skipped"]] == ["lm_head", "model.embed_tokens.weight"]
     assert all(0.1 < c["output_error"] < 0.9 for c in parsed["conversion"]["converted"])
-    assert parsed["facts"]["torch"] == torch.__version__
+    assert parsed["facts"]["torch"] == importlib.metadata.version("torch")
 
 
 @pytest.mark.parametrize(

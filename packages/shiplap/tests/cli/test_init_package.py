@@ -185,6 +185,7 @@ torch.library.register_fake("torchtext::NAME_c_copy", lambda x: torch.empty_like
 """
 
 
+@pytest.mark.usefixtures("working_forks")
 def test_no_kernel_runs_and_one_that_ends_its_process_takes_nothing_with_it(tmp_path: Path, monkeypatch: Any) -> None:
     name, mark = f"drafted_{abs(hash(tmp_path)) % 10**8}", tmp_path / "mark"
     (tmp_path / f"{name}.py").write_text(FALLBACK.replace("NAME", name).replace("MARK", str(mark)))

@@ -201,6 +201,7 @@ def test_a_launcher_whose_forks_could_use_no_device_is_replaced(monkeypatch: pyt
 def test_the_count_of_devices_forbids_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     from shiplap.torch_private import process_state
 
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # as if no test had counted the devices
     assert process_state.forks_can_use_device()
     opened = os.open(os.devnull, os.O_RDONLY)
     try:

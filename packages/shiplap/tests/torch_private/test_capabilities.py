@@ -92,6 +92,7 @@ def test_the_c_function_behind_an_overload_is_called(double: Any) -> None:
 @capability("templates in Inductor's lowering")
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_template_is_proven_and_takes_its_neighbour_in(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     arguments = torch.randn(5, 8), torch.ones(8, 4, dtype=torch.int8), torch.ones(4)
     explanation = explain(lambda *args: torch.relu(qmm(*args)), *arguments, fullgraph=True)
