@@ -200,6 +200,15 @@ def test_a_kernel_that_does_not_compile_is_told_the_repair(ns: str, name: str) -
     assert fix in refused("SL421", build_op, declare(ns, made)).fix
 
 
+def test_errors_of_clang_have_the_same_repair(ns: str) -> None:
+    (text,) = sl.source(symbol="scale", code=C, language="c++").texts
+    library = SourceLibrary((), (), (), (), f"{ns}::scale", "scale", "", (text,))
+    member = "a.cpp:4:38: error: no member named 'size' in 'DLTensor'"
+    result = "a.cpp:3:17: error: functions that differ only in their return type cannot be overloaded"
+    assert WRONG_KERNELS["a method of torch"][2] in library._fix_of_error(member)
+    assert WRONG_KERNELS["a wrong result"][2] in library._fix_of_error(result)
+
+
 def test_a_warning_beside_an_error_is_no_cause(ns: str) -> None:
     """A C compiler may warn of a function that nothing declares, while another line does not compile."""
     (text,) = sl.source(symbol="scale", code=C, language="c").texts

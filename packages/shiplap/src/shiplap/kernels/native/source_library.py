@@ -381,13 +381,14 @@ class SourceLibrary(CompileRequest):
         ):
             return f"write {self.symbol} without static, which hides a function from other files"
         other = rf"(?:conflicting (?:types for|declaration)|ambiguating new declaration of)[^\n]*\b{self.symbol}\b"
-        if re.search(rf"{other}|only in linkage|distinguished by return type", problem):
+        if re.search(rf"{other}|only in linkage|distinguished by return type|only in their return type", problem):
             return (
                 f"give {self.symbol} the parameters and the result that shiplap header prints. If {self.symbol} is a "
                 "function that is to stay as it is, add an adapter to the sources: a function of another name with "
                 f"those parameters, which calls {self.symbol}. Pass its name as symbol= of sl.source"
             )
-        if member := re.search(r"['‘\"](?:const )?(?:struct )?DLTensor['’\"] has no member[^\n]*['‘\"](\w+)", problem):
+        member = re.search(r"['‘\"](?:const )?(?:struct )?DLTensor['’\"] has no member[^\n]*['‘\"](\w+)", problem)
+        if member := member or re.search(r"no member named '(\w+)' in '(?:struct )?DLTensor'", problem):  # Clang
             in_c = {t.language for t in self.texts} <= {"c", ""}
             cast = "(const float*)x->data" if in_c else "static_cast<const float*>(x->data)"
             return (
