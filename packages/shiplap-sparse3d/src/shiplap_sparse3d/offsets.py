@@ -48,7 +48,7 @@ def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
     refuse_rows(op, twins, "duplicate coordinates: row {row} occurs more than once")
 
 
-@sl.op("sparse3d::offset_table", requires=_STEP)
+@sl.op("sparse3d::offset_table", requires=_STEP, tags=torch.Tag.cudagraph_unsafe)  # it raises for equal rows
 def offset_table(
     coords: Int32[Tensor, "n d"], outputs: Int32[Tensor, "m d"], offsets: Int32[Tensor, "k d"], stride: list[int]
 ) -> Int32[Tensor, "m k"]:

@@ -241,11 +241,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def place(item: pytest.Item) -> int:
         """Return the number by which ``item`` is sorted.
 
-        It is -1 for the longest tests on accelerators. Otherwise it is the position of the test's file in ``LONG``, a
-        list of the files that take longest.
+        It is negative for the longest tests on accelerators. Otherwise it is the position of the test's file in
+        ``LONG``, a list of the files that take longest.
         """
-        if schedule.is_alone(item.nodeid):
-            return -1
+        if (alone := schedule.place_alone(item.nodeid)) is not None:
+            return alone - len(schedule.ALONE)
         return _place_of(item.nodeid.partition("::")[0].removesuffix(".py"))
 
     items.sort(key=place)

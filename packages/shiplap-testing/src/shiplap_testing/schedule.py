@@ -19,30 +19,37 @@ from shiplap_testing.forked import shared
 
 ON_DEVICE = "on a device: "  # begins the names of units whose tests load a device
 
-# Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others.
+# Tests of a minute or so on an accelerator: they are spread one by one, and begin before all others, in this order.
 ALONE = (
-    "_audit",  # and the next in a file whose other tests take seconds
-    "for_an_example",
-    "every_config_of",
-    "is_packaged",
-    "is_captured_or",
+    "one_file_on_cuda",  # beside tests of the CPU, in one file, as are the next and those that end likewise
+    "its_example_on_cuda",
     "for_eight_voxel_counts",
     "what_it_is_on_the_cpu",
-    "reduce_overhead",
-    "trains_on_cuda",
-    "one_file_on_cuda",  # these three beside tests of the CPU, in one file
-    "its_example_on_cuda",
-    "is_named_on_cuda",
+    "_audit",  # in a file whose other tests take seconds
+    "is_packaged",
     "test_compiled",
+    "is_named_on_cuda",
+    "reduce_overhead",
+    "for_an_example",
+    "every_config_of",
+    "is_captured_or",
+    "trains_on_cuda",
 )
 
 
-def is_alone(nodeid: str) -> bool:
-    """Return whether the test ``nodeid`` takes about a minute on an accelerator. Such a test is scheduled on its own
-    and before all others.
+def place_alone(nodeid: str) -> int | None:
+    """Return the place of the test ``nodeid`` among those that take about a minute on an accelerator, from 0 for the
+    longest. Such a test is scheduled on its own and before all others. Return None for any other test.
     """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
-    return (folder.endswith("/gpu") or name.endswith("_on_cuda")) and any(part in name for part in ALONE)
+    if not (folder.endswith("/gpu") or name.endswith("_on_cuda")):
+        return None
+    return next((place for place, part in enumerate(ALONE) if part in name), None)
+
+
+def is_alone(nodeid: str) -> bool:
+    """Return whether the test ``nodeid`` takes about a minute on an accelerator."""
+    return place_alone(nodeid) is not None
 
 
 def keep_tests_on_device(nodeids: Iterable[str]) -> None:
@@ -94,6 +101,13 @@ def refuse_worker(scheduler: Any, node: Any) -> None:
     node.shutdown()
 
 
+def _pending_tests(units: Iterable[Mapping[str, bool]]) -> list[str]:
+    """Return the ids of the tests of ``units`` that are not completed. A unit maps the id of each of its tests to
+    whether the test is completed.
+    """
+    return [nodeid for unit in units for nodeid, completed in unit.items() if not completed]
+
+
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return a scheduler that gives each unit of tests (see :func:`unit_of`) to one worker.
 
@@ -132,7 +146,9 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
                 if not (units := self._units_for(node)):
                     node.shutdown()
                     return
-                self.workqueue.move_to_end(units[0], last=False)
+                # What waits behind a test of a minute begins late: the last unit, which is short.
+                long = any(map(is_alone, _pending_tests(self.assigned_work[node].values())))
+                self.workqueue.move_to_end(units[-1 if long else 0], last=False)
                 super()._assign_work_unit(node)
                 if self._pending_of(self.assigned_work[node]) > 1:
                     return

@@ -83,6 +83,15 @@ def test_a_single_worker_runs_everything() -> None:
     assert sorted(run.nodes[0].given) == TESTS
 
 
+def test_what_waits_behind_a_test_of_a_minute_is_the_last_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "is_alone", lambda nodeid: nodeid in ("a.py::test_1", "c.py::test_1"))
+    run = Run(2)
+    (given,) = [node.given for node in run.nodes if node is not run.scheduler.loader]
+    assert given[:2] == ["a.py::test_1", "f.py::test_1"]
+    run.go_on()
+    assert sorted(chain.from_iterable(node.given for node in run.nodes)) == TESTS
+
+
 def test_a_worker_that_has_ended_in_a_test_of_a_device_has_a_successor() -> None:
     run = Run(2)
     (loader,) = [node for node in run.nodes if ON_DEVICE & {*node.given}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -376,6 +377,12 @@ def test_a_leak_of_objects_is_found_and_the_line_is_named():
     assert re.search(
         rf"leaves \d+ Python objects behind, .*; \d+ of them are made at test_causes.py:{first + 2}$", found.problem
     )
+
+
+def test_names_in_the_cache_of_type_attributes_are_no_leak():
+    names = (f"absent{number}" for number in count())
+    objects, _ = process._measure_growth(lambda: getattr(int, next(names), None), 200)
+    assert objects < 20
 
 
 @sl.op("audit_causes::grid")

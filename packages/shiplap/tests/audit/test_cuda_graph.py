@@ -8,8 +8,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap import torch_private
 from shiplap.audit import capture
 from shiplap.audit.checks import cuda_graph
+from shiplap.torch_private.dynamo import cudagraph_inputs, cudagraph_skips
 from shiplap_testing.zoo import gpu
 from tests.audit.common import look
 from tests.audit.test_memory import double
@@ -73,6 +75,40 @@ def test_a_tag_keeps_an_op_out():
     observation = cuda_graph.observe_uncapturable(waits)
     assert observation is not None
     assert "tagged cudagraph_unsafe" in observation.skip
+
+
+@sl.op("audit_graph::waits", tags=torch.Tag.cudagraph_unsafe)
+def waits(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+@waits.kernel("cuda")
+def _(x, *, out):
+    torch.mul(x, 2 if bool(x.isfinite().all()) else 0, out=out)
+
+
+def test_a_declared_tag_keeps_an_op_out():
+    unsafe = torch.Tag.cudagraph_unsafe
+    assert unsafe in waits.overload.tags
+    assert unsafe in waits.below_autograd.tags
+    assert unsafe in waits.variant.overload.tags
+    assert unsafe not in double.overload.tags
+    observation = cuda_graph.observe_uncapturable(waits)
+    assert observation is not None
+    assert "tagged cudagraph_unsafe" in observation.skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_an_op_with_the_tag_runs_between_two_cuda_graphs():
+    torch_private.reset_compiler()
+    compiled = torch.compile(lambda x: waits(x.sin() * 3).cos() + 1, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        x = torch.randn(64, device="cuda")
+        torch.testing.assert_close(compiled(x), (x.sin() * 6).cos() + 1)
+    assert (cudagraph_skips(), cudagraph_inputs() > 0) == (0, True)
+    (finding,) = sl.audit(waits, checks=["cuda_graph"], device="cuda", seed=1)
+    assert (finding.verdict, "tagged cudagraph_unsafe" in finding.evidence) == ("skip", True), finding.evidence
 
 
 def test_free_blocks_are_covered_by_requests_that_find_them(monkeypatch):

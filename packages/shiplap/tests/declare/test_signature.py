@@ -14,6 +14,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.declare.schema import schema_text
+from shiplap.declare.signature import read_spec
 from shiplap_testing.support import fails
 
 F = Float[Tensor, "n c"]
@@ -528,3 +529,23 @@ def test_an_option_that_names_no_argument_is_named(ns, option):
 def test_a_keyword_that_no_declaration_has(declare, keyword, fix):
     with fails("SL140", "reference_is_fast_on", fix, got=f"{keyword}="):
         declare("demo::keyword", **{keyword: ()})
+
+
+@pytest.mark.parametrize("given", ["cudagraph_unsafe", torch.Tag.pointwise, 5, None, [torch.Tag.cudagraph_unsafe, 1]])
+def test_a_tag_that_no_declaration_gives_is_refused(ns, given):
+    got, expected = f"tags={given!r}", "torch.Tag.cudagraph_unsafe"
+    with fails("SL140", "write tags=(torch.Tag.cudagraph_unsafe,)", got=got, expected=expected):
+
+        @sl.op(f"{ns}::f", tags=given)
+        def f(x: F) -> F:
+            return x * 2
+
+
+def test_a_tag_is_part_of_the_declaration(ns):
+    def f(x: F) -> F:
+        return x * 2
+
+    unsafe = torch.Tag.cudagraph_unsafe
+    plain, *tagged = (read_spec(f"{ns}::f", f, tags=tags) for tags in ((), unsafe, [unsafe, unsafe]))
+    assert [spec.tags for spec in tagged] == [(unsafe,), (unsafe,)]
+    assert plain.digest == read_spec(f"{ns}::f", f).digest != tagged[0].digest == tagged[1].digest

@@ -293,3 +293,19 @@ def test_what_does_not_fit_is_refused(source: Any, into: str | None, id: str, ns
         @sl.adopt(source, into=into and into.format(ns=ns))
         def one(x: M) -> M:
             return x
+
+
+def test_a_tag_of_the_source_is_taken_over(ns: str) -> None:
+    library, unsafe = torch.library.Library(ns, "DEF"), torch.Tag.cudagraph_unsafe
+    library.define("waits(Tensor x) -> Tensor", tags=(unsafe, torch.Tag.pointwise))
+    library.impl("waits", lambda x: x * 2, "CPU")
+
+    @sl.adopt(f"{ns}::waits", into=f"{ns}::taken")
+    def taken(x: M) -> M:
+        return x * 2
+
+    assert "  taken  tag cudagraph_unsafe" in str(taken.adoption).splitlines()
+    assert taken.spec.tags == (unsafe,)
+    assert unsafe in taken.overload.tags
+    with fails("SL142", got="tags= without into=", fix="pass into= as well, or leave tags= out"):
+        sl.adopt(f"{ns}::waits", tags=unsafe)

@@ -178,14 +178,14 @@ def has_default_literal(value: object) -> bool:
 
 
 def dispatcher_tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
-    """Return the torch tags of the op. They include those for strides that must be kept, for data-dependent sizes and
-    for random results, where the op has these properties.
+    """Return the torch tags of the op. They are the declared ones, and those for strides that must be kept, for
+    data-dependent sizes and for random results, where the op has these properties.
     """
-    chosen = [torch.Tag.pt2_compliant_tag]
+    chosen = [torch.Tag.pt2_compliant_tag, *spec.tags]
     if any(a.contiguous or a.mutated for a in spec.args):
         chosen.append(torch.Tag.needs_exact_strides)
     if spec.dynamic:
         chosen += [torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe]
     if spec.draws:
         chosen.append(torch.Tag.nondeterministic_seeded)  # two calls are not one, and none is made again
-    return tuple(chosen)
+    return tuple(dict.fromkeys(chosen))

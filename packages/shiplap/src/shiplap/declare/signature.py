@@ -16,6 +16,8 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Literal, TypedDict, Unpack, cast, get_args
 
+import torch
+
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.choices import to_value
@@ -42,6 +44,8 @@ ListOption = Literal[
 ]
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 COMPILER_NAMES = ("kernel", "cls")  # parameters of the functions of torch's compiler that get the keywords of a call
+# Torch's tags that a declaration may give. The others follow from its other parts.
+DECLARED_TAGS = (torch.Tag.cudagraph_unsafe,)
 # Keywords that take one name or several.
 LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
@@ -64,6 +68,7 @@ class DeclarationKeywords(TypedDict, total=False):
     nondifferentiable: Iterable[str]
     random: str
     unordered: Iterable[str]
+    tags: torch.Tag | Iterable[torch.Tag]
 
 
 def check_keywords(where: object, given: Mapping[str, object], keywords: type = DeclarationKeywords) -> None:
@@ -141,6 +146,7 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
         random=given.get("random", ""),
         unordered=named["unordered"],
         single_tuple=is_single_tuple(returned),
+        tags=_read_tags(name, given.get("tags", ())),
     )
     _check_sizes_and_dtypes(spec)
     _check_detached(spec)
@@ -208,6 +214,24 @@ def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, 
     if not isinstance(value, (int, float)) or not 0 < value < 1 or not isinstance(reason, str) or not reason.strip():
         raise error("SL118", where=name, got=repr(given), expected="(a number between 0 and 1, the reason)")
     return float(value), reason.strip()
+
+
+def _read_tags(name: str, given: object) -> tuple[torch.Tag, ...]:
+    """Return ``given``, one declared tag or several, as a tuple. Raise ``SL140`` for a value that is none of
+    ``DECLARED_TAGS``. ``name`` names the op in the error.
+    """
+    tags = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(tag, torch.Tag) and tag in DECLARED_TAGS for tag in tags):
+        allowed = ", ".join(f"torch.Tag.{tag.name}" for tag in DECLARED_TAGS)
+        raise error(
+            "SL140",
+            what="tags= has a value that no declaration may give",
+            where=name,
+            got=f"tags={given!r}"[:120],
+            expected=allowed,
+            fix=f"write tags=({allowed},), or leave tags= out: torch's other tags follow from the declaration",
+        )
+    return tuple(dict.fromkeys(tags))
 
 
 def check_op_name(name: object) -> None:

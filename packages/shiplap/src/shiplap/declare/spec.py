@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Literal
 
+import torch
+
 from shiplap.cached_property import cached_property
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.values import Args, Value
@@ -216,6 +218,7 @@ class OpSpec:
         random: the argument that seeds random results, or ``"global"`` for torch's own generator.
         unordered: the names of results whose rows may be in any order.
         single_tuple: whether the only result is returned in a tuple.
+        tags: the torch tags that the declaration gives the op, beside those that follow from its other parts.
     """
 
     name: str
@@ -234,6 +237,7 @@ class OpSpec:
     random: str = field(default="", repr=False)
     unordered: tuple[str, ...] = field(default=(), repr=False)
     single_tuple: bool = field(default=False, repr=False)
+    tags: tuple[torch.Tag, ...] = field(default=(), repr=False)
 
     @property
     def namespace(self) -> str:
@@ -368,6 +372,7 @@ class OpSpec:
         stated += f"/unordered {self.unordered}" if self.unordered else ""
         stated += "/tuple" if self.single_tuple else ""
         stated += f"/broadcasts {self.broadcasts}" if self.broadcasts else ""
+        stated += f"/tags {[tag.name for tag in self.tags]}" if self.tags else ""
         return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
 
     @property

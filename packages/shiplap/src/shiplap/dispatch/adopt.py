@@ -21,7 +21,7 @@ from shiplap.declare.choices import convert_call
 from shiplap.declare.code_parts import applied_class
 from shiplap.declare.gradient import GradientFn
 from shiplap.declare.named_parameters import callable_name
-from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
+from shiplap.declare.signature import DECLARED_TAGS, DeclarationKeywords, check_keywords, check_op_name, read_spec
 from shiplap.declare.spec import OpSpec
 from shiplap.dispatch.op import ConvertingOp, Op, op
 from shiplap.errors import ShiplapError, error
@@ -136,8 +136,8 @@ def adopt(
                 '@sl.adopt("aten::relu"). To take the function over as a kernel, ' + fix
             )
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
-    if devices or differentiable is not None:
-        word = "devices=" if devices else "differentiable="
+    if devices or differentiable is not None or "tags" in declaration:
+        word = "devices=" if devices else "tags=" if "tags" in declaration else "differentiable="
         fix = f"pass into= as well, or leave {word} out"
         raise error("SL142", where=source, got=f"{word} without into=", expected=f"into= with {word}", fix=fix)
     return AdoptDecorator(source, **declaration)
@@ -168,7 +168,9 @@ class TakeoverDecorator:
         ``SL142`` before anything is declared if the source does not fit.
         """
         # first: a source that does not fit is no op
-        parts = read_source(self.spec_of(fn), self.source, self.devices, self.differentiable)
+        spec = self.spec_of(fn)
+        parts = read_source(spec, self.source, self.devices, self.differentiable)
+        self.declare.declaration["tags"] = (*spec.tags, *parts.tags)
         made = self.declare(fn)
         made.adoption = take_over(made, parts)
         return made
@@ -234,6 +236,7 @@ class SourceParts:
 
     ``name`` is its name, ``call`` the function to call, and ``devices`` the device types that have kernels.
     ``differentiable`` states whether it has a gradient. ``left`` holds lines of text about what cannot be taken.
+    ``tags`` are those of its torch tags that a declaration may give.
     """
 
     name: str
@@ -241,6 +244,7 @@ class SourceParts:
     devices: tuple[str, ...]
     differentiable: bool
     left: tuple[str, ...] = ()
+    tags: tuple[torch.Tag, ...] = ()
 
 
 def take_over(op: Op, parts: SourceParts) -> Adoption:
@@ -264,6 +268,7 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
     else:
         left.append("gradient: the source has none, declare one with @op.backward")
     taken.append("fake: derived from the declaration, in place of the source's")
+    taken += [f"tag {tag.name}" for tag in parts.tags]
     return Adoption(parts.name, tuple(taken), tuple(dict.fromkeys(left)))
 
 
@@ -351,7 +356,8 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
     ]
     # A declared op that writes to its arguments can have no backward.
     differentiable = has_gradient(name) and not written
-    return SourceParts(name, call, there, differentiable, tuple(dict.fromkeys(left)))
+    tags = tuple(tag for tag in DECLARED_TAGS if tag in overload.tags)
+    return SourceParts(name, call, there, differentiable, tuple(dict.fromkeys(left)), tags)
 
 
 def _is_optional(argument: torch.Argument) -> bool:

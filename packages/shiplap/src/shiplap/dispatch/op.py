@@ -559,6 +559,8 @@ def op(name: str, **declaration: Unpack[DeclarationKeywords]) -> OpDecorator:
         random: for random results, the int, integer tensor or Generator argument that seeds them, or ``"global"`` for
             torch's own generator. The audit compares distributions, and requires equal bits for equal seeds.
         unordered: the names of results whose rows are a set. The audit compares their rows in any order.
+        tags: ``torch.Tag.cudagraph_unsafe`` if a kernel waits for the device. torch.compile then keeps the op out of
+            CUDA graphs.
 
     Raises:
         DeclarationError: ``SL1xx`` if torch could not carry out the declaration.

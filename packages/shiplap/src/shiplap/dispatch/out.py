@@ -64,7 +64,7 @@ class OutVariant:
         self.lists = any(a.many for a in self.spec.args)
         self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
         name = out_variant_name(self.spec)
-        tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
+        tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides, *self.spec.tags]
         if marked := getattr(torch.Tag, "out_variant", None):  # since 2.13
             tags.append(marked)
         registrations.define(out_variant_schema(self.spec), tags)

@@ -45,8 +45,10 @@ WARM, REPLAYS, ROUNDS = 3, 3, 12
 LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op
 
 STREAM_FIX = "launch on torch.cuda.current_stream(tensor.device), and allocate nothing under another stream"
+UNSAFE_FIX = "define the op with tags=(torch.Tag.cudagraph_unsafe,), which keeps it out of graphs"
 SYNC_FIX = (
-    "compute it on the device, or on the host before the op: no .item(), .cpu(), .nonzero() or stream.synchronize()"
+    "compute it on the device, or on the host before the op: no .item(), .cpu(), .nonzero() or stream.synchronize(). "
+    f"Where the op has to wait, {UNSAFE_FIX}"
 )
 ALLOCATE_FIX = "take scratch memory as workspace=, or from torch.empty: the graph's own pool then owns it"
 BAKED_FIX = (
@@ -57,10 +59,7 @@ PREPARE_FIX = "make plans, handles and tuned choices when the model is loaded; d
 # A text of its own, since this problem has another fix than wrong results.
 WRITES_PROBLEM = "writes to an input that the schema does not declare mutated"
 CALLBACK_FIX = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
-CAPACITY_FIX = (
-    "use the capacity form: pad the output to its bound and return the count as a tensor; or tag the op with "
-    "torch.Tag.cudagraph_unsafe, which keeps it out of graphs"
-)
+CAPACITY_FIX = f"use the capacity form: pad the output to its bound and return the count as a tensor; or {UNSAFE_FIX}"
 
 
 def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:

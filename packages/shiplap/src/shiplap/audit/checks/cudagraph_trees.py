@@ -15,7 +15,7 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.capture import CaptureError, GraphRecording, on_stream, record_cuda_graph
 from shiplap.audit.check import NO_CAPTURE, Check, Observation
-from shiplap.audit.checks.cuda_graph import WARM, observe_uncapturable
+from shiplap.audit.checks.cuda_graph import UNSAFE_FIX, WARM, observe_uncapturable
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
@@ -25,7 +25,7 @@ from shiplap.torch_private.dynamo import cudagraph_inputs, cudagraph_skips
 
 COMPILED_CALLS = 5  # torch warms up, records, then replays
 STAGED_FIX = "read the input where it is: no staging buffer, no copy into memory that the op keeps"
-HOST_FIX = "return tensors on the device of the inputs only; or tag the op with torch.Tag.cudagraph_unsafe"
+HOST_FIX = f"return tensors on the device of the inputs only; or {UNSAFE_FIX}"
 
 
 class _ArgumentHolder(torch.nn.Module):

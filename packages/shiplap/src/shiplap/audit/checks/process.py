@@ -44,6 +44,8 @@ _BELOW_EPSILON = float("1e-17")  # less than half of what 1.0 can be told from, 
 LEAKED_BYTES_PER_CALL = 1 << 14  # per call: less than that is not told from noise
 
 _deterministic_settings: Any = torch.utils.deterministic
+# Python 3.13 has deprecated the older name.
+_clear_attribute_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
@@ -456,8 +458,10 @@ def _memory_in_use() -> tuple[float, float]:
     """Return the number of memory blocks that Python has allocated and the resident bytes of the process. Both are read
     after a garbage collection.
     """
-    # Garbage that waits for a collection is no leak.
+    # Garbage that waits for a collection is no leak, and neither are names in Python's cache of type attributes. Torch
+    # makes a new text for each look-up, and the cache keeps up to 4,096 of them.
     gc.collect()
+    _clear_attribute_cache()
     return sys.getallocatedblocks(), resident_bytes(os.getpid())
 
 
