@@ -165,6 +165,25 @@ def test_what_the_digest_of_a_declaration_covers():
     assert broadcasting.digest != other.digest
 
 
+def test_digests_of_earlier_releases_stay_valid():
+    """Stored choices and compiled libraries are found by them."""
+    x, k = Arg("x", kinds(N, FIXED)), Arg("k", scalar="int", default=3)
+    plain = OpSpec("lib::f", (x, k), (Output("out", kinds(N)),))
+    assert plain.digest == "cd0bf6f3149e965d"
+    more = dataclasses.replace(plain, args=(x, dataclasses.replace(k, length=2)), returns=(Return("x", alias="x"),))
+    assert more.digest == "c69de3867c8c641d"
+    assert repr(Dim("name", "x_n", of="n")) == "Dim(kind='name', text='x_n', size=-1, expr=None)"
+
+
+def test_what_is_not_declared():
+    assert Arg("k") == Arg("k", None, None, False, False, ..., False, False, False, 0, False, False, None, (), None)
+    assert Return("r") == Return("r", None, None, False, False, "", False)
+    assert Dim("any", "_") == Dim("any", "_", -1, None, "")
+    assert OpSpec("a::b", (), ()).traced is OpSpec("a::b", (), ()).single_tuple is False
+    assert ShardingRule("declared", (), ()).empty
+    assert dataclasses.replace(spec(), doc="text") == spec()
+
+
 # --- as a schema ------------------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,12 @@
 """The secret of a user's seals, when a library has both of them, and how long it may be."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from shiplap.kernels.native import binding, build
+from shiplap.kernels.native import binding, build, gradient_recorder
 from shiplap.kernels.native.packed_kernel import PackedKernel
 
 
@@ -92,6 +93,15 @@ def test_the_notice_that_says_how_to_build(monkeypatch):
         "Build the native binding once: op.build() in Python, 'shiplap build demo.py' in a shell, or ship it with "
         "'shiplap package'. SHIPLAP_BACKGROUND_BUILD=1 builds in the background"
     )
+
+
+def test_the_messages_of_a_compiler_are_read_up_to_a_mebibyte():
+    status, output = build._run_compiler([sys.executable, "-c", "print('a' * ((1 << 20) + 5)); raise SystemExit(3)"])
+    assert (status, len(output)) == (3, 1 << 20)
+
+
+def test_from_which_call_on_something_is_done():
+    assert (binding.HOT_CALLS, gradient_recorder.HOT_RECORDINGS, build.KEY_BYTES) == (32, 32, 32)
 
 
 def test_what_native_code_can_take_over_goes_into_a_package():
