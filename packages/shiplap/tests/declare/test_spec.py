@@ -364,3 +364,15 @@ def test_sizes_of_the_inputs_that_outputs_may_have():
 
     with fails("SL104", where="plan::op, output 'out', dim 'n'", expected="one of a, b, k"):
         spec_of(listed)
+
+
+class Plan(sl.Opaque, fields="a"):
+    """An object."""
+
+
+class Longer(Plan, fields=("a", "b")):
+    """One that adds a field."""
+
+
+def test_fields_are_inherited_once():
+    assert (sl.Opaque.fields, Plan.fields, Longer.fields) == ((), ("a",), ("a", "b"))

@@ -146,6 +146,23 @@ def test_each_call_into_given_outputs_has_a_workspace(ns, room):
         assert (out.tolist(), sizes[-1]) == ([2.0] * 5, 20)
 
 
+def test_a_given_output_is_filled_once_in_each_call(ns):
+    @sl.op(f"{ns}::f")
+    def f(x: X) -> X:
+        return x + 1
+
+    calls = []
+
+    def fill(x, out):
+        calls.append(1)
+        torch.add(x, 1, out=out)
+
+    assert f.kernel("cpu", fill) is fill
+    for count in range(1, 5):
+        f.out(torch.ones(3), out=torch.empty(3))
+        assert len(calls) == count
+
+
 def test_a_reference_needs_no_workspace(ns):
     @sl.op(f"{ns}::f")
     def f(x: X) -> X:
@@ -289,6 +306,16 @@ def test_results_that_only_a_run_determines():
     ):
         with fails("SL301", *words):
             check_outputs(spec, call, result)
+
+
+def test_dims_of_results_that_may_have_any_size():
+    def f(x: X) -> tuple[Float32[Tensor, "_ 2"], Float32[Tensor, "m"]]: ...
+
+    call = Binding((torch.zeros(3),), {"n": 3}, {}, torch.device("cpu"))
+    made = check_outputs(spec_of(f, fake="reference"), call, (torch.zeros(5, 2), torch.zeros(4)))
+    assert made[0].shape == (5, 2)
+    with fails("SL301", got="shape (5, 3)"):
+        check_outputs(spec_of(f, fake="reference"), call, (torch.zeros(5, 3), torch.zeros(4)))
 
 
 def test_a_dim_of_the_results_alone_has_one_size():
