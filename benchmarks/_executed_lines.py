@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 Lines = dict[str, list[int]]  # by file, in order
@@ -24,23 +25,36 @@ def record_lines(files: frozenset[str]) -> Iterator[dict[str, set[int]]]:
 
 
 def _monitored(files: frozenset[str], found: dict[str, set[int]]) -> Iterator[dict[str, set[int]]]:
-    """Yield ``found`` while ``sys.monitoring`` adds to it each line of ``files`` once, when it is first executed."""
+    """Yield ``found`` while ``sys.monitoring`` adds to it each line of ``files`` once, when it is first executed. Only
+    the code of ``files`` is instrumented, since torch's compiler would take several times as long otherwise.
+    """
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
 
     def add(code: CodeType, line: int) -> object:
-        if code.co_filename in files:
-            found[code.co_filename].add(line)
+        found[code.co_filename].add(line)
         return monitoring.DISABLE
 
     if monitoring.get_tool(monitoring.COVERAGE_ID) is None:
         monitoring.use_tool_id(monitoring.COVERAGE_ID, TOOL)
+        for code in _codes_of(files):
+            monitoring.set_local_events(monitoring.COVERAGE_ID, code, monitoring.events.LINE)
     monitoring.register_callback(monitoring.COVERAGE_ID, monitoring.events.LINE, add)
-    monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.LINE)
     monitoring.restart_events()
     try:
         yield found
     finally:
-        monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.NO_EVENTS)
+        monitoring.register_callback(monitoring.COVERAGE_ID, monitoring.events.LINE, None)
+
+
+def _codes_of(files: frozenset[str]) -> Iterator[CodeType]:
+    """Yield the code of all functions of ``files`` that are loaded, and of the functions in them."""
+    gc.unfreeze()  # what is frozen is not listed
+    functions = [each.__code__ for each in gc.get_objects() if type(each) is FunctionType]
+    left = [code for code in {*functions} if code.co_filename in files]
+    while left:
+        code = left.pop()
+        yield code
+        left += [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
 def _traced(files: frozenset[str], found: dict[str, set[int]]) -> Iterator[dict[str, set[int]]]:
