@@ -128,6 +128,18 @@ def change_node(node: Any, kind: str) -> str:
     return f"({ast.unparse(made)})"
 
 
+def statement_lines(mutant: SourceMutant) -> range:
+    """Return the lines of the innermost statement with the mutant, without those of the statements in it."""
+    tree = ast.parse((ROOT / mutant.file).read_bytes())
+    found = range(mutant.line, mutant.last + 1)
+    for node in ast.walk(tree):  # inner ones after outer ones
+        if isinstance(node, ast.stmt) and node.lineno <= mutant.line and mutant.last <= (node.end_lineno or 0):
+            body = getattr(node, "body", None)
+            end = body[0].lineno - 1 if body else node.end_lineno
+            found = range(node.lineno, max(end or 0, mutant.last) + 1)
+    return found
+
+
 def draw_mutants(seed: int, each: int) -> tuple[list[SourceMutant], dict[str, int]]:
     """Return ``each`` mutants of each room, and the number of places from which they are drawn."""
     rng, drawn, places = random.Random(seed), list[SourceMutant](), dict[str, int]()

@@ -2,14 +2,14 @@
 
     python benchmarks/mutants.py [--seed 3506] [--jobs 2] [--limit 500] [--text] [--json FILE]
 
-A mutant is one changed expression, drawn at random from each room alike. The tests of the rooms are collected once. For
-each mutant a fork of the same process gets the changed code in place of the functions' own and runs the tests in the
-order of ``make test ARGS=--changed`` for the mutant's lines, as many as take ``--together`` seconds, up to the first
-failure. What no test kills there, and what is not the code of a function, runs again in a copy of the repository whose
-file is changed, with tests that are collected there, those that start processes too. A test kills only if it passes
-without the change. ``--jobs`` forks do this side by side. The sample and its rows are kept in the folder, so that the
-next run goes on where the limit ended the last one; ``equivalents.json`` there names mutants that no test can kill,
-with the reason.
+A mutant is one changed expression, drawn at random from each room alike. The tests of the rooms are collected once, and
+each runs once, to record its time and the lines that it executes. For each mutant a fork of the same process gets the
+changed code in place of the functions' own and runs the tests that execute its lines, in the order of ``make test
+ARGS=--changed`` for them, as many as take ``--together`` seconds, up to the first failure. What no test kills there,
+and what is not the code of a function, runs again in a copy of the repository with the changed file, with tests that
+are collected there, those that start processes too. A test kills only if it passes without the change. ``--jobs`` forks
+do this side by side. The sample and its rows are kept in the folder, so that the next run goes on where the limit ended
+the last one; ``equivalents.json`` there names mutants that no test can kill, with the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -38,8 +39,9 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
+from _executed_lines import record_lines, tests_by_line, tests_that_execute
 from _record import ROOT, describe_machine, record, write
-from _source_mutants import ROOMS, SOURCE, SourceMutant, draw_mutants, keep_sample
+from _source_mutants import ROOMS, SOURCE, SourceMutant, draw_mutants, keep_sample, statement_lines
 
 from shiplap_testing import cost
 from shiplap_testing.changed import Graph
@@ -190,7 +192,8 @@ class Workshop:
         self.jobs: int = given.jobs
         self.tried = [mutant for mutant in mutants if mutant.room in given.rooms]
         self.rank = prepare_ranks(self.tried)
-        self.seconds = cost.load()
+        self.seconds, self.by_line = dict[str, float](), dict[str, dict[int, set[str]]]()
+        self.files = frozenset(str(path) for room in ROOMS for path in (ROOT / SOURCE / room).glob("*.py"))
         self.failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -202,9 +205,50 @@ class Workshop:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try each mutant that has no row."""
         start_server()
+        self.record_all(session.items)
         items_by_name = {item.nodeid: item for item in session.items}
         spread(lambda number: self.write_row(self.tried[number], items_by_name), len(self.tried), self.jobs)
         return True
+
+    def record_all(self, items: list[pytest.Item]) -> None:
+        """Record what each of the tests ``items`` executes and takes, one fork for each file of tests."""
+        for module in sorted(self.files):  # whose code is instrumented before the first test
+            name = Path(module).relative_to((ROOT / SOURCE).parent).with_suffix("")
+            importlib.import_module(".".join(name.parts).removesuffix(".__init__"))
+        by_file: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            by_file.setdefault(item.nodeid.partition("::")[0], []).append(item)
+        sources, kept = b"".join(Path(file).read_bytes() for file in sorted(self.files)), self.folder / "lines"
+        kept.mkdir(exist_ok=True)
+        texts = {file: sources + file.encode() + (ROOT / file).read_bytes() for file in by_file}
+        places = {file: kept / f"{hashlib.sha256(text).hexdigest()[:24]}.json" for file, text in texts.items()}
+        left = [file for file, place in places.items() if not place.exists()]
+        print("tests:", len(items), "files to record:", len(left), file=sys.__stderr__, flush=True)
+        spread(lambda number: self.record_file(by_file[left[number]], places[left[number]]), len(left), self.jobs)
+        executed = {}
+        for place in places.values():
+            for name, (outcome, seconds, lines) in json.loads(place.read_text() if place.exists() else "{}").items():
+                self.seconds[name] = seconds
+                if outcome == "passed":
+                    executed[name] = lines
+        self.by_line = tests_by_line(executed)
+
+    def record_file(self, items: list[pytest.Item], place: Path) -> None:
+        """Write to ``place`` the outcome of each test of a file, its seconds and the lines that it executes."""
+        rows: dict[str, Any] = {}
+
+        def work(pass_on: Callable[[Any], None]) -> None:
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                self.failed.clear()
+                began = time.monotonic()
+                with record_lines(self.files) as found:
+                    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+                seconds = round(time.monotonic() - began, 3)
+                lines = {str(Path(file).relative_to(ROOT)): sorted(each) for file, each in found.items()}
+                rows[item.nodeid] = [self.failed[0] if self.failed else "passed", seconds, lines]
+            place.write_text(json.dumps(rows))
+
+        fork_child(work, LONGEST_S, int(LONGEST_S))
 
     def write_row(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> None:
         """Try a mutant that has no row, and write its row unless the time is over before its tests are."""
@@ -228,7 +272,8 @@ class Workshop:
 
     def try_mutant(self, mutant: SourceMutant, items: dict[str, pytest.Item]) -> dict[str, Any]:
         """Return what became of the mutant: the test that kills it, and how many run."""
-        chosen = choose_tests(items, self.rank(mutant), self.seconds, self.given.together)
+        tests = tests_that_execute(self.by_line.get(mutant.file, {}), statement_lines(mutant))
+        chosen = choose_tests(tests & items.keys(), self.rank(mutant), self.seconds, self.given.together)
         while True:
             picked = [items[name] for name in chosen]
 
@@ -296,7 +341,7 @@ def choose_tests(
     picked = [name for name in names if name.partition("[")[0] in ranks]
     chosen, spent = [], 0.0
     for name in sorted(picked, key=order(picked, ranks).__getitem__):
-        took = seconds.get(name.partition("[")[0], UNKNOWN_COST)
+        took = seconds.get(name, seconds.get(name.partition("[")[0], UNKNOWN_COST))
         if took < ONE_S and spent + took < together:
             spent += took
             chosen.append(name)

@@ -68,6 +68,63 @@ def test_other_text_is_refused(text):
         Bucket.parse(text)
 
 
+BOUND = 1 << 63  # of a size that is rounded up
+VALUES = (0, True, None, "a", 1.5, (), (1, "a"), ((1,), None), -BOUND, BOUND)
+NO_VALUES = (
+    "1e999",
+    "-1e999",
+    "1j",
+    "[1]",
+    "b'a'",
+    "'\\0'",
+    "(1, '\\0')",
+    f"{BOUND + 1}",
+    f"-{BOUND + 1}",
+    "(1, 1e999)",
+)
+
+
+def test_the_values_of_a_bucket_have_bounds():
+    for value in VALUES:
+        for sign in ("<=", "=="):
+            assert Bucket.parse(f"n{sign}{value!r}, m==1").limits == (("n", sign, value), ("m", "==", 1))
+    for text in NO_VALUES:
+        with pytest.raises(ValueError, match="no bucket"):
+            Bucket.parse(f"n<={text}")
+
+
+def test_the_text_of_a_bucket_has_a_length():
+    longest = f"n=='{'a' * 4091}'"
+    assert Bucket.parse(longest).limits == (("n", "==", "a" * 4091),)
+    with pytest.raises(ValueError, match=rf"^no bucket: {longest[:40]!r}\.\.\.$".replace("'", "[\"']")):
+        Bucket.parse(longest + " ")
+    with pytest.raises(ValueError, match=r"^no bucket: 'n<= +'$"):
+        Bucket.parse("n<=" + " " * 300)
+
+
+def test_a_key_as_text():
+    key_of_call = key(torch.ones(2, 900, 5), torch.zeros(27, dtype=torch.int32))
+    limits = "batch<=(2,), n<=1024, c<=8, k<=32, stride==(1, 2), mode=='a'"
+    assert gather.rule.text(key_of_call) == f"{limits}, Float=float32"
+    assert gather.rule.text((*key_of_call[:-2], "", "c")) == limits
+    kinds = "batch: pow2, n: pow2, c: pow2, k: pow2, stride: exact, mode: exact, eps: none"
+    assert str(gather.rule) == kinds
+
+
+def test_where_tensors_are_read_for_a_quick_key(ns):
+    @sl.op(f"{ns}::listed")
+    def listed(
+        k: int, xs: list[Float[Tensor, "n"]], y: Float[Tensor, "n"] | None, z: Float[Tensor, "n"]
+    ) -> Float[Tensor, "n"]: ...
+
+    @sl.op(f"{ns}::absent")
+    def absent(x: Float[Tensor, "n"], k: int | None) -> Float[Tensor, "n"]: ...
+
+    assert (listed.rule.plain, listed.rule.lists) == (((2, True), (3, False)), True)
+    assert (absent.rule.plain, absent.rule.lists) == (((0, False),), True)
+    assert (gather.rule.plain, gather.rule.lists) == (((0, False), (1, False)), False)
+
+
 @given(st.integers(0, 1 << 40))
 def test_a_bucket_holds_its_sizes(n):
     bound = gather.rule.values({"n": n})[1]
@@ -106,3 +163,4 @@ def test_layouts_have_codes():
     codes = bucket_layout([x, None, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x[..., :2], 1.0, "s"])
     assert codes == "c,-,0132,0231,0123+"
     assert bucket_layout([[x, x[0].transpose(0, 1)]]) == "[c,102]"
+    assert bucket_layout([[], [1], [None, x], 1, "s", x[:1, :1, :1].expand(2, 3, 4, 5)]) == "[-,c],3012+"

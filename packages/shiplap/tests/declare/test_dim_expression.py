@@ -47,7 +47,9 @@ def test_names_are_free_names():
     assert Expr.parse("mode == 'sum'", "here")({"mode": "sum"})
 
 
-@pytest.mark.parametrize("source", ["cdiv(n, 4)", "max(n, 3) * 2", "n // 2 + 1", "prod(n, n)", "n % 5"])
+@pytest.mark.parametrize(
+    "source", ["cdiv(n, 4)", "max(n, 3) * 2", "min(n, 9) + n", "broadcast(1, n)", "n // 2 + 1", "prod(n, n)", "n % 5"]
+)
 def test_symbolic_sizes_stay_symbolic(source):
     expr = Expr.parse(source, "here")
     real = torch.empty(7)
@@ -67,3 +69,67 @@ def test_pow2ceil_recompiles_by_bucket_not_by_size(ns, fresh_compiler):
     for n in (5, 6, 7, 8, 9, 12, 16):
         assert f(torch.ones(n)).shape[0] == (8 if n <= 8 else 16)
     assert torch_private.compile_counts().recompiles == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *((f"pow2({n})", 1 << n) for n in (0, 1, 62)),
+        *((f"pow2({n})", ValueError) for n in (-1, 63)),
+        *((f"pow2ceil({n})", power) for n, power in ((-3, 1), (0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8))),
+        *((f"cdiv({a}, 4)", value) for a, value in ((0, 0), (1, 1), (4, 1), (5, 2), (8, 2))),
+        *((f"where({n}, 5, 6)", value) for n, value in ((0, 6), (1, 5), (2, 5), (-1, 5))),
+        *((f"broadcast({sizes})", v) for sizes, v in (("1", 1), ("1, 1", 1), ("1, 3", 3), ("0, 1", 0), ("3, 4", 3))),
+        ("min(n)", 2),
+        ("max(n)", 5),
+        ("prod(n)", 30),
+        ("broadcast(n)", 3),
+        ("min(n, 1)", TypeError),
+        ("prod(2, n)", TypeError),
+        ("min(4, 3, 7)", 3),
+        ("max(4, 3, 7)", 7),
+        ("prod()", 1),
+    ],
+)
+def test_functions_of_the_language(text, value):
+    expression = Expr.parse(text, "here")
+    if isinstance(value, type):
+        with pytest.raises(value):
+            expression({"n": [3, 2, 5]})
+    else:
+        assert expression({"n": [3, 2, 5]}) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks", "fix"),
+    [
+        ("n / 2", "Div", "write // for /"),
+        ("n or m", "'n or m'", "write where(a, 1, b) in place of 'a or b'"),
+        ("not n", "'not n'", "write the opposite comparison in place of 'not'"),
+        ("n ** 2", "Pow", "write n*n in place of n**2"),
+        ("1 if n else 2", "'1 if n else 2'", "write where(condition, a, b) in place of 'a if condition else b'"),
+        ("n * 1.5", "'1.5'", ""),
+        ("n == None", "'None'", ""),
+        ("abs(n)", "'abs(n)'", ""),
+        ("min(n, key=m)", "'min(n, key=m)'", ""),
+        ("x.max()", "'x.max()'", "an expression sees sizes and int arguments"),
+        ("x.shape", "'x.shape'", "an expression sees sizes and int arguments"),
+        ("n << 1", "'n << 1'", ""),
+        ("[n]", "'[n]'", ""),
+    ],
+)
+def test_what_the_language_lacks(text, lacks, fix):
+    with pytest.raises(sl.ShiplapError) as caught:
+        Expr.parse(f" {text} ", "here")
+    found = caught.value
+    assert (found.id, found.where, found.got) == ("SL105", "here", f" {text} ")
+    assert found.expected.startswith("an expression without ")
+    if fix:
+        assert found.fix.startswith(fix)
+
+
+def test_a_text_that_is_no_expression():
+    with pytest.raises(sl.ShiplapError) as caught:
+        Expr.parse("n +", "here")
+    assert (caught.value.got.startswith("'n +': "), caught.value.expected) == (True, "an expression, such as 2*n+1")
+    assert str(Expr.parse("  n + 1 ", "here")) == "n + 1"

@@ -102,6 +102,7 @@ def test_every_keyword_has_a_type_that_can_be_read():
     """A name that only type checkers import would leave all keywords of its class unchecked."""
     for keywords in (DeclarationKeywords, KernelKeywords, TemplateKeywords, BackwardKeywords):
         assert annotations_of(keywords).keys() == keywords.__annotations__.keys()
+        assert not keywords.__required_keys__
     check_value("here", "supports", 3, annotations_of(KernelKeywords)["supports"])  # its own reader looks at it
 
 

@@ -9,6 +9,7 @@ from jaxtyping import BFloat16, Float, Float32, Int, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.dispatch import autocast
 from shiplap.torch_private import dispatcher_calls
 from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
@@ -434,3 +435,9 @@ def test_a_rule_converts_keyword_only_tensors(ns, call):
     with torch.autocast("cpu", HALF):
         assert call(torch.ones(3, dtype=HALF), by=torch.ones(3)).tolist() == [2, 2, 2]
         assert call(torch.ones(3), by=torch.ones(3, dtype=HALF), times=2.0).dtype == SINGLE
+
+
+def test_the_tensors_that_a_rule_may_convert():
+    x, k = torch.ones(1), torch.ones(1, dtype=torch.int64)
+    found = [autocast._castable_tensors(value) for value in (x, k, [x, k, None, 3, x], (x,), 3, None)]
+    assert [len(each) for each in found] == [1, 0, 2, 1, 0, 0]

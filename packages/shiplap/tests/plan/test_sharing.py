@@ -11,7 +11,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap import torch_private
 from shiplap.kernels.native import binding
-from shiplap.plan.sharing import fakes_share_memory, shares_memory
+from shiplap.plan.sharing import any_shares_memory, fakes_share_memory, shares_memory, strided_ranges_meet
 from shiplap_testing.build import compile_c
 from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
@@ -149,10 +149,43 @@ def test_shared_memory_is_found_exactly():
     assert answers == {False, True}
 
 
+def test_any_two_of_several_tensors_share_memory():
+    t = torch.zeros(8)
+    assert not any_shares_memory([t[:2], None, t[2:4], t[4:]])
+    assert any_shares_memory([t[:2], None, t[4:], t[1:3]])
+    assert not any_shares_memory([])
+
+
 def test_memory_that_begins_at_the_end_of_a_range_is_shared():
     t = torch.zeros(8, dtype=torch.uint8)
     assert shares_memory(t[:3], t[2:6:2])
     assert not shares_memory(t[:2], t[2:6:2])
+
+
+def test_ranges_whose_parts_touch():
+    """An address has two places on the grid of strides if the smaller strides reach the next one."""
+    assert strided_ranges_meet(4, ((5,), (1,), 1), ((2,), (4,), 1))
+    # Rows without a gap are one axis, so that millions of addresses need not be compared.
+    blocks = ((2, 1000, 1000), (2_001_500, 1000, 1), 1)
+    assert not strided_ranges_meet(2_000_500, blocks, ((1000,), (1,), 1))
+    assert strided_ranges_meet(2_000_501, blocks, ((1000,), (1,), 1))
+
+
+def test_fakes_without_elements_share_nothing():
+    with torch_private.fake_mode(symbolic=False):
+        t = torch.zeros(4, 6)
+        assert not fakes_share_memory(t[:0], t)
+        assert not fakes_share_memory(t, t[:, 3:3])
+        assert not fakes_share_memory(t, torch.zeros(4, 6))
+
+
+def test_fakes_of_other_dtypes_share_bytes():
+    with torch_private.fake_mode(symbolic=False):
+        words = torch.zeros(8, dtype=torch.int32)
+        parts = words.view(torch.uint8)
+        for begin, shared in ((4, False), (7, False), (8, True), (15, True), (16, False)):
+            assert fakes_share_memory(words[2:4], parts[begin : begin + 1]) is shared
+            assert fakes_share_memory(parts[begin : begin + 1], words[2:4]) is shared
 
 
 def test_fakes_of_several_dims_share_memory():

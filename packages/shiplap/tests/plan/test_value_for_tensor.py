@@ -10,6 +10,8 @@ from jaxtyping import BFloat16, Bool, Complex, Float, Float8e4m3fn, Float16, Flo
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.declare.annotation import read_argument
+from shiplap.plan.value_for_tensor import _has_rank
 from shiplap_testing.support import fails
 
 SIZES = {"n": 3, "c": 2, "batch": (4, 1)}
@@ -230,3 +232,11 @@ def test_an_empty_text_is_named_where_nothing_else_is_wrong(ns: str) -> None:
     assert wrong is not None
     assert (wrong.id, wrong.got, wrong.expected) == ("SL209", "str", "list[int]")
     assert shifted.plan.misfit([torch.ones(2), []], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("dims", "ranks"), [((), {0}), (("n",), {1}), (("*b", "n"), {1, 2, 3}), (("...",), {0, 1, 2, 3})]
+)
+def test_the_ranks_of_a_type(dims, ranks):
+    kind = read_argument("x", Float[Tensor, " ".join(dims)], "").tensor
+    assert {rank for rank in range(4) if _has_rank(kind, rank)} == ranks

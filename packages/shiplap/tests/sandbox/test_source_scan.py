@@ -129,6 +129,46 @@ def test_a_compiled_module_without_a_source_is_named(kernel: Path) -> None:
     assert find_suspicious_names(str(kernel)) == []
 
 
+BESIDE = {
+    "my-kernels.py": "spec_from_file_location('k', HERE / 'my-kernels.py')",
+    "my kernels.py": "run_path(str(HERE / 'my kernels.py'))",
+    "scan.v2.cu": "load(sources=['scan.v2.cu'])",
+    "scan.CU": "load(sources=['scan.CU'])",
+    "\ufb01x.py": "import_module('\ufb01x')",
+    "tool/__main__.py": "run_path(str(HERE / 'tool'))",
+    "__main__.py": "runpy.run_path(str(HERE))",
+    "sitecustomize.py": "site.execsitecustomize()",
+    "usercustomize.py": "site.execusercustomize()",
+    "other.py": "[import_module(m.name) for m in iter_modules([HERE])]",
+    "another.py": "[exec(p.read_text()) for p in HERE.iterdir()]",
+    "ab.py": "import_module('\\x61\\u0062')",
+    "cd.py": "import_module('\\143\\U00000064')",
+}
+
+
+@pytest.mark.parametrize("file", BESIDE)
+def test_a_source_beside_a_candidate_may_have_any_name_or_none(kernel: Path, file: str) -> None:
+    beside = kernel.parent / file
+    beside.parent.mkdir(exist_ok=True)
+    beside.touch()
+    kernel.write_text(BESIDE[file])
+    assert gather_sources(str(kernel)) == [kernel, beside]
+    for other in ("import torch\nx = glob\n", "exec('1')\n", "import site_\nrunpy_ = main\n", "x = '\\x61c'"):
+        kernel.write_text(other)
+        assert gather_sources(str(kernel)) == [kernel]
+
+
+def test_code_that_python_runs_in_place_of_a_source_is_named(kernel: Path) -> None:
+    kernel.write_text("import sys, helper\nsys.pycache_prefix = 'cache'\n")
+    for name in ("helper.py", "helper.abi3.so", "helper.so", "other.so"):
+        (kernel.parent / name).touch()
+    assert find_suspicious_names(str(kernel)) == [
+        "line 2: pycache_prefix runs other code than the source",
+        "helper.abi3.so takes the place of helper.py",
+        "helper.so takes the place of helper.py",
+    ]
+
+
 def test_a_source_has_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_scan, "MAX_SOURCE_BYTES", 4096)
     os.mkfifo(kernel.parent / "pipe.py")
@@ -136,11 +176,11 @@ def test_a_source_has_an_end(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(read_source("/proc/self/smaps")) == 4097
     kernel.unlink()
     kernel.symlink_to("/proc/self/smaps")  # the file that the user names may be a link of its author
-    assert find_suspicious_names(str(kernel)) == ["more than 4096 bytes, which nobody looks through"]
+    assert find_suspicious_names(str(kernel)) == ["more than 4096 bytes, which is not scanned"]
     assert constants_in_sources(str(kernel)) == []
 
 
-def test_a_condition_of_any_length_is_looked_through(kernel: Path) -> None:
+def test_a_condition_of_any_length_is_scanned(kernel: Path) -> None:
     kernel.write_text(f"import sys\nif {'+'.join(['1'] * 900)}:\n    f = sys._getframe\n")
     assert find_suspicious_names(str(kernel)) == ["line 3: _getframe looks at the callers"]
 
@@ -183,7 +223,7 @@ def test_what_is_nested_too_deeply_for_this_process_is_named(kernel: Path) -> No
         found = find_suspicious_names(str(kernel))
     finally:
         sys.setrecursionlimit(before)
-    assert found == ["helper.py, expressions that are nested too deeply to be looked through"]
+    assert found == ["helper.py, expressions that are nested too deeply to be scanned"]
 
 
 @pytest.mark.parametrize("text", ["5 * 7 + 2", "1 << 5 | 5", "ord('%')", "int('25', 16)", "len('" + 37 * "a" + "')"])

@@ -131,7 +131,7 @@ def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
     """
     if each.opcode in dis.hasconst:
         return f"{each.opname} {constant_text(each.argval)}"
-    if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+    if each.opcode in dis.hasjrel:  # since Python 3.11 all jumps are
         return f"{each.opname} {bisect_left(offsets, each.argval)}"
     # Local variables are written as numbers, so that a renamed one changes no digest.
     argument = each.arg if each.opcode in dis.haslocal else each.argval
@@ -266,7 +266,7 @@ def expression_start(listed: Instructions, end: int) -> int | None:
     for at in range(end, -1, -1):
         each = listed[at]
         # Behind a jump, the instructions before it need not have run.
-        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+        if each.opcode in dis.hasjrel:  # since Python 3.11 all jumps are
             return None
         left -= dis.stack_effect(each.opcode, each.arg, jump=False)
         if left <= 0:

@@ -296,7 +296,7 @@ def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
     names, known = tuple(saves), _op_value_names(spec)
     for name in names:
         if name not in known:
-            near = next(iter(get_close_matches(name, known, 1)), "")
+            near = next(iter(get_close_matches(name, known)), "")
             fix = f"write saves=({near!r},)" if near else "name arguments and results of the op in saves="
             expected = f"one of {', '.join(sorted(known))}"
             raise error("SL110", where=spec.name, got=f"saves {name!r}", expected=expected, fix=fix)

@@ -290,7 +290,7 @@ def _require_dtypes(where: str, names: Iterable[str]) -> None:
         if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}":
             continue
         known = [str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)]
-        near = get_close_matches(name, sorted({*known}), 1, cutoff=0.5)
+        near = get_close_matches(name, sorted({*known}), cutoff=0.5)
         if isinstance(dtype, torch.dtype):
             near = [str(dtype).removeprefix("torch.")]
         fix = f"write {near[0]!r} in dtypes=" if near else "write names of dtypes of torch in dtypes="
@@ -332,7 +332,7 @@ def require_device_type(spec: OpSpec, device: object) -> None:
     except RuntimeError:
         # PyTorch calls the devices of AMD cuda as well.
         near = "cuda" if device.lower() in ("gpu", "nvidia", "hip", "rocm") else ""
-        near = near or next(iter(get_close_matches(device.lower(), DEVICE_TYPES, 1)), "")
+        near = near or next(iter(get_close_matches(device.lower(), DEVICE_TYPES)), "")
         fix = f'write @op.kernel("{near}")' if near else "import the package of the device before the kernel is bound"
         expected = f"{', '.join(DEVICE_TYPES)}, or a device type that a package has registered"
         raise error("SL122", where=where, got=f"the device type {device!r}", expected=expected, fix=fix) from None

@@ -47,7 +47,7 @@ def unknown_keyword_error(where: str, keyword: str, known: Iterable[str]) -> Shi
     alike, the fix names it.
     """
     names = list(known)
-    close = get_close_matches(keyword, names, n=1)
+    close = get_close_matches(keyword, names)
     fix = f"write {close[0]}=" if close else ""
     return error("SL140", where=where, got=f"{keyword}=", expected=", ".join(names), fix=fix)
 

@@ -228,7 +228,7 @@ class _CodeBodyWalk:
             if name in _QUIET:
                 continue
             before = list(self.stack)
-            jumps = ins.opcode in dis.hasjrel or ins.opcode in dis.hasjabs
+            jumps = ins.opcode in dis.hasjrel  # since Python 3.11 all jumps are
             if name.startswith("JUMP_") and not name.endswith("OR_POP"):
                 arrivals[ins.argval] = _merged_stack(arrivals.get(ins.argval, before), before)
                 reached = False

@@ -324,7 +324,7 @@ def _fix_of_unknown_name(problem: NameError, known: Iterable[str]) -> str:
     """Return the advice of the error for an annotation that has a name which does not exist. ``known`` are the names
     that do.
     """
-    near = difflib.get_close_matches(problem.name or "", known, 1)
+    near = difflib.get_close_matches(problem.name or "", known)
     corrected = f"write {near[0]} in place of {problem.name}, or " if near else ""
     return f"{corrected}import the name at run time, at module level"
 
@@ -344,7 +344,7 @@ def _read_signature_arguments(
     parameters = inspect.signature(fn).parameters
     for option, given in (("mutates", mutates), ("contiguous", contiguous), ("specialize", specialize)):
         for unknown in given - parameters.keys():
-            near = next(iter(difflib.get_close_matches(unknown, parameters, 1)), "")
+            near = next(iter(difflib.get_close_matches(unknown, parameters)), "")
             fix = f"write {option}=({near!r},)" if near else f"name an argument of the signature in {option}="
             what, expected = f"{option}= names no argument", f"one of {', '.join(parameters)}"
             raise error("SL107", where=name, what=what, got=unknown, expected=expected, fix=fix)

@@ -286,7 +286,7 @@ def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candi
     for role, given in targets.items():
         target = JudgeTarget.of(given, ("",))
         digests = target.read_digests()
-        if target.file:  # which may be longer than a source that is looked through
+        if target.file:  # which may be longer than a source that is scanned
             digests[os.path.basename(target.file)] = hashlib.sha256(Path(target.file).read_bytes()).hexdigest()
         subjects |= {f"{role}/{name}": digest for name, digest in digests.items()}
     write_statement(path, subjects, PREDICATE_TYPE, {"facts": facts(), **result.as_json()})

@@ -185,7 +185,7 @@ def arrange_arguments(
         raise _signature_mismatch(spec, schema, f"missing a required argument: {missing!r}", fix)
     for name in kwargs:
         if name not in values:
-            near = get_close_matches(name, [a.name for a in spec.args if a.name not in values], 1)
+            near = get_close_matches(name, [a.name for a in spec.args if a.name not in values])
             fix = f"write {near[0]}= in place of {name}=" if near else ""
             fix = fix or f"remove {name}=, or write the name that 'expected' gives the argument"
             raise _signature_mismatch(spec, schema, f"an unexpected keyword argument {name!r}", fix)

@@ -28,9 +28,9 @@ SECRET_VARIABLE = re.compile(
 # signed token, a setting that is named like a secret, as in the options of a program, and tokens by the marks that
 # their issuers give them. A token has a digit or a capital letter, unlike most folders.
 SECRET_VALUE = re.compile(
-    r"\w://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
+    r"\w://[^/\s:]*:(?!\d+/)\S+@|\bjdbc:\S*@|-----BEGIN [A-Z ]*PRIVATE KEY|\beyJ[\w-]{8,}\.[\w-]{8,}\."
     r"|//hooks\.|[?&](?i:sig|(x-(amz|goog)-)?signature)=|AGE-SECRET-KEY-|(?i:--(password|token|secret|api-key)\s+[^\s-])"
-    r"|(?i:\bpwd[\"']?\s*[=:]\s*(?!\d{1,3}\b)[^\s/])"
+    r"|(?i:\bpwd?[\"']?\s*[=:]\s*(?!\d{1,3}\b)[^\s/])"
     # Neither words such as "bypass" nor what is set to a flag or a small number, as in the flags of a compiler.
     r"|(?i:((?<![a-z])pass|pass(word|wd|phrase)|secret|token|(account|access|api)[_-]?key|authorization)[\"']?\s*"
     r"(=\s*(?!(\d{1,3}|on|off|true|false)(?![\w.]))\S|:\s*[^\s/]))"
@@ -41,9 +41,21 @@ SECRET_VALUE = re.compile(
 )
 
 
+# What random tokens are made of, whoever issues them: 20 letters and digits of both cases, or 32 hexadecimal digits.
+# Paths, and names that are set to something, have long words as well.
+SEPARATORS = re.compile(r"[\s,;:=\"'&?|]+")
+RANDOM_WORD = re.compile(
+    r"(?<![A-Za-z0-9])((?=[A-Za-z]*\d)(?=[A-Z\d]*[a-z])(?=[a-z\d]*[A-Z])[A-Za-z\d]{20,}|(?=[a-f]*\d)(?=\d*[a-f])[\da-f]{32,})"
+    r"(?![A-Za-z0-9])"
+)
+
+
 def is_secret(name: str, value: str) -> bool:
     """Return whether the name or the value of an environment variable suggests that it holds a secret."""
-    return bool(SECRET_VARIABLE.search(name) or SECRET_VALUE.search(value))
+    if SECRET_VARIABLE.search(name) or SECRET_VALUE.search(value):
+        return True
+    words = SEPARATORS.split(value)
+    return any(RANDOM_WORD.search(word) for word in words if not word.startswith(("/", ".", "~", "-")))
 
 
 def launcher_environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ import tokenize
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -26,6 +27,12 @@ from shiplap.sandbox.interpreter_state import HEAP_NAMES, MEMORY_NAMES, PYTHON_C
 
 MAX_SOURCE_BYTES, READ_BYTES = 2_000_000, 1 << 16  # bytes of a source that is read, and of one step
 FILES, ENTRIES, PACKAGE = 64, 20_000, "__init__"  # the most sources that are read, and that are looked for
+# Names under which Python runs a file that no code names, by a word of the code that makes it do so.
+UNNAMED = {"__main__": "runpy", "sitecustomize": "site", "usercustomize": "site"}
+# Functions that list the files of a folder, and functions that run a file of any name.
+LISTING = {"iter_modules", "walk_packages", "listdir", "scandir", "iterdir", "glob", "rglob", "walk"}
+RUNNING = {"import_module", "__import__", "exec", "eval", "spec_from_file_location", "runpy", "load_module"}
+ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3}))")
 MOST_NAMES = 20_000  # names of a folder among which sources are looked for
 SANDBOX_TEXT = re.compile(
     r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
@@ -56,6 +63,8 @@ PLAIN_ENCODINGS = re.compile(
 """Encodings of sources in which each letter of ASCII is one byte, as in ASCII. Others, such as UTF-7, write a name in
 several ways, or take hours to decode."""
 COMPILED = ".pyc"
+CACHED_CODE = {"pycache_prefix", "cache_from_source", "check_hash_based_pycs", "SourcelessFileLoader", "_get_cached"}
+"""Names by which Python runs compiled code from another place than the source that it is said to belong to."""
 NATIVE_COMPARED = re.compile(r"(?:[=!<>]=|(?<![<>-])[<>])\s*(\d{1,7})\b|\b(\d{1,7})\s*(?:[=!<>]=|[<>](?![<>]))")
 
 
@@ -80,14 +89,35 @@ def gather_sources(file: str) -> list[Path]:
         sources[at] = None
         text = _read_source_text(at)
         words, letters = _words_of(text), letters + len(text)
-        named = (p for p in beside if p.stem in words or (p.stem == PACKAGE and p.parent.name in words))
-        left += [p for p in named if _is_source_in(first.parent, p)]
+        left += [p for p in beside if _is_named(p, text, words) and _is_source_in(first.parent, p)]
     return list(sources)
 
 
 def _words_of(text: str) -> set[str]:
-    """Return the words in the text of a source, as Python reads names: by the normal form of each letter."""
-    return set(re.findall(r"\w+", unicodedata.normalize("NFKC", text)))
+    """Return the words in the text of a source: as they stand there, as Python reads names, by the normal form of each
+    letter, and as Python reads strings, with the letters that are escaped.
+    """
+    plain = ESCAPED.sub(lambda found: _escaped_letter(*found.groups()), text) if "\\" in text else text
+    return {word for each in {text, plain, unicodedata.normalize("NFKC", text)} for word in re.findall(r"\w+", each)}
+
+
+def _escaped_letter(*numbers: str | None) -> str:
+    """Return the letter of an escape, of which ``numbers`` are the groups of ``ESCAPED``. The last one is octal."""
+    *hexadecimal, octal = numbers
+    number = int(octal, 8) if octal else int(next(filter(None, hexadecimal)), 16)
+    return chr(number) if number < 0x110000 else ""
+
+
+def _is_named(source: Path, text: str, words: set[str]) -> bool:
+    """Return whether code with the text ``text`` and these ``words`` may run the file ``source`` beside it: by its
+    name, or as one of the files of a folder. A name that is no word, such as ``my-kernels``, may stand anywhere.
+    """
+    name = source.stem
+    if name in words or (not name.isidentifier() and name in text) or not words.isdisjoint({UNNAMED.get(name)}):
+        return True
+    if name in (PACKAGE, "__main__") and source.parent.name in words:
+        return True
+    return source.suffix == ".py" and not words.isdisjoint(LISTING) and not words.isdisjoint(RUNNING)
 
 
 def _list_sources_beside(folder: Path) -> list[Path]:
@@ -99,7 +129,7 @@ def _list_sources_beside(folder: Path) -> list[Path]:
     suffixes = {".py", COMPILED, *SOURCE_SUFFIXES}
     try:
         names = (islice(folder.glob(pattern), MOST_NAMES) for pattern in ("*.*", "*/*.*"))
-        listed = ((p for p in each if p.suffix in suffixes) for each in names)
+        listed = ((p for p in each if p.suffix.lower() in suffixes) for each in names)
         found = [p for each in listed for p in islice(each, ENTRIES)]
     except OSError:
         return []
@@ -144,7 +174,7 @@ def read_source(file: str | Path) -> bytes:
 
 def parse_source(content: bytes) -> ast.Module:
     """Return the syntax tree of the Python source ``content``. Raise ``ObscureText`` for an encoding in which it is not
-    looked through, and what ``ast.parse`` raises.
+    scanned, and what ``ast.parse`` raises.
     """
     _encoding_of(content)
     return ast.parse(content)
@@ -159,7 +189,7 @@ def _encoding_of(content: bytes) -> str:
     lines = io.BytesIO(re.sub(rb"[\x80-\xff]", b"?", head))
     encoding = codecs.lookup(tokenize.detect_encoding(lines.readline)[0]).name
     if not PLAIN_ENCODINGS.fullmatch(encoding):
-        raise ObscureText(f"its text is in {encoding}, which nobody looks through: save it in UTF-8")
+        raise ObscureText(f"its text is in {encoding}, which is not scanned: save it in UTF-8")
     return encoding
 
 
@@ -185,7 +215,9 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
         if other.suffix == ".py":
             reasons += [f"{other.name}, {what}" for what in _suspicious_names_in(str(other), used)]
         elif other.suffix == COMPILED:
-            reasons.append(f"{other.name} is a compiled module without a source, which nobody looks through")
+            reasons.append(f"{other.name} is a compiled module without a source, which cannot be scanned")
+        natives = [other.with_suffix(suffix) for suffix in EXTENSION_SUFFIXES] if other.suffix == ".py" else []
+        reasons += [f"{each.name} takes the place of {other.name}" for each in natives if each.exists()]
     return reasons
 
 
@@ -196,7 +228,7 @@ def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
     A file that is too large, nested too deeply or in an obscure encoding is reported by a single string.
     """
     if len(content := read_source(file)) > MAX_SOURCE_BYTES:
-        return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
+        return [f"more than {MAX_SOURCE_BYTES} bytes, which is not scanned"]
     try:
         tree = parse_source(content)
     except ObscureText as e:
@@ -204,7 +236,7 @@ def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
     except (SyntaxError, ValueError):
         return []
     except (RecursionError, MemoryError):  # a process with another limit of recursion may import it
-        return ["expressions that are nested too deeply to be looked through"]
+        return ["expressions that are nested too deeply to be scanned"]
     found = {*_find_suspicious_nodes(tree), *_find_calendar_reads(tree, called)}
     return [f"line {line}: {what}" for line, what in sorted(found)]
 
@@ -501,6 +533,8 @@ def _describe_suspicion(name: str) -> str:
         return f"{name} looks at the callers"
     if name in HEAP_NAMES:
         return f"{name} looks at objects of others"
+    if name in CACHED_CODE:
+        return f"{name} runs other code than the source"
     if name in PROCESS_NAMES or SANDBOX_TEXT.search(name):
         return f"{name[:40]} tells a sandboxed process from others"
     return f"{name} changes the process that it runs in" if name in MEMORY_NAMES else ""

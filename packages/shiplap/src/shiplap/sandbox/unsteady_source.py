@@ -61,7 +61,7 @@ FILE_FACTS = {"st_size", "st_mtime", "st_mtime_ns", "st_nlink", "st_ino"}
 UNSTEADY = CLOCKS | CHANCES | PROCESSES | COUNTS | ADDRESSED | {"data_ptr"}
 LONG_ALIGNMENT = 4096  # bytes; an address by a larger number is a chance
 MOST_SIDES = 64  # values of one comparison, each of which is compared with all others
-TOO_DEEP = "expressions that are nested too deeply to be looked through"
+TOO_DEEP = "expressions that are nested too deeply to be scanned"
 COMPUTED = (ast.BinOp, ast.UnaryOp, ast.Subscript, ast.Attribute, ast.Compare, ast.BoolOp, ast.NamedExpr)
 FRESH = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)  # expressions that make a container
 CONTAINERS = {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter"}  # classes that make one
@@ -88,7 +88,7 @@ def _decisions_in(source: Path, find: Callable[[ast.Module], Iterable[tuple[int,
     """Return a string ``line N: reason`` for each decision that ``find`` returns for the syntax tree of a Python file.
 
     The list is empty for a file that Python cannot parse, and which no process can import. For one that is nested too
-    deeply to be looked through here, it has ``TOO_DEEP``, since a process with another limit may import it.
+    deeply to be scanned here, it has ``TOO_DEEP``, since a process with another limit may import it.
     """
     try:
         tree = parse_source(read_source(source))
@@ -118,7 +118,7 @@ def _unsteady_decisions(tree: ast.Module) -> Iterator[tuple[int, str]]:
             continue
         sides = [node.left, *(node.comparators if isinstance(node, ast.Compare) else [node.right])]
         if len(sides) > MOST_SIDES:
-            yield node.lineno, f"a comparison of more than {MOST_SIDES} values, which is not looked through"
+            yield node.lineno, f"a comparison of more than {MOST_SIDES} values, which is not scanned"
             continue
         amounts = [_amount(side, numbers) for side in sides]
         for side in sides:

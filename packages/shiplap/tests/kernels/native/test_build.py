@@ -1,11 +1,12 @@
 """The secret of a user's seals, when a library has both of them, and how long it may be."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from shiplap.kernels.native import binding, build
+from shiplap.kernels.native import binding, build, gradient_recorder
 from shiplap.kernels.native.packed_kernel import PackedKernel
 
 
@@ -94,5 +95,40 @@ def test_the_notice_that_says_how_to_build(monkeypatch):
     )
 
 
+def test_the_messages_of_a_compiler_are_read_up_to_a_mebibyte():
+    status, output = build._run_compiler([sys.executable, "-c", "print('a' * ((1 << 20) + 5)); raise SystemExit(3)"])
+    assert (status, len(output)) == (3, 1 << 20)
+
+
+def test_from_which_call_on_something_is_done():
+    assert (binding.HOT_CALLS, gradient_recorder.HOT_RECORDINGS, build.KEY_BYTES) == (32, 32, 32)
+
+
 def test_what_native_code_can_take_over_goes_into_a_package():
     assert not PackedKernel.by_python
+
+
+def test_the_files_of_a_library_are_this_user_s_alone(tmp_path, mask):
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\ncat "$3" > "$2"\n')
+    compiler.chmod(0o700)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert build._compile_source(scratch, "digest", "code", [str(compiler)]) == ""
+    names = {build.SOURCE, build.LIBRARY, build.SEAL, build.KEYED_SEAL}
+    assert {path.name: path.stat().st_mode & 0o777 for path in scratch.iterdir()} == dict.fromkeys(names, 0o600)
+
+
+def test_an_installed_binding_is_attached_before_the_first_call(monkeypatch):
+    attached = []
+    monkeypatch.setattr(binding, "_attach_installed", lambda op: attached.append(op) or "found")
+    op = SimpleNamespace(native=None)
+    monkeypatch.setenv("SHIPLAP_NATIVE", "0")
+    assert binding.attach_installed_library(op) is False
+    monkeypatch.setenv("SHIPLAP_NATIVE", "1")
+    assert binding.attach_installed_library(op) == "found"
+    monkeypatch.setattr(binding.torch.compiler, "is_compiling", lambda: True)
+    assert binding.attach_installed_library(op) is False
+    monkeypatch.setattr(binding.torch.compiler, "is_compiling", lambda: False)
+    assert binding.attach_installed_library(SimpleNamespace(native=object())) is True
+    assert attached == [op]

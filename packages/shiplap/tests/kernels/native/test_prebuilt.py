@@ -68,6 +68,18 @@ def test_a_manifest_is_for_releases_of_torch(folder, monkeypatch):
         prebuilt._read_manifest_rows(place)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_manifest_has_a_length(folder, more):
+    place = written(folder, "a", [entry()])
+    text = (place / prebuilt.MANIFEST).read_text()
+    (place / prebuilt.MANIFEST).write_text(text + " " * ((1 << 20) + more - len(text)))
+    if more:
+        with pytest.raises(OSError, match="longer than 1048576 bytes"):
+            prebuilt._read_manifest_rows(place)
+    else:
+        assert len(prebuilt._read_manifest_rows(place)) == 1
+
+
 @pytest.mark.parametrize("ops", [3, [3], []])
 def test_rows_that_are_none_are_left_out(folder, ops):
     assert prebuilt._read_manifest_rows(written(folder, "a", [entry()], ops=ops)) == ()
