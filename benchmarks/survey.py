@@ -11,14 +11,14 @@ call to the output, and those of the stage that predicts. Starting the processes
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
 workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of all rounds start at the same time,
-and predict one after the other. Before them surveys in one process predict all tiles, in groups and one by one, so that no survey that counts
-compiles kernels. The first one would do it for all, also in the middle of its tiles, where smaller ones need others.
-The rate is that of the tiles from four tenths of them on, without the last twentieth: then all kernels are loaded. The
-record has the seconds of each tenth, too, those of the stages of a tile, and those of the processor for a tile. Exit
-status 1 if a class is another than that of the one process. ``--kinds`` names the surveys: ``dask 2 6 0.001 0`` has six
-threads for each of its two workers, which look at Python's lock each millisecond and predict groups of so many points
-(0: each tile alone; then some classes may differ), and ``here 1`` has no cluster. For ``speed`` the kinds are ``"one
-core"``, ``"one worker"`` and ``"two workers"``.
+and predict one after the other. Before them surveys in one process predict all tiles, in groups and one by one, so that
+no survey that counts compiles kernels. The first one would do it for all, also in the middle of its tiles, where
+smaller ones need others. The rate is that of the tiles from four tenths of them on, without the last twentieth: then
+all kernels are loaded. The record has the seconds of each tenth, too, those of the stages of a tile, and those of the
+processor for a tile. Exit status 1 if a class is another than that of the one process. ``--kinds`` names the surveys:
+``dask 2 6 0.001 0`` has six threads for each of its two workers, which look at Python's lock each millisecond and
+predict groups of so many points (0: each tile alone; then some classes may differ), and ``here 1`` has no cluster. For
+``speed`` the kinds are ``"one core"``, ``"one worker"`` and ``"two workers"``.
 
 ``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
 
