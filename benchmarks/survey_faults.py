@@ -1,7 +1,7 @@
 """What a survey on Dask does when workers and schedulers die, a disk is full and a file is damaged.
 
-Usage: ``python benchmarks/survey_faults.py [--kills 20] [--each 1] [--copies 6] [--parts NAME ...] [--jobs 1] [--json
-FILE]``. ``--jobs`` surveys run at a time, each on two cores of its own of those that ``taskset`` leaves. The parts are
+Usage: ``python benchmarks/survey_faults.py [--kills 20] [--each 1] [--parts NAME ...] [--jobs 1] [--json FILE]``.
+``--jobs`` surveys run at a time, each on two cores of its own of those that ``taskset`` leaves. The parts are
 
 * ``kills``: a local worker is killed by SIGKILL in the middle of each stage, ``--each`` times in a survey;
 * ``scheduler``: a scheduler that runs on its own is killed with its workers, and all of them are started again;
