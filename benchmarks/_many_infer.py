@@ -119,7 +119,7 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
     from shiplap_sparse3d.survey.tasks import THREADS, TOGETHER, SurveyEngine, predict_group
 
     job = survey.made(folder, ranks.device).job
-    job = replace(job, together=TOGETHER if ranks.device.type == "cuda" else 0)
+    job = replace(job, together=TOGETHER[ranks.device.type])
     place, tiles, results = job.folder, job.tiles, {}
     groups = sorted(job.groups, key=lambda first: -sum(map(job.count, job.groups[first])))
 

@@ -19,6 +19,7 @@ from typing import Any
 
 STAGES = "SURVEY_STAGES"  # a folder for the notes
 SWITCH = "SURVEY_SWITCH"  # seconds between looks at Python's lock, instead of 0.005
+POINTS = "SURVEY_POINTS"  # of a group of tiles on a GPU, instead of ``TOGETHER``
 
 
 def _note(owner: Any, name: str, file: int) -> None:
@@ -41,6 +42,8 @@ def watch(library: str) -> None:
     """Note the stages of tiles in this process, by the survey of ``library``, if the environment wants it."""
     if os.environ.get(SWITCH):
         sys.setswitchinterval(float(os.environ[SWITCH]))
+    if os.environ.get(POINTS):
+        importlib.import_module("shiplap_sparse3d.survey.tasks").TOGETHER["cuda"] = int(os.environ[POINTS])
     if not os.environ.get(STAGES):
         return
     flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY

@@ -11,12 +11,13 @@ call to the output, and those of the stage that predicts. Starting the processes
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
 workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. All surveys of all rounds start at the same time,
-and predict one after the other. Before them a survey in one process predicts all tiles, so that no survey that counts
-compiles kernels. The first one would do it for all, also in the middle of its tiles, where smaller ones need others.
-The rate is that of the tiles from four tenths of them on, without the last twentieth: then all kernels are loaded. The
-record has the seconds of each tenth, too, those of the stages of a tile, and those of the processor for a tile. Exit
-status 1 if a class is another than that of the one process. ``--kinds`` names the surveys: ``dask 2 6 0.001`` has six
-threads for each of its two workers, which look at Python's lock each millisecond, and ``here 1`` has no cluster. For
+and predict one after the other. Before them surveys in one process predict all tiles, in groups and one by one, so that
+no survey that counts compiles kernels. The first one would do it for all, also in the middle of its tiles, where
+smaller ones need others. The rate is that of the tiles from four tenths of them on, without the last twentieth: then
+all kernels are loaded. The record has the seconds of each tenth, too, those of the stages of a tile, and those of the
+processor for a tile. Exit status 1 if a class is another than that of the one process. ``--kinds`` names the surveys:
+``dask 2 6 0.001 0`` has six threads for each of its two workers, which look at Python's lock each millisecond and
+predict groups of so many points (0: each tile alone; then some classes may differ), and ``here 1`` has no cluster. For
 ``speed`` the kinds are ``"one core"``, ``"one worker"`` and ``"two workers"``.
 
 ``python benchmarks/survey.py join RECORD ... --json FILE``: one record of the parts of several, which ran side by side.
@@ -110,10 +111,10 @@ def made_scan(path: Path, points: int) -> None:
         pool.map(_fill, parts)
 
 
-def _wait_at(gate: Path, tiles: int) -> None:
-    """Write the number of tiles beside the file ``gate``, and wait for that file."""
+def _wait_at(gate: Path) -> None:
+    """Make a file beside the file ``gate``, and wait for that file."""
     if not gate.exists():
-        gate.with_name(f"{gate.name} waiting {os.environ.get('RANK', 0)}").write_text(str(tiles))
+        gate.with_name(f"{gate.name} waiting {os.environ.get('RANK', 0)}").touch()
     while not gate.exists():
         time.sleep(0.01)
 
@@ -132,8 +133,11 @@ def run_here(options: argparse.Namespace) -> None:
             importlib.import_module(f"{options.library}.{name}").THREADS = options.threads
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
-        if stage == "predict" and options.gate:
-            _wait_at(Path(options.gate), total)
+        # Before a worker of today's code runs the network, to find out whether it takes batches.
+        if options.gate and (
+            stage == "predict" if options.library == "oldsurvey" else (stage, done) == ("read", total)
+        ):
+            _wait_at(Path(options.gate))
         now = time.perf_counter() - start
         seconds.setdefault(f"{stage} began", now)
         if done == total:
@@ -305,16 +309,20 @@ def keep_record(options: argparse.Namespace, result: dict[str, Any]) -> None:
         write(options.json, {**record(SOURCES, PACKAGES), **known, options.part or options.what: part})
 
 
-def _sort_here(options: argparse.Namespace, folder: Path) -> None:
-    """Sort the points of ``in.las`` with eight processes into ``sorted``, for surveys of today's code to begin with."""
+def _sort_here(options: argparse.Namespace, folder: Path) -> int:
+    """Sort the points of ``in.las`` with eight processes at most into ``sorted``, for surveys of today's code to begin
+    with. Return the number of tiles.
+    """
     from shiplap_sparse3d import survey
     from shiplap_sparse3d.survey import run, tasks
 
     model = _survey_models.MODELS[options.model](survey)
     job = run.open_job(folder / "in.las", folder / "sorted", model, (options.tile,))
     job = replace(job, model=replace(model, net=torch.nn.Identity()))  # weights that nobody needs would be sent, too
-    with job.folder.open_for_work(), multiprocessing.get_context("spawn").Pool(8, torch.set_num_threads, (1,)) as pool:
-        pool.map(partial(tasks.sort_segment, job), job.segments, chunksize=3)
+    processes = min(8, len(os.sched_getaffinity(0)))
+    context = multiprocessing.get_context("spawn")
+    with job.folder.open_for_work(), context.Pool(processes, torch.set_num_threads, (1,)) as pool:
+        return len(job.with_points(pool.map(partial(tasks.sort_segment, job), job.segments, chunksize=3)).tiles)
 
 
 def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
@@ -322,14 +330,15 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
     which they are to predict. The first round is ``dask 2 0``, ``pool 2 0`` and so on, and every second one is turned
     round.
 
-    Another survey predicts meanwhile, in one process, and ends before they go on: it compiles the kernels and writes
-    them to the disk, whence all of them load them. Its classes stay, for a comparison.
+    Two other surveys predict meanwhile, in one process each, and end before they go on: they compile the kernels for
+    groups of tiles and for single ones, and write them to the disk, whence all of them load them. The classes of the
+    first stay, for a comparison.
     """
     runs, until = dict[str, Run](), time.monotonic() + options.patience
     rounds = [
         (name, turn) for turn in range(options.rounds) for name in (options.kinds or GPU_KINDS)[:: 1 - turn % 2 * 2]
     ]
-    for kind_name, turn in (*rounds, ("warm 0", 0)):
+    for kind_name, turn in (*rounds, ("warm 0", 0), ("warm 0 3 0.005 0", 0)):
         kind, count, *settings = kind_name.split()
         target = folder / f"{(name := f'{kind_name} {turn}')}.las"
         if kind != "pool":
@@ -339,7 +348,9 @@ def _start_all(options: argparse.Namespace, folder: Path) -> dict[str, Run]:
         more |= {"library": "oldsurvey"} if kind == "pool" else {}
         more |= {"workers_threads": settings[0]} if settings else {}
         preload = {"DASK_DISTRIBUTED__WORKER__PRELOAD": _survey_stages.__file__, _survey_stages.STAGES: str(notes)}
-        more["environment"] = preload | ({_survey_stages.SWITCH: settings[1]} if settings[1:] else {})
+        more["environment"] = preload | dict(
+            zip((_survey_stages.SWITCH, _survey_stages.POINTS), settings[1:], strict=False)
+        )
         gate = folder / name
         if kind == "warm":
             gate.touch()
@@ -394,17 +405,16 @@ def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Predict the tiles of a survey by one and by two GPUs, with Dask and with the old pool, in turn."""
     begun = time.monotonic()
     made_scan(folder / "in.las", round(options.millions[0] * 1e6))
-    _sort_here(options, folder)
+    tiles = _sort_here(options, folder)
     print(f"sorted after {time.monotonic() - begun:.0f} s", flush=True)
     runs_of, until = dict[str, list[dict[str, Any]]](), begun + options.limit
     runs, result, same = _start_all(options, folder), dict[str, Any](), True
-    tiles = max((int(run.waiting[0].read_text()) for run in runs.values()), default=0)
     right = {path.name: path.read_bytes() for path in (folder / "warm 0 0.las.survey" / "classes").glob("*.bin")}
     for name, run in runs.items():
         if time.monotonic() > until:
             print(name, "is left out", run.stop()[-2000:], flush=True)
         elif measured := _predict_tiles(name, run, tiles, options):
-            if not name.startswith("pool"):
+            if not name.startswith("pool") and len(name.split()) < 6:  # with the groups of the one process
                 same &= all(path.read_bytes() == right.get(path.name) for path in run.classes.glob("*.bin"))
             runs_of.setdefault(name.rpartition(" ")[0], []).append(measured)
             result = _compare(options, tiles, runs_of, same and len(right) == tiles)

@@ -1,9 +1,9 @@
 """What a survey on Dask does when workers and schedulers die, a disk is full and a file is damaged.
 
-Usage: ``python benchmarks/survey_faults.py [--kills 20] [--copies 6] [--parts NAME ...] [--jobs 1] [--json FILE]``.
+Usage: ``python benchmarks/survey_faults.py [--kills 20] [--each 1] [--parts NAME ...] [--jobs 1] [--json FILE]``.
 ``--jobs`` surveys run at a time, each on two cores of its own of those that ``taskset`` leaves. The parts are
 
-* ``kills``: a local worker is killed by SIGKILL in the middle of each stage, again and again;
+* ``kills``: a local worker is killed by SIGKILL in the middle of each stage, ``--each`` times in a survey;
 * ``scheduler``: a scheduler that runs on its own is killed with its workers, and all of them are started again;
 * ``lost``: the same, and nothing is started again;
 * ``crash``: a network ends its process at each tile;
@@ -17,6 +17,7 @@ than the same survey without faults by more than the time of a tile and 30 s for
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -98,8 +99,11 @@ class Run:
 
     def workers(self) -> list[psutil.Process]:
         """Return the local workers, which are Python's spawned children."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if any("spawn_main" in part for part in child.cmdline())]
+        found = list[psutil.Process]()
+        with contextlib.suppress(psutil.Error):  # one that ends meanwhile
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                found += [child] if any("spawn_main" in part for part in child.cmdline()) else []
+        return found
 
     def end(self, seconds: float = 300) -> tuple[int, str, float]:
         """Wait for the end: exit status, messages, and seconds since the start."""
@@ -147,8 +151,8 @@ def free_port() -> int:
 class Faults:
     """The parts of the test, on one scan."""
 
-    def __init__(self, folder: Path, kills: int, size: int, seed: int, jobs: int, json: Path | None) -> None:
-        self.folder, self.kills, self.seed, self.writing = folder, kills, seed, threading.Lock()
+    def __init__(self, folder: Path, kills: int, each: int, size: int, seed: int, jobs: int, json: Path | None) -> None:
+        self.folder, self.kills, self.each, self.seed, self.writing = folder, kills, each, seed, threading.Lock()
         self.source = folder / "in.laz"
         copies(self.source, size)
         self.results: dict[str, Any] = {}
@@ -181,13 +185,13 @@ class Faults:
                 write(self.json, record(sources, PACKAGES, kills=kills, plain=round(self.plain, 1), runs=self.results))
 
     def kill_workers(self, number: int, stages: Sequence[str]) -> None:
-        """Kill one of two local workers once in each of ``stages``."""
+        """Kill one of two local workers once for each of ``stages``."""
         run, killed = Run(self.source, self.folder / f"kill{number}.laz", "--workers", 2), 0
         draw = random.Random(f"{self.seed} {number}")
-        for stage in stages:
-            moment = draw.randint(1, max(1, self.done[stage] * 3 // 4))
-            if run.reached(stage, moment):
-                draw.choice(run.workers()).kill()
+        moments = [(STAGES.index(stage), draw.randint(1, max(1, self.done[stage] * 3 // 4))) for stage in stages]
+        for stage, moment in sorted(moments):
+            if run.reached(STAGES[stage], moment) and (workers := run.workers()):
+                draw.choice(workers).kill()
                 killed += 1
         self.check(f"run {number}, killed {killed} times", run, faults=killed)
 
@@ -196,8 +200,9 @@ class Faults:
         for name in names:
             if name != "kills":
                 yield getattr(self, f"part_{name}")
-        for number, first in enumerate(range(0, self.kills if "kills" in names else 0, len(STAGES))):
-            yield partial(self.kill_workers, number, STAGES[: self.kills - first])
+        stages = STAGES * self.each
+        for number, first in enumerate(range(0, self.kills if "kills" in names else 0, len(stages))):
+            yield partial(self.kill_workers, number, stages[: self.kills - first])
 
     def part_scheduler(self) -> None:
         """Kill a scheduler and its workers in the middle, and start them again."""
@@ -252,6 +257,7 @@ def main() -> int:
     parts = ["kills", *(name.removeprefix("part_") for name in vars(Faults) if name.startswith("part_"))]
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--each", type=int, default=1, help="kills in each stage of a survey")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and workers of the kills")
     parser.add_argument("--copies", type=int, default=6, help="of the packaged scan, 110,000 points each")
     parser.add_argument("--parts", nargs="*", choices=parts, default=parts)
@@ -262,7 +268,9 @@ def main() -> int:
     for job in range(options.jobs):
         CORES.put(cores[2 * job : 2 * job + 2] or cores)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        faults = Faults(Path(folder), options.kills, options.copies, options.seed, options.jobs, options.json)
+        faults = Faults(
+            Path(folder), options.kills, options.each, options.copies, options.seed, options.jobs, options.json
+        )
         for part in [pool.submit(part) for part in faults.parts(options.parts)]:
             part.result()
     return int(not all(each["right"] and each["in time"] for each in faults.results.values()))

@@ -54,11 +54,11 @@ register_errors(
             "the survey folder belongs to another survey",
             (
                 "The folder contains finished tiles. They are valid only for the same input, network, tile size and "
-                "halo."
+                "halo. Tiles of another type of device or of other package versions may differ in the last bit."
             ),
             (
                 "pass another folder. If the finished tiles in this folder are no longer needed, delete the folder and "
-                "run the command again"
+                "run the command again. To keep them, continue with what 'got' names"
             ),
         ),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import json
 import logging
 import os
 import signal
@@ -25,7 +26,7 @@ import pytest
 import torch
 
 from shiplap import ShiplapError
-from shiplap_sparse3d.survey import SurveyModel, survey
+from shiplap_sparse3d.survey import SurveyModel, survey, tasks
 from shiplap_sparse3d.survey import run as running
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_testing.effort import sampled
@@ -235,6 +236,28 @@ def test_a_worker_with_other_versions(
     assert caught.value.where.startswith("worker tcp://127.0.0.1:")
 
 
+def test_a_worker_decides_whether_tiles_are_batched(
+    cluster: Any, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client may have another device, or none. Who continues the survey, predicts the same batches."""
+    out, folder, workers = tmp_path / "out.laz", tmp_path / "kept", list[str]()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SurveyModel, "check", lambda model: model.field)
+    monkeypatch.setitem(tasks.TOGETHER, "cpu", 10**9)
+    monkeypatch.setattr(tasks, "takes_batches", lambda *_: workers.append(distributed.get_worker().address) is None)
+    call: dict[str, Any] = {"folder": folder, "keep": True, **SMALL}
+    with pytest.raises(KeyboardInterrupt):
+        survey(corner, out, build(), scheduler=cluster.scheduler_address, progress=Once("predict", stop), **call)
+    assert len(workers) == 1
+    monkeypatch.setattr(tasks, "takes_batches", lambda *_: False)
+    survey(corner, out, build(), **call)
+    assert out.read_bytes() == alone
+    assert json.loads((folder / "survey.json").read_text())["points at a time"] == 10**9
+
+
 @pytest.mark.parametrize("part", sampled(["folder", "input"], 1))
 def test_a_worker_that_does_not_see_the_files(
     part: str, cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,7 +300,7 @@ def test_a_model_that_a_worker_cannot_import(
     cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build()
-    monkeypatch.setattr(clusters, "deepcopy", lambda net: Unsendable())
+    monkeypatch.setattr(clusters, "deepcopy", lambda model: replace(model, net=Unsendable()))
     with pytest.raises(ShiplapError, match="SL828") as caught:
         survey(corner, tmp_path / "out.laz", model, scheduler=cluster.scheduler_address, **SMALL)
     assert "no_such_module" in caught.value.got

@@ -77,6 +77,14 @@ def test_a_group_of_tiles_is_bounded_by_the_points_of_halos_and_by_scenes(
     assert {*map(len, replace(job, together=10**9).groups.values())} <= {1, 2}
 
 
+def test_the_points_of_a_tile_at_the_border_are_those_of_its_halo(job: SurveyJob) -> None:
+    """A tile of two points beside dense ones: its halo, and not its own points, is what takes memory."""
+    expected = {tile: job._expected_points(tile) for tile in job.tiles}
+    found = {tile: len(tasks.question_of(job, [tile], torch.device("cpu")).cells) for tile in job.tiles}
+    assert max(found[tile] / job.count(tile) for tile in job.tiles) > 1000
+    assert all(0.5 < found[tile] / expected[tile] < 1.25 for tile in job.tiles)
+
+
 def test_a_network_on_the_cpu_needs_no_stream_of_a_gpu(job: SurveyJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """``torch.cuda.stream`` makes a context on a GPU, even for no stream."""
     monkeypatch.delattr(torch.cuda, "stream")

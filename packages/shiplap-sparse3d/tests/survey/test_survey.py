@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,26 @@ def test_a_folder_of_another_survey(corner: Path, model: SurveyModel, tmp_path: 
         other.net.stem.weight[0] += 1
     with pytest.raises(ShiplapError, match="SL823"):
         survey(corner, out, other, tile=32, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("torch", "1.0"), ("device", "cuda"), ("points at a time", 7), ("format", 2)]
+)
+def test_a_folder_that_another_arithmetic_began(
+    name: str, value: object, corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last bits would not be those of the tiles to come."""
+    out, folder = tmp_path / "out.laz", tmp_path / "kept"
+    monkeypatch.setattr(SurveyModel, "check", lambda model: model.field)
+    monkeypatch.setattr(running, "_predict_tiles", lambda *_: (_ for _ in ()).throw(Stopped))
+    with pytest.raises(Stopped):
+        survey(corner, out, model, tile=32, folder=folder)
+    path = folder / "survey.json"
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({**known, name: value}))
+    with pytest.raises(ShiplapError, match="SL823") as caught:
+        survey(corner, out, model, tile=32, folder=folder)
+    assert (caught.value.got, caught.value.expected) == (f"{name} {value}", f"{name} {known[name]}")
 
 
 def test_any_value_of_a_network_makes_another_survey() -> None:

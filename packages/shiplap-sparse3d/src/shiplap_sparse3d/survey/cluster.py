@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -29,16 +30,15 @@ import cloudpickle
 import dask
 import torch
 from dask.system import CPU_COUNT
-from distributed import Client, KilledWorker, LocalCluster, get_worker
+from distributed import Client, KilledWorker, LocalCluster, Status, get_worker
 from distributed.client import ClosedClientError
 from distributed.comm.core import CommClosedError
-from distributed.core import Status
-from distributed.versions import get_versions
 
 from shiplap.plugin_api import verbs
 from shiplap.plugin_api.files import work_folder, write_whole
 from shiplap_sparse3d.errors import survey_error
-from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
+from shiplap_sparse3d.survey import tasks
+from shiplap_sparse3d.survey.tasks import Item, Progress, Result, Results, SurveyEngine, SurveyJob, Task
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
 _ADDRESS = 'pass what `dask scheduler` prints after "Scheduler at:"; tls:// needs certificates in Dask configuration'
@@ -49,11 +49,9 @@ _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "la
 
 def _installed_versions() -> dict[str, str]:
     """Return the installed version, by name, of Python and of each package in which the client and all workers must
-    agree. Local parts of a version, such as ``+cpu``, are left out, and so are packages that are not installed.
+    agree.
     """
-    found = get_versions(_PACKAGES)["packages"]
-    versions = {"Python": ".".join(found["python"].split(".")[:2])}
-    return versions | {name: str(of).partition("+")[0] for name in _PACKAGES if (of := found[name])}
+    return {"Python": f"{sys.version_info.major}.{sys.version_info.minor}", **tasks.installed_versions(_PACKAGES)}
 
 
 class JobTicket(NamedTuple):
@@ -184,8 +182,8 @@ class DaskEngine(SurveyEngine):
                 got = f"{type(failure).__name__}: {failure}".splitlines()[0]
                 raise survey_error("SL828", "the local Dask cluster", got, "processes that start") from None
             self._connect(_REACH)
-        net = deepcopy(job.model.net).cpu()
-        content, path = cloudpickle.dumps(replace(job, model=replace(job.model, net=net))), job.folder.path / "job.bin"
+        (model := deepcopy(job.model)).net.cpu()  # with its field, which workers need not derive again
+        content, path = cloudpickle.dumps(replace(job, model=model)), job.folder.path / "job.bin"
         write_whole(path, content, lasting=False)
         digest = hashlib.sha256(content).hexdigest()
         self._ticket = JobTicket(path, digest, self._device, _installed_versions())
@@ -230,7 +228,7 @@ class DaskEngine(SurveyEngine):
                 self._workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
             except Exception:
                 raise CommClosedError from None
-            self._look = now + LOOK
+            self._look = now + tasks.LOOK
         if self._workers:
             self._alone_since = math.inf
         elif now < self._alone_since:
@@ -265,7 +263,7 @@ def _begin_cluster(workers: int, device: str, opened: contextlib.ExitStack) -> F
     that is a GPU each process has several threads, and otherwise one. The cluster ends when ``opened`` is closed. If it
     is still starting then, the processes that have started end at once.
     """
-    place, threads = "distributed.nanny.pre-spawn-environ", THREADS if device.startswith("cuda") else 1
+    place, threads = "distributed.nanny.pre-spawn-environ", tasks.THREADS if device.startswith("cuda") else 1
     # Dask sets each of these to 1, unless the environment has another value. Torch takes the number of MKL.
     cores = os.environ.get("OMP_NUM_THREADS", max(1, CPU_COUNT // workers))
     # Dask's profile, taken a hundred times a second, keeps Python's lock from the threads that launch a network.

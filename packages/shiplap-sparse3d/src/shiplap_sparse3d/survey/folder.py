@@ -46,9 +46,9 @@ class SurveyFolder:
         """
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
-    def claim(self, identity: dict[str, Any]) -> None:
+    def claim(self, identity: dict[str, Any]) -> dict[str, Any]:
         """Begin or continue the work that ``identity`` describes, a mapping of names to settings. The settings are
-        stored in the folder. Raise ``SL823`` if the folder has another value for one of the names.
+        stored in the folder. Return all that it has now. Raise ``SL823`` if it has another value for one of the names.
         """
         path, identity = self.path / "survey.json", json.loads(json.dumps(identity))
         known = identity.copy()
@@ -58,6 +58,7 @@ class SurveyFolder:
             got, expected = (", ".join(f"{name} {of[name]}" for name in names) for of in (known, identity))
             raise survey_error("SL823", self.path, got, expected)
         write_whole(path, json.dumps(known, sort_keys=True).encode())
+        return known
 
     @contextlib.contextmanager
     def open_for_work(self) -> Iterator[None]:

@@ -22,10 +22,10 @@ from shiplap_sparse3d.axes import Triple, per_axis
 from shiplap_sparse3d.errors import SurveyError, require_packages, survey_error
 from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
-from shiplap_sparse3d.survey.field import Field, Tile, takes_batches, tiling
+from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, TOGETHER, Progress, SurveyEngine, SurveyJob
+from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, Progress, SurveyEngine, SurveyJob
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,13 @@ def survey(
     job = open_job(source, place, model, (tile, halo, origin), segment)
     with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
         seen = model.check()  # while local workers start
-        if str(device or model.device).startswith("cuda"):
-            batched = takes_batches(model.net, model.channels, model.field, model.answer_voxels)
-            job = replace(job, together=TOGETHER if batched else 0)
         with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
-            job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})
+            known = job.folder.claim({"model": model.digest(), "halo": job.tiling.halo}).get("points at a time")
+            # By a worker, whose device need not be the client's, and once: all must predict the same batches.
+            ((_, arithmetic),) = engine.run(tasks.choose_arithmetic, [known])
+            job.folder.claim(arithmetic)
+            job = replace(job, together=arithmetic["points at a time"])
             predicted = _predict_tiles(job, engine, progress)
             write_cloud(source, target, _merged_codes(job, engine, progress))
         if not keep:
@@ -212,7 +213,7 @@ def _points_identity(job: SurveyJob) -> dict[str, Any]:
     head, of = hashlib.sha256(np.fromfile(job.source, "u1", 1 << 20).tobytes()).hexdigest(), job.source.stat()
     known = {"bytes": of.st_size, "changed": of.st_mtime_ns, "points": job.total, "sha256 of its head": head}
     cut = {"voxel": job.model.voxel, "tile": job.tiling.size, "origin": job.tiling.origin, "segment": job.segment}
-    return {"format": 2, "input": known, **cut}
+    return {"format": 3, "input": known, **cut}
 
 
 def _check_arguments(source: Path, target: Path, model: object) -> None:

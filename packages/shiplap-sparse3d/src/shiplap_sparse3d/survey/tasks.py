@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -38,7 +39,7 @@ from shiplap_sparse3d.errors import survey_error
 from shiplap_sparse3d.geometry import NOTHING
 from shiplap_sparse3d.modes import evaluation_mode
 from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
-from shiplap_sparse3d.survey.field import MOST_SCENES, CellBox, Cells, Tile, Tiling
+from shiplap_sparse3d.survey.field import MOST_SCENES, CellBox, Cells, Tile, Tiling, takes_batches
 from shiplap_sparse3d.survey.folder import SurveyFolder, with_digest, without_digest
 from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
 
@@ -48,8 +49,9 @@ Result = TypeVar("Result")
 SEGMENT = 250_000  # points that are sorted at a time: five chunks of a LAZ file
 THREADS = 3  # for a GPU: one launches the network, one prepares its next input, and one waits or writes classes
 LOOK = 1.0  # seconds between looks at the state of the workers
-TOGETHER = 1 << 19  # points of the tiles, with their halos, that a GPU predicts at a time
 
+# Points of the tiles, with their halos, that a network on such a device predicts at a time. With 0 it is one tile.
+TOGETHER = {"cpu": 0, "cuda": 1 << 19}
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
 
 # A sorted point: its number in the file, its stored coordinates, what features are made of, and its class there.
@@ -150,15 +152,21 @@ class SurveyJob:
         groups, total, shape = dict[Tile, list[Tile]](), 0.0, cast(Any, None)
         shapes = {tile: self.tiling.grid(tile, self.extent).shape for tile in self.tiles}
         for tile in sorted(shapes, key=lambda each: (shapes[each], each)):  # neighbours, which share halos
-            before, shape = shape, shapes[tile]
-            # A halo may be larger than its tile, and is taken to be as dense. A scene counts at least one share.
-            points = self.count(tile) * math.prod(shape[:2]) / self.tiling.size**2
-            points = max(points, self.together / MOST_SCENES)
+            points = max(self._expected_points(tile), self.together / MOST_SCENES)  # a scene counts at least one share
+            if shapes[tile] != shape or total + points > self.together:
+                first, shape, total = tile, shapes[tile], 0.0
             total += points
-            if shape != before or total > self.together:
-                first, total = tile, points
             groups.setdefault(first, []).append(tile)
         return groups
+
+    def _expected_points(self, tile: Tile) -> float:
+        """Return about how many points the network gets for ``tile`` and its halo (the margin that it reads), if the
+        points of each tile around are spread evenly.
+        """
+        ends, around = self.tiling.grid(tile, self.extent), self.tiling.around(tile, 0)
+        cores = np.array([self.tiling.core(each) for each in around]).clip(*(end[:2] for end in self.extent))
+        shares = np.diff(cores.clip(*(end[:2] for end in ends)), axis=1) / np.diff(cores, axis=1).clip(1)
+        return float(shares.prod((1, 2)) @ [self.count(each) if each in self._places else 0 for each in around])
 
     def count(self, tile: Tile) -> int:
         """Return the number of points of ``tile`` in all segments."""
@@ -374,6 +382,31 @@ def predict_codes(job: SurveyJob, tiles: Sequence[Tile]) -> np.ndarray[Any, Any]
     if gpu:
         arrived.synchronize()
     return np.array(model.classes, np.uint8)[best.numpy()]
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the installed versions of the packages ``names``, by name. Local parts of a version, such as ``+cpu``, are
+    left out, and so are packages that are not installed.
+    """
+    found = {name: next(iter(distributions(name=name)), None) for name in names}
+    return {name: of.version.partition("+")[0] for name, of in found.items() if of}
+
+
+def choose_arithmetic(job: SurveyJob, known: int | None) -> dict[str, Any]:
+    """Return the settings that decide the last bits of logits, for the network in this process, as a dict that JSON can
+    hold. They are the type of the network's device, the number of points that it predicts at a time (``together`` of a
+    job), and the versions of the packages that compute.
+
+    The number is ``known``, that of an interrupted survey, if the device may have it. Otherwise small batches show
+    whether the network keeps scenes apart.
+    """
+    model, device = job.model, job.model.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+    if known not in (0, most := TOGETHER[device.type]):
+        known = most if most and takes_batches(model.net, model.channels, model.field, model.answer_voxels) else 0
+    names = "torch", "shiplap", "shiplap-sparse3d"
+    return {"device": device.type, "points at a time": known, **installed_versions(names)}
 
 
 def predict_group(job: SurveyJob, first: Tile) -> None:
