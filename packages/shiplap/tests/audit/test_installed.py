@@ -354,28 +354,6 @@ def test_a_size_that_no_program_has_passed_may_be_refused_by_the_fake(ops, reque
     assert result.checks > 15
 
 
-def test_a_refusal_that_names_dtypes_or_dims_repairs_a_call():
-    form = parse_schema(torch.ops.aten.index_add.default._schema)
-    draws = CallDraws(form, 5)
-    long, flat = TensorRecipe("int64", (4,), 1, last=3), TensorRecipe("float32", (4,), 1)
-    call = CallRecipe({"self": flat, "dim": 0, "index": long, "source": flat, "alpha": 1})
-    made = {repr(draws.repaired(call, "expected scalar type Int but found Long")) for _ in range(8)}
-    assert made == {repr(call.with_argument("index", replace(long, dtype="int32")))}
-    ranks = [draws.repaired(call, "TensorAccessor expected 0 dims but tensor has 1") for _ in range(20)]
-    assert {sum(len(t.shape) for _, t in c.tensors()) for c in ranks} == {2}, "one of three vectors is a scalar"
-    for one in ranks:
-        assert evaluate(one.texts())["index"].dim() in (0, 1)
-    listed = call.with_argument("self", (flat, flat))
-    made = {repr(draws.repaired(listed, "\"kernel\" not implemented for 'Float'").arguments["self"]) for _ in range(60)}
-    assert {"int32" in text for text in made} == {True, False}
-    scalars = [draws.repaired(call, "a Tensor with 4 elements cannot be converted to Scalar") for _ in range(8)]
-    assert all(sum(t.shape == () for _, t in c.tensors()) == 1 for c in scalars)
-    draws.hint("vector::_M_range_check: __n (which is 6) >= this->size() (which is 2)")
-    assert 7 in draws._counts()
-    named = [draws.repaired(call, "source must be a matrix").arguments for _ in range(8)]
-    assert all(a["self"] is flat and a["index"] is long for a in named)
-
-
 def test_a_file_may_be_cut_off():
     form = parse_schema(torch.ops.aten.neg.default._schema)
     for values, source in (((71, 73, 70, 56), ""), ((), "torch.arange(4).byte()")):
@@ -576,6 +554,8 @@ def test_a_refusal_gives_hints(ops):
     assert draws.numbers == [64]
     draws.hint("\"kernel\" not implemented for 'Float'")
     assert "quint8" in draws.dtypes
+    draws.hint("vector::_M_range_check: __n (which is 6) >= this->size() (which is 2)")
+    assert 7 in draws._counts()
 
 
 def test_the_most_harmful_finding_comes_first():

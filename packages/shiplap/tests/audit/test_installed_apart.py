@@ -15,7 +15,7 @@ from shiplap.audit.installed.apart import InstalledOverload, find_apart, import_
 from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op
 from shiplap.audit.installed.functions import InstalledFunction
 from shiplap.audit.installed.recipes import TensorRecipe, evaluate
-from shiplap.audit.installed.search import has_no_kernel, is_withdrawn
+from shiplap.audit.installed.refusals import has_no_kernel, is_withdrawn
 from shiplap.cli.audit_installed import InstalledOptions, _find_subjects, _split_arguments, audit_package
 from shiplap.cli.recording import run_recorded
 from shiplap.errors import ShiplapError

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from functools import cache
 
 import torch
 from torch import Tensor
 
 # PROT_NONE of mprotect, which the mmap module does not name.
 NONE, PAGE = 0, mmap.PAGESIZE
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """Return the C library, which takes longer to find than a small tensor to copy."""
+    return ctypes.CDLL(None)
 
 
 def copy_beside_guard(t: Tensor, *, after: bool) -> Tensor:
@@ -26,7 +33,7 @@ def copy_beside_guard(t: Tensor, *, after: bool) -> Tensor:
     view = (ctypes.c_char * len(memory)).from_buffer(memory)
     address = ctypes.addressof(view)
     # mprotect returns another number than 0 if it fails. The tensor then stays where it is, unguarded.
-    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + (pages if after else 0)), ctypes.c_size_t(PAGE), NONE):
+    if _libc().mprotect(ctypes.c_void_p(address + (pages if after else 0)), ctypes.c_size_t(PAGE), NONE):
         return t
     start = pages - size if after else PAGE
     placed = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).view(t.dtype).view(t.shape)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shiplap.audit.installed.python_function import PythonFunction
-from shiplap.audit.installed.tensors import map_tensors, shifted, strided, tensors_in, transposed
+from shiplap.audit.installed.tensors import map_tensors, seed_generators, shifted, strided, tensors_in, transposed
 
 FAKE_REFUSES = "the fake implementation refuses a call that the kernel takes"
 # A check needs new arguments for each call, since the op may write to them.
@@ -45,7 +45,7 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
     """Return the result of the op on ``arguments``, a dict from name to value, after torch was seeded with 0. Raise
     ``NotApplicable`` if the op raises an exception, so that a check skips arguments that the op refuses.
     """
-    torch.manual_seed(0)
+    seed_generators()
     try:
         result = invoke(op, arguments)
     except MissingRegistration:
@@ -314,7 +314,7 @@ def check_compile(op: Any, make: Make) -> str:
     if keywords or not tensors_in(expected):
         raise NotApplicable("keyword arguments, or no tensor in the result")
     torch.compiler.reset()
-    torch.manual_seed(0)
+    seed_generators()
     try:
         # This backend traces the op with fake tensors as Inductor does, but generates no code.
         result = torch.compile(function, fullgraph=not python, dynamic=True, backend="aot_eager")(make())

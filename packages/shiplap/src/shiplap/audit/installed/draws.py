@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shiplap.audit.installed.recipes import ArgumentRecipe, CallRecipe, TakenCall, TensorRecipe
+from shiplap.audit.installed.refusals import dtypes_in, numbers_in, ranks_in
 from shiplap.dtypes import DTYPES, preferred
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
@@ -22,8 +23,6 @@ _BOXES = re.compile(r"box|roi|coord|point|grid", re.IGNORECASE)
 _PATHS = re.compile(r"path|file", re.IGNORECASE)
 _MASKS = re.compile(r"mask|is_|has_", re.IGNORECASE)
 _DTYPES = preferred()
-# As torch's C++ names them in errors, such as Long.
-_NAMED_DTYPES = {row.aten.removeprefix("k").lower(): row.name for row in DTYPES.values() if row.aten}
 _SCALARS: dict[str, tuple[Any, ...]] = {
     "int": (1, 2, 0, 4, 8, 3, 32, 64, 128),
     "SymInt": (1, 2, 4, 6, 8, 0, 3, 32, 64),
@@ -93,7 +92,7 @@ class CallDraws:
         """
         if self.siblings and self.random.random() < 0.7:
             return self._from_sibling(self.random.choice(self.siblings))
-        rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8))
+        rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8, 1, 2))
         mixed = self.random.random() < 0.3  # tensors of different numbers of dims
         return CallRecipe(
             {
@@ -158,54 +157,17 @@ class CallDraws:
                 call = call.with_argument(name, replace(t, dtype=dtype, source=""))
         return call
 
-    def repaired(self, call: CallRecipe, refusal: str) -> CallRecipe:
-        """Return a copy of ``call`` in which one argument is changed as ``refusal`` suggests, the message with which
-        the op has refused it. The message may name an argument, or two dtypes or two numbers of dims, one of which a
-        tensor has in place of the other. If it names none of these, the change is random.
-        """
-        made = [
-            call.with_argument(f.name, self._change(f, call))
-            for f in self.form.arguments
-            if re.search(rf"\b{re.escape(f.name)}\b", refusal)
-        ]
-        for name, value in call.arguments.items():
-            members = value if isinstance(value, tuple) else (value,)
-            for at, t in enumerate(members):
-                for other in self._repairs(t, refusal, call) if isinstance(t, TensorRecipe) else ():
-                    changed = (*members[:at], other, *members[at + 1 :])
-                    made.append(call.with_argument(name, changed if isinstance(value, tuple) else other))
-        return self.random.choice(made) if made else self.changed(call)
-
-    def _repairs(self, t: TensorRecipe, refusal: str, call: CallRecipe) -> list[TensorRecipe]:
-        """Return recipes like ``t``, a tensor of ``call``, with another dtype or number of dims that ``refusal``
-        suggests.
-        """
-        dtypes, ranks = _dtypes_in(refusal), _ranks_in(refusal)
-        if "not implemented for" in refusal:
-            dtypes += ["float32", "int64", "int32"]
-        if "no dimensions" in refusal:
-            ranks += [0, 1]
-        if "converted to Scalar" in refusal:
-            ranks += [len(t.shape), 0]
-        made = []
-        if t.dtype in dtypes:
-            made += [replace(t, dtype=d, source="") for d in dict.fromkeys(dtypes) if d != t.dtype]
-        if len(t.shape) in ranks:
-            sizes = (*t.shape, *(self._size(call) for _ in range(5)))
-            made += [t.reshaped(sizes[:n]) for n in dict.fromkeys(ranks) if n != len(t.shape)]
-        return made
-
     def hint(self, refusal: str) -> None:
         """Store the quoted words, the dtypes and the numbers in ``refusal``, the message of an exception of the op, as
         values to try in later draws.
         """
-        self.ranks += [n for n in _ranks_in(refusal) if n]
+        self.ranks += [n for n in ranks_in(refusal) if n]
         self.ranks += [len(w.split(",")) for w in re.findall(r"[\[(](\w+(?:, ?\w+){1,4})[\])]", refusal)][:1]
         if re.search("q_scale|quantized|not implemented for", refusal, re.IGNORECASE) and "quint8" not in self.dtypes:
             self.dtypes.append("quint8")
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
-        self.dtypes += [d for d in _dtypes_in(refusal) if d not in self.dtypes]
-        self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
+        self.dtypes += [d for d in dtypes_in(refusal) if d not in self.dtypes]
+        self.numbers += [n for n in numbers_in(refusal) if n not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
         """Return another value for the argument ``field`` of ``call``. It is newly drawn, or is the present tensor or
@@ -269,6 +231,8 @@ class CallDraws:
             return None
         if field.default is not None and not given:
             value = field.default_value
+            # A schema may say ``int mode=0.``, a default that its own type refuses.
+            value = int(value) if isinstance(value, float) and field.kind in ("int", "SymInt") else value
             return tuple(value) if isinstance(value, list) else value
         element, bracket, length = field.kind.rstrip("?").replace("?", "").partition("[")
         count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3, *self._counts())) if bracket else 0
@@ -310,7 +274,8 @@ class CallDraws:
         if _LENGTHS.search(name):
             return TensorRecipe(dtype or "int64", (size,), seed, 1.0, 1.0, device=self.device)
         if _INDICES.search(name):
-            return TensorRecipe(dtype or "int64", (size,) * max(min(rank, 2), 1), seed, 0.0, 2.0, device=self.device)
+            high = float(min(2, max(size - 1, 0)))
+            return TensorRecipe(dtype or "int64", (size,) * max(min(rank, 2), 1), seed, 0.0, high, device=self.device)
         if _MASKS.search(name):
             return TensorRecipe(dtype or "bool", (size,) * rank, seed, device=self.device)
         low, high = _range_of(dtype)
@@ -318,20 +283,6 @@ class CallDraws:
         if (low, high) == (0.0, 0.0) and self.random.random() < (0.5 if self.careful or _BOXES.search(name) else 0.1):
             low, high = 0.0, 1.0
         return TensorRecipe(dtype or "float32", (size,) * rank, seed, low, high, device=self.device)
-
-
-def _dtypes_in(refusal: str) -> list[str]:
-    """Return the dtypes that the message of an exception names, as Python or C++ does."""
-    named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
-    return list(dict.fromkeys(d for d in named if d in _DTYPES))
-
-
-def _ranks_in(refusal: str) -> list[int]:
-    """Return the numbers of dims that the message of an exception names, such as "3-dimensional", "2D" or "4 dims". A
-    number in "but tensor has 0" or "found 4" is one, too.
-    """
-    named = re.findall(r"\b([0-5])[- ]?(?:dim|d\b)|(?:tensor has|found) ([0-5])\b", refusal, re.IGNORECASE)
-    return list(dict.fromkeys(int(a or b) for a, b in named))
 
 
 def _range_of(dtype: str) -> tuple[float, float]:

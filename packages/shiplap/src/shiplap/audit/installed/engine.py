@@ -153,7 +153,8 @@ class OpAudit:
         tried: dict[str, Any] = {}
         for event in events:
             if isinstance(event, ChildDeath):
-                spent = float(tried.get("used", 0.0)) + _seconds_of_limit(event, self.asked.limits)
+                limits = replace(self.asked.limits, busy_s=tried.get("patience", self.asked.limits.busy_s))
+                spent = float(tried.get("used", 0.0)) + _seconds_of_limit(event, limits)
                 self._standstills += event.how.startswith(("hangs", "deadlock"))
                 if tried:
                     self.state.avoid(tried)

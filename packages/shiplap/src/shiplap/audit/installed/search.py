@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -12,60 +11,27 @@ from typing import Any
 
 from shiplap.audit.child_process import ChildEvent, SendEvent
 from shiplap.audit.installed.checks import NotApplicable, call_op, on_cpu_alone
+from shiplap.audit.installed.descent import Descent
 from shiplap.audit.installed.draws import CallDraws
 from shiplap.audit.installed.python_function import PythonFunction
 from shiplap.audit.installed.recipes import CallRecipe, TakenCall, evaluate, recipe_from_text
+from shiplap.audit.installed.refusals import (
+    NO_KERNEL_INSIDE,
+    REFUSES_DEVICE,
+    has_no_kernel,
+    is_withdrawn,
+    refusal_form,
+)
 from shiplap.audit.installed.result import device_name
 from shiplap.audit.installed.tensors import map_tensors, tensors_in
 from shiplap.scaffold.schema import SchemaForm
 
-# Errors of torch, of Triton and of packages where a device is missing.
-_NO_DEVICE = re.compile(
-    "not compiled with CUDA|compiled with GPU support|NVIDIA driver|active drivers?|CUDA is not available|"
-    "requires? (a )?(CUDA|GPU)|be a cuda device|non-CUDA DeviceType"
-)
-# The dispatcher's error where another op inside of the op has no kernel for the device.
-_NO_KERNEL_INSIDE = re.compile(r"Could not run '[\w:.]+' with arguments from the '(CPU|CUDA)' backend")
-# A tensor that is quantised or sparse has a backend of its own, for which most ops have no kernel.
-_MISSING_KERNEL = re.compile(
-    r"Could not run '(?P<op>[^']+)' with arguments from the '(?!Quantized|Sparse|Nested|Mkldnn)\w+' backend"
-)
-_REFUSES_DEVICE = re.compile(r"not supported (by|on) (the )?CPU\b")  # an error of kernels, which a dtype may also cause
-# Words that name a type of elements: refusals that differ only in them come from one line of the op.
-_TYPE_WORDS = re.compile(
-    r"\b(c10::|torch\.|CPU)?(u?int\d*|long|short|char|byte|bool|half|double|b?float\w*|complex\w*)"
-    r"(tensor|type|<\w+>)?\b",
-    re.IGNORECASE,
-)
 _NO_ARGUMENT = "no such argument"
 WANTED_CALLS = 6  # different calls of one op, on which the checks run
 _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
+_PATIENCE = 5.0  # seconds of processor time of one call of a search on the CPU
 _MOST_CRASHES = 2  # of calls that were made from one call, which is then left alone
 _WAITING = 20  # times as long as its processor time may be, a search also waits, as for a network
-
-
-def refusal_form(text: str) -> str:
-    """Return the message ``text`` of an exception with its numbers and names of dtypes replaced, cut after 200
-    characters. Messages that one line of the op raises then become equal.
-    """
-    return re.sub(r"[-\d.]+", "#", _TYPE_WORDS.sub("@", text))[:200]
-
-
-def has_no_kernel(op: str, refusal: str) -> bool:
-    """Return whether ``refusal`` says that the op ``op`` has no kernel for the device of its arguments. The
-    dispatcher's error may also come from another op inside of it.
-    """
-    missing = _MISSING_KERNEL.search(refusal)
-    own = missing is not None and missing["op"] == op.removesuffix(".default")
-    return own or bool(_NO_DEVICE.search(refusal))
-
-
-def is_withdrawn(op: str, refusal: str) -> bool:
-    """Return whether ``refusal`` says that the op ``op`` as a whole is deprecated or was removed, so that it raises for
-    all arguments. A sentence that goes on may limit that to some of them.
-    """
-    name = re.escape(op.rpartition("::")[2].partition(".")[0])
-    return bool(re.search(rf"\b{name}(\(\))? (is|was|has been) (deprecated|removed)(?=[.,;:!]|$)", refusal))
 
 
 @dataclass
@@ -110,10 +76,10 @@ class SearchState:
         """
         if self.absent or self.found:
             return self.absent
-        inside = [r for r in self.refusals if _NO_KERNEL_INSIDE.search(r)]
+        inside = [r for r in self.refusals if NO_KERNEL_INSIDE.search(r)]
         # On another device, such an error is about a single argument.
         if not inside and self.device == "cpu":
-            inside = [r for r in self.refusals[-1:] if _REFUSES_DEVICE.search(r)]
+            inside = [r for r in self.refusals[-1:] if REFUSES_DEVICE.search(r)]
         if inside:
             return f"no kernel for the device inside of the op: {inside[0]}"[:300]
         if self.refusals:
@@ -161,7 +127,10 @@ def _tried(call: CallRecipe, wrap: str, source: CallRecipe | None, since: float 
     the processor time of this process at the begin of its search.
     """
     texts, used = call.texts(wrap), used_seconds() - since
-    return {"kind": "try", "call": repr(call), "texts": texts, "by": call.origin, "origin": repr(source), "used": used}
+    event = {"kind": "try", "call": repr(call), "texts": texts, "by": call.origin, "origin": repr(source), "used": used}
+    # A search makes many calls, and one that does not end soon is of no use. A device may compile a kernel first.
+    drawn_for_cpu = wrap and all(t.device == "cpu" for _, t in call.tensors())
+    return {**event, "patience": _PATIENCE} if drawn_for_cpu else event
 
 
 def search_calls(
@@ -178,48 +147,90 @@ def search_calls(
     draws = CallDraws(form, seed, state.siblings, careful=bool(state.avoided), device=device)
     for refusal in state.refusals:
         draws.hint(refusal)
-    frontier, forms = list(zip(state.frontier, state.refusals, strict=True)), set(map(refusal_form, state.refusals))
-    frontier += [(t.call, "") for t in state.found]
-    kinds, left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
-    latest = time.monotonic() + _WAITING * seconds
-    # Time of the processor, so that other work on the machine does not shorten the search. The import of a package does
-    # not count, which a process that was not forked from one with the package has made.
-    since = used_seconds()
-    while used_seconds() - since < seconds and time.monotonic() < latest and left > 0:
-        usable = [c for c in frontier[-_FRONTIER:] if state.crashes.get(repr(c[0]), 0) < _MOST_CRASHES]
-        source, why = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else (None, "")
-        if source is None:
-            call = draws.first()
-        else:
-            call = draws.repaired(source, why) if why and draws.random.random() < 0.5 else draws.changed(source)
-        if repr(call) in state.avoided:
-            continue
-        send(_tried(call, "guarded", source, since))
-        if refusal := why_refused(op, call):
-            # No change of the arguments gives the op a kernel for the device, so the search ends.
-            if has_no_kernel(form.name, refusal):
-                send({"kind": "absent", "reason": f"no kernel for {device_name(device)}: {refusal}"[:160]})
-                return
-            if is_withdrawn(form.name, refusal):
-                send({"kind": "absent", "reason": f"the op refuses every call: {refusal}"[:160]})
-                return
-            if refusal.startswith(_NO_ARGUMENT) or f"Could not run '{form.name}'" in refusal:
-                continue  # this says nothing about other arguments
-            draws.hint(refusal)
+    _CallSearch(op, form, state, send, draws, seconds).run()
+
+
+class _CallSearch:
+    """A search for calls of one op, which begins with the calls and refusals of ``state``."""
+
+    def __init__(
+        self, op: Any, form: SchemaForm, state: SearchState, send: SendEvent, draws: CallDraws, seconds: float
+    ) -> None:
+        """Prepare a search of ``seconds`` of processor time, which takes calls from ``draws`` and reports by
+        ``send``.
+        """
+        self.op, self.form, self.state, self.send, self.draws, self.seconds = op, form, state, send, draws, seconds
+        self.frontier = [*zip(state.frontier, state.refusals, strict=True), *((t.call, "") for t in state.found)]
+        self.forms = set(map(refusal_form, state.refusals))
+        self.followed: set[str] = set()  # calls from which a walk has begun or at which one has ended
+        self.kinds, self.left = {_kind_of_call(t.call) for t in state.found}, WANTED_CALLS - len(state.found)
+        # Time of the processor, so that other work on the machine does not shorten the search. The import of a package
+        # does not count, which a process that was not forked from one with the package has made.
+        self.since, self.latest = used_seconds(), time.monotonic() + _WAITING * seconds
+
+    def is_open(self) -> bool:
+        """Return whether more calls are wanted and there is time for them."""
+        return self.left > 0 and used_seconds() - self.since < self.seconds and time.monotonic() < self.latest
+
+    def run(self) -> None:
+        """Make calls until enough were taken, time is over, or the op takes none at all."""
+        draws, crashes = self.draws, self.state.crashes
+        while self.is_open():
+            usable = [c for c in self.frontier[-_FRONTIER:] if crashes.get(repr(c[0]), 0) < _MOST_CRASHES]
+            source, why = draws.random.choice(usable) if usable and draws.random.random() > 0.15 else (None, "")
+            if source is None:
+                self.attempt(draws.first(), None)
+            elif why and repr(source) not in self.followed:
+                self.followed.add(repr(source))
+                call, refusal = Descent(self.attempt, self.is_open, draws.random).walk(source, why)
+                if refusal and call != source:
+                    self.followed.add(repr(call))
+                    self.frontier.append((call, refusal))
+            else:
+                self.attempt(draws.changed(source), source)
+
+    def attempt(self, call: CallRecipe, source: CallRecipe | None) -> str | None:
+        """Make ``call``, which was made from ``source``, and return why it is refused: "" if it is taken, and None if
+        it is not made or says nothing about other arguments.
+        """
+        if repr(call) in self.state.avoided:
+            return None
+        self.send(_tried(call, "guarded", source, self.since))
+        refusal = why_refused(self.op, call)
+        if not refusal:
+            self._keep(call)
+            return refusal
+        # No change of the arguments gives the op a kernel for the device, so the search ends.
+        if has_no_kernel(self.form.name, refusal):
+            self._end(f"no kernel for {device_name(self.draws.device)}: {refusal}")
+        elif is_withdrawn(self.form.name, refusal):
+            self._end(f"the op refuses every call: {refusal}")
+        elif not (refusal.startswith(_NO_ARGUMENT) or f"Could not run '{self.form.name}'" in refusal):
+            self.draws.hint(refusal)
             # A refusal in a new form may come from a later check of the op, so its call is worth changing further.
-            if refusal_form(refusal) not in forms:
-                forms.add(refusal_form(refusal))
-                frontier.append((call, refusal))
-                send({"kind": "refused", "call": repr(call), "refusal": refusal[:400]})
-            continue
-        frontier.append((call, ""))
-        # Few calls are wanted, so those that repeat known dtypes and ranks are mostly dropped.
-        if _kind_of_call(call) not in kinds or draws.random.random() < 0.1:
-            kinds.add(_kind_of_call(call))
-            left -= 1
-            send(_found(op, form, call))
-        if not form.arguments:
-            return  # there is one call
+            if refusal_form(refusal) not in self.forms:
+                self.forms.add(refusal_form(refusal))
+                self.frontier.append((call, refusal))
+                self.send({"kind": "refused", "call": repr(call), "refusal": refusal[:400]})
+            return refusal
+        return None
+
+    def _end(self, reason: str) -> None:
+        """End the search, since the op takes no call for this ``reason``."""
+        self.send({"kind": "absent", "reason": reason[:160]})
+        self.left = 0
+
+    def _keep(self, call: CallRecipe) -> None:
+        """Store a call that the op has taken. Few calls are wanted, so those that repeat known dtypes and ranks are
+        mostly dropped.
+        """
+        self.frontier.append((call, ""))
+        if _kind_of_call(call) not in self.kinds or self.draws.random.random() < 0.1:
+            self.kinds.add(_kind_of_call(call))
+            self.left -= 1
+            self.send(_found(self.op, self.form, call))
+        if not self.form.arguments:
+            self.left = 0  # there is one call
 
 
 def _kind_of_call(call: CallRecipe) -> str:

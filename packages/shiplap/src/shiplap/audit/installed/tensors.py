@@ -60,12 +60,21 @@ def result(op: str, arguments: dict[str, Any], number: int) -> torch.Tensor:
         address = f"{name}.{overload}"
     else:  # the name of an overload is left out where it is the default one
         address = f"{name}.{overload}.default"
-    torch.manual_seed(0)
+    seed_generators()
     call = attrgetter(address)(torch.ops)
     keywords = {a.name for a in call._schema.arguments if a.kwarg_only}
     positional = [v for n, v in arguments.items() if n not in keywords]
     made = call(*positional, **{n: v for n, v in arguments.items() if n in keywords})
     return tensors_in(made)[number].clone()
+
+
+def seed_generators() -> None:
+    """Seed the generators of the CPU and of CUDA with 0, the latter only if this process uses it. ``torch.manual_seed``
+    formats a stack for each kind of device that is not in use, which takes longer than most calls of an op.
+    """
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 def with_attributes(cls: type, attributes: dict[str, Any]) -> Any:
