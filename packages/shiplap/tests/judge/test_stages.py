@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shiplap as sl
-from shiplap.judge import engine, index_bounds
+from shiplap.judge import engine, index_bounds, new_shapes
 from shiplap.judge.checks import JudgeSession
 from shiplap.judge.engine import _compare_operators
 from shiplap.judge.index_bounds import IndexTrials, TrialTooLong
@@ -244,11 +244,33 @@ def test_a_candidate_that_takes_long_for_each_shape_gets_fewer(monkeypatch: pyte
     case = judge_session()
     case.calls = 1
     forms = [InputForm(f"{size} {kind}", shapes=((size,),), kind=kind) for size in range(20) for kind in ("a", "b")]
-    engine._check_inputs(case, witness, forms)  # type: ignore[arg-type]
+    kept = engine._check_inputs(case, witness, forms)  # type: ignore[arg-type]
     sizes = {form.shapes for form in checked}
-    assert len(sizes) == 5 == len(checked) / 2, "a tenth of 60 s, and all values of these shapes"
-    assert case.unchecked == ["30 inputs of further shapes: the candidate took 8.0 s for 4 others"]
+    assert len(sizes) == 4 == len(checked) / 2, "a tenth of 60 s, and all values of these shapes"
+    assert case.unchecked == ["32 inputs of further shapes: the candidate took 6.0 s for 3 others"]
+    assert kept == forms[:8], "later checks would take as long for the others"
     assert not case.missing
+
+
+def test_a_candidate_that_takes_very_long_gets_its_own_shape_another_one_and_a_near_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that chooses among 18 configs for each number of columns is compared with other rows in no time."""
+    witness, checked = SimpleNamespace(prisoner=SimpleNamespace(answering=0.0)), list[InputForm]()
+
+    def check(case: Any, witness: Any, form: InputForm, pace: Any, *, brief: bool) -> bool:
+        known = {other.shapes[0][1] for other in checked}
+        witness.prisoner.answering += 0.0 if form.shapes[0][1] in known else 7.0
+        checked.append(form)
+        return True
+
+    monkeypatch.setattr(engine, "_check_one_form", check)
+    case = judge_session()
+    case.calls = 1
+    shapes = [(64, 64), (8, 8), (32, 32), (9, 8), (16, 16), (8, 4)]
+    forms = [InputForm(str(s), s in shapes[:1] + shapes[2:3], shapes=(s, s[1:])) for s in shapes]
+    engine._check_inputs(case, witness, forms)  # type: ignore[arg-type]
+    assert [form.shapes[0] for form in checked] == [(64, 64), (8, 8), (9, 8), (64, 64)], "32 x 32 is timed as well"
 
 
 def test_a_size_that_the_candidate_compares_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,15 +280,15 @@ def test_a_size_that_the_candidate_compares_is_never_left_out(monkeypatch: pytes
     def check(case: Any, witness: Any, form: InputForm, pace: Any, *, brief: bool) -> bool:
         witness.prisoner.answering += 9.0
         checked.append(form.shapes[0][0])
-        return form.shapes[0][0] != 3  # which the reference refuses
+        return form.shapes[0][0] != 2  # which the reference refuses
 
     monkeypatch.setattr(engine, "_check_one_form", check)
-    monkeypatch.setattr(engine, "compared_numbers", lambda file: {1, 20, 30})
+    monkeypatch.setattr(new_shapes, "compared_numbers", lambda file: {1, 20, 30})
     case, forms = judge_session(), [InputForm(str(size), shapes=((size,),)) for size in range(33)]
     case.calls = 1
     engine._check_inputs(case, witness, forms)  # type: ignore[arg-type]
-    assert checked == [0, 1, 2, 3, 4, 5, 20, 21, 30, 31]
-    assert [each.partition(":")[0] for each in case.unchecked] == ["23 inputs of further shapes"]
+    assert checked == [0, 1, 2, 3, 20, 21, 30, 31]
+    assert [each.partition(":")[0] for each in case.unchecked] == ["25 inputs of further shapes"]
 
 
 def test_a_process_that_cannot_be_killed_leaves_the_others_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,18 @@ def left_by(act: Callable[[], object], undo: Callable[[], object]) -> list[str]:
         undo()
 
 
+def test_only_watched_events_are_examined(monkeypatch):
+    """Each comparison with a snapshot raises a hundred thousand others."""
+    hooks, seen = [], []
+    monkeypatch.setattr(sys, "addaudithook", hooks.append)
+    monkeypatch.setattr(InterpreterWatch, "_record_event", lambda self, event, args: seen.append((event, *args[1:])))
+    InterpreterWatch()
+    for event, name in (("object.__getattr__", "__code__"), ("object.__getattr__", "tb_frame"), ("open", "r")):
+        hooks[0](event, (None, name))
+    hooks[0]("gc.get_objects", (-1,))
+    assert seen == [("object.__getattr__", "tb_frame"), ("gc.get_objects",)]
+
+
 def test_nothing_is_left_by_nothing():
     assert left_by(lambda: torch.rand(3).sum(), lambda: None) == []
 

@@ -27,12 +27,12 @@ from shiplap.judge.checks import (
 from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
 from shiplap.judge.conditions import call_elsewhere
 from shiplap.judge.declined import FAR_LACK, decline_form
+from shiplap.judge.new_shapes import NewShapes
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.problem import SEEDING, SLOW_CALL_S
 from shiplap.judge.processes import JudgedProcesses, not_started
 from shiplap.judge.resubmission import describe_resubmission
 from shiplap.judge.result import JudgeResult, Reason, StageClock
-from shiplap.judge.shapes import Shapes
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
@@ -44,7 +44,6 @@ from shiplap.sandbox.machine_lack import bounded_memory, is_lack
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.request_errors import ProcessEnded, Timeout
 from shiplap.sandbox.source_scan import (
-    compared_numbers,
     constants_in_sources,
     find_suspicious_names,
     parameters_in_source,
@@ -56,13 +55,11 @@ __all__ = ["JudgeOptions", "judge"]
 
 TIMING_ATTEMPTS = 3  # measurements before implausible times count as a fault
 LEAST_SHAPES, MOST_SHAPES = 4, 14
-FEWEST_SHAPES = 5  # shapes that are compared however long the candidate takes for them
 QUEUED_KERNELS = 960  # kernels that a GPU can queue, less some for the clock
 # Shares of the remaining time for each stage, in the order of the stages.
 CHOOSING_SHARE = 0.3  # the search for forms that the reference accepts
 CHECKING_SHARE = 0.6  # the comparison of all forms, after the first call
 ENDURING_SHARE = 0.5  # many calls, and gradients
-SHAPES_SHARE = 0.1  # of the whole time, for calls of the candidate on shapes that are new to it
 EXTRA_SHARE = 0.15  # gradients that nobody asks for
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["other dtypes, empty tensors, NaN and infinity"]
@@ -251,7 +248,7 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
         # Of a form for which the machine lacks memory nobody knows whether the reference accepts it.
         case.tried = {axis for form in (*forms, *case.problem.lacked) for axis in _axes(forms[0], form)}
         with case.clock.stage("values"):
-            _check_inputs(case, witness, forms)
+            forms = _check_inputs(case, witness, forms)
         share = ENDURING_SHARE if case.subject.gradients or case.options.gradients else EXTRA_SHARE
         # Each of these is expensive and needs right results, so a known fault ends the judgement.
         checks: dict[str, Callable[[], None]] = {
@@ -338,13 +335,13 @@ def _max_other_shapes(case: JudgeSession) -> int:
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
-def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm]) -> None:
+def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm]) -> list[InputForm]:
     """Compare the candidate, in the process ``witness``, with the reference on inputs of every form (shapes and kind of
-    values).
+    values). Return the forms without those that were left out, since the candidate takes long for each new shape.
 
-    Forms that will be timed are compared first. Unless shapes were reduced, they are compared again at the end. Faults,
-    missing checks and the properties of inputs that were varied are recorded in ``case``. If the candidate takes long
-    for each shape, as one that compiles does, some shapes are left out, but none with a size that its source compares.
+    Forms that will be timed are compared first, unless the candidate is slow. Unless shapes were reduced, they are
+    compared again at the end. Faults, missing checks and the properties of inputs that were varied are recorded in
+    ``case``.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -352,49 +349,34 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     # A step of a large shape says nothing about how long one of a smaller shape takes.
     paces = {reduced: StepDeadline(case.budget.last) for reduced in (False, True)}
     brief = case.problem.takes > SLOW_CALL_S and any(f.reduced for f in forms)
-    answered, seen, left_out, spent = witness.prisoner.answering, set[Shapes](), 0, 0.0
-    decisive: set[int] | None = None  # sizes by which the candidate may decide
+    answered, shapes = witness.prisoner.answering, NewShapes(case.candidate.file, case.options.seconds)
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
-        # A candidate may compile, or choose among many configs, for each shape.
-        is_new, before = form.shapes not in seen, witness.prisoner.answering
-        if is_new and spent > SHAPES_SHARE * case.options.seconds and len(seen) >= FEWEST_SHAPES:
-            if decisive is None:
-                decisive = {n + more for n in compared_numbers(case.candidate.file) for more in (0, 1)}
-            if decisive.isdisjoint(_new_sizes(form.shapes, seen)):
-                left_out += 1
-                continue
+        if shapes.defers(form, case.first_call):
+            ranked.append(form)
+            continue
+        if shapes.leaves_out(form):
+            continue
+        before = witness.prisoner.answering
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
-            return
+            break
         compared = False
         with case.record_faults(form.label), decline_form(case, form), bounded_memory():
             compared = _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form) if compared else ():
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
-        seen |= {form.shapes} if compared else set()
-        spent += witness.prisoner.answering - before if is_new and number else 0.0
+        shapes.note(form, witness.prisoner.answering - before, compared=compared)
         enough += case.wait_for_others(*paces.values())
         if not number:  # the first call may compile, so the share begins after it
             case.first_call = witness.prisoner.answering - answered
             enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
-            return
-    if left_out:
-        took = f"the candidate took {spent:.1f} s for {len(seen) - 1} others"
-        case.unchecked.append(f"{left_out} inputs of further shapes: {took}")
-    if not case.calls:
-        case.missing["inputs"] = "the reference took none of the inputs"
-
-
-def _new_sizes(shapes: Shapes, seen: set[Shapes]) -> set[int]:
-    """Return the sizes in ``shapes`` that none of the shapes ``seen`` has in the same dim of the same tensor."""
-
-    def placed(shapes: Shapes) -> set[tuple[int, int, int]]:
-        """Return the number of the tensor, the dim and the size of each size in ``shapes``."""
-        return {(at, dim, size) for at, shape in enumerate(shapes) for dim, size in enumerate(shape)}
-
-    return {size for _, _, size in placed(shapes).difference(*map(placed, seen))}
+            break
+    case.unchecked += shapes.describe(forms)
+    if not case.calls and not case.reasons:
+        case.missing.setdefault("inputs", "the reference took none of the inputs")
+    return [form for form in forms if form.label not in shapes.left_out]
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:
