@@ -177,7 +177,8 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("length", plain_source(re.findall(r"[\w.]+", guard)[-1]) if " in " in guard else name)
     if match := _EQUALITY_GUARD.match(guard) or _ORDER_GUARD.fullmatch(guard):
         name = plain_source(match["name"])
-        kind = "mode" if name.endswith(".training") else "attribute" if "." in name else "value"
+        owned = "." in name.removesuffix(".item()")  # a tensor's value is a number of its own
+        kind = "mode" if name.endswith(".training") else "attribute" if owned else "value"
         return GuardFailure(kind, name, (match["old"],))
     sides = [side for side in re.split(r"<=|>=|==|!=|<|>", guard) if re.search(r"[A-Za-z_]", side)]
     if len(sides) == 1 and sides[0] != guard and (match := _FORMULA_GUARD.fullmatch(sides[0])):
