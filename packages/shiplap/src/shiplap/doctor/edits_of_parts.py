@@ -57,25 +57,45 @@ def compile_part(case: Case) -> Iterator[Edits]:
     """
     if any(_OF_COMPILED.search(each.text) for each in case.sources()):
         return
+    groups = list[tuple[Source, ast.FunctionDef, list[_Part]]]()
     for source, function in _find_functions(case):
-        blocks = list(_blocks_at_fault(case, source, function))
-        body, first, last = blocks[0]
-        start = 1 if ast.get_docstring(function) is not None else 0
-        front, behind = body[start:first], body[last + 1 :] if last >= 0 else []
-        inner = [run for block, begin, end in blocks[1:] for run in _runs(block, begin, end)]
-        alone = [run for block, begin, end in blocks[-1:] for run in _runs(block, begin, end)]
         seen = list[tuple[list[list[ast.stmt]], tuple[str, ...]]]()
-        choices: list[tuple[list[list[ast.stmt]], tuple[str, ...]]]
-        choices = [([front, *inner, behind], ()), ([front], ()), ([behind], ()), (alone if inner else [], ())]
-        # A number that the statement at fault makes for a part may vary.
-        choices += [(choices[0][0], ("dynamic=True",))] if case.cause in ("item", "system", "numpy") else []
-        looped = any(isinstance(n, ast.For | ast.While) for b, begin, end in blocks for n in b[begin : end + 1])
-        for choice, more in choices:
-            parts = [_part_of(function, nodes) for nodes in choice if _weight(nodes)]
-            parts = [p for p in parts if _passes(source, function, p)]
-            if parts and ([p.nodes for p in parts], more) not in seen:
-                seen.append(([p.nodes for p in parts], more))
-                yield from _split(case, source, function, parts, more, looped=looped)
+        for parts, more, looped in _choices(case, source, function):
+            if ([p.nodes for p in parts], more) in seen:
+                continue
+            # Of several functions on the way to the statement, all parts are compiled at last.
+            groups += [(source, function, parts)] if not seen else []
+            seen.append(([p.nodes for p in parts], more))
+            # Where a graph breaks in a loop, torch compiles nothing of the function, so that no operations are counted.
+            weight = sum(_weight(p.nodes) * p.rounds for p in parts)
+            if not looped or _weight(function.body) - weight <= weight:
+                yield from _split(case, [(source, function, parts)], more)
+    if len(groups) > 1 and all(source.file == groups[0][0].file for source, _, _ in groups):
+        yield from _split(case, groups, ())
+
+
+def _choices(
+    case: Case, source: Source, function: ast.FunctionDef
+) -> Iterator[tuple[list[_Part], tuple[str, ...], bool]]:
+    """Yield ``(parts, options, looped)`` of the alternatives for ``function``: its parts, further options with which
+    they are compiled, and whether a loop is around the statement at fault.
+    """
+    blocks = list(_blocks_at_fault(case, source, function))
+    body, first, last = blocks[0]
+    start = 1 if ast.get_docstring(function) is not None else 0
+    front, behind = body[start:first], body[last + 1 :] if last >= 0 else []
+    inner = [run for block, begin, end in blocks[1:] for run in _runs(block, begin, end)]
+    alone = [run for block, begin, end in blocks[-1:] for run in _runs(block, begin, end)]
+    choices: list[tuple[list[list[ast.stmt]], tuple[str, ...]]]
+    choices = [([front, *inner, behind], ()), ([front], ()), ([behind], ()), (alone if inner else [], ())]
+    # A number that the statement at fault makes for a part may vary.
+    choices += [(choices[0][0], ("dynamic=True",))] if case.cause in ("item", "system", "numpy") else []
+    looped = any(isinstance(n, ast.For | ast.While) for b, begin, end in blocks for n in b[begin : end + 1])
+    for choice, more in choices:
+        parts = [_part_of(function, nodes) for nodes in choice if _weight(nodes)]
+        parts = [p for p in parts if _passes(source, function, p)]
+        if parts:
+            yield parts, more, looped
 
 
 def _find_functions(case: Case) -> Iterator[tuple[Source, ast.FunctionDef]]:
@@ -200,42 +220,36 @@ def _is_last(function: ast.FunctionDef, part: _Part) -> bool:
 
 
 def _split(
-    case: Case,
-    source: Source,
-    function: ast.FunctionDef,
-    parts: list[_Part],
-    more: tuple[str, ...],
-    *,
-    looped: bool,
+    case: Case, groups: Sequence[tuple[Source, ast.FunctionDef, list[_Part]]], more: tuple[str, ...]
 ) -> Iterator[Edits]:
-    """Yield the edits that compile ``parts`` of ``function`` alone, with the further options ``more``. Yield nothing if
-    the program has such an option itself. ``looped`` is true if a loop is around the statement at fault.
+    """Yield the edits that compile parts of functions alone, with the further options ``more``. Yield nothing if the
+    program has such an option itself. ``groups`` has the file, the function and the parts of each function.
     """
-    of_class = isinstance(source.parents().get(function), ast.ClassDef)
-    if of_class and [a.arg for a in function.args.args[:1]] != ["self"]:
-        return
-    # Where a graph breaks in a loop, torch compiles nothing of the function, so that no count of operations decides.
-    weight = sum(_weight(part.nodes) * part.rounds for part in parts)
-    if looped and _weight(function.body) - weight > weight:
-        return
-    at = source.offset(min([function.lineno, *(m.lineno for m in function.decorator_list)]), 0)
+    for source, function, _ in groups:
+        of_class = isinstance(source.parents().get(function), ast.ClassDef)
+        if of_class and [a.arg for a in function.args.args[:1]] != ["self"]:
+            return
     for place, site, decorated in find_compile_sites(case):
-        if place.file != source.file or not (decorated is not None or is_call_of_torch(site)):
+        if place.file != groups[0][0].file or not (decorated is not None or is_call_of_torch(site)):
             continue
         given = site.keywords if isinstance(site, ast.Call) else []
         fixed = all(isinstance(k.value, ast.Constant) and k.arg not in (None, "disable") for k in given)
         if _is_optional(place, site) or not fixed or any(o.startswith(f"{k.arg}=") for k in given for o in more):
             return
-        options = ", ".join([*(f"{k.arg}={source.code(k.value)}" for k in given), *more])
-        text, edits, name = "", [with_option(source, site, "disable", "True")], f"{function.name}_part"
-        for part in parts:
-            while re.search(rf"\b{name}\b", source.text + text):
-                name += "_"
-            made, called = _moved(source, function, part, name, options)
-            text += made
-            edits.append(called)
-        edits.append(Edit(source.file, at, at, text))
-        yield tuple(edits) if source.imports("torch") else (source.after_imports("import torch"), *edits)
+        options = ", ".join([*(f"{k.arg}={place.code(k.value)}" for k in given), *more])
+        edits, inserted = [with_option(place, site, "disable", "True")], ""
+        for source, function, parts in groups:
+            text, name = "", f"{function.name}_part"
+            for part in parts:
+                while re.search(rf"\b{name}\b", source.text + inserted + text):
+                    name += "_"
+                made, called = _moved(source, function, part, name, options)
+                text += made
+                edits.append(called)
+            at = source.offset(min([function.lineno, *(m.lineno for m in function.decorator_list)]), 0)
+            edits.append(Edit(source.file, at, at, text))
+            inserted += text
+        yield tuple(edits) if place.imports("torch") else (place.after_imports("import torch"), *edits)
 
 
 def _moved(source: Source, function: ast.FunctionDef, part: _Part, name: str, options: str) -> tuple[str, Edit]:
@@ -307,7 +321,14 @@ def _read_first(nodes: Sequence[ast.stmt]) -> set[str]:
     """Return the variables that the statements ``nodes`` may read before they assign them."""
     found, made = set[str](), set[str]()
     for node in nodes:
-        found |= _read([node]) - made
+        if isinstance(node, ast.For):
+            inner = _read_first(node.body) - _names([node.target], ast.Store)
+            read = inner | _read([node.target, node.iter, *node.orelse])
+        elif isinstance(node, ast.If):
+            read = _read([node.test]) | _read_first(node.body) | _read_first(node.orelse)
+        else:
+            read = _read([node])
+        found |= read - made
         made |= set(_always_assigned([node]))
     return found
 
