@@ -225,9 +225,17 @@ def test_parts_of_a_function_that_is_called_are_compiled(tmp_path: Path) -> None
     assert '@torch.compile(backend="eager", disable=True)\ndef f(x, w):' in first
 
 
-def test_a_value_of_a_tensor_is_a_number() -> None:
-    failure = parse_failed_guard("0/0: L['n'].item() == 3  # for i in range(int(n)):  # program.py:5 in f")
-    assert (failure.cause, failure.subject) == ("value", "n.item()")
+@pytest.mark.parametrize(
+    ("guard", "cause", "subject"),
+    [
+        ("L['n'].item() == 3", "value", "n.item()"),
+        ("L['self'].shape[2] == 8", "attribute", "self.shape[2]"),
+        ("L['self'].x.shape[2] == 8", "size", "self.x, dim 2"),
+    ],
+)
+def test_a_number_is_no_attribute_and_an_attribute_no_size(guard: str, cause: str, subject: str) -> None:
+    failure = parse_failed_guard(f"0/0: {guard}  # y = g(x)  # program.py:5 in f")
+    assert (failure.cause, failure.subject) == (cause, subject)
 
 
 LOOP = """
@@ -283,6 +291,13 @@ def test_python_decides_what_it_can(tmp_path: Path, choice: str, expected: str) 
     source = f"import torch\ndef f(a, b):\n    return {choice}  # HERE\n"
     found = proposals(tmp_path, source, edits_of_values.where_for_branch)
     assert [expected in text for text in found] == [True] * bool(expected)
+
+
+@pytest.mark.parametrize(("first", "count"), [("bad = torch.where(b)[0]", 1), ("log(b)", 0), ("a.bad = b", 0)])
+def test_what_only_the_message_reads_may_be_left_out(tmp_path: Path, first: str, count: int) -> None:
+    source = f"import torch\ndef f(a, b):\n    if b.any():  # HERE\n        {first}\n        raise ValueError('bad')\n"
+    found = proposals(tmp_path, source, edits_of_values.assert_on_device)
+    assert ["torch._assert_async(~b.any(), 'bad')" in text for text in found] == [True] * count
 
 
 def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:

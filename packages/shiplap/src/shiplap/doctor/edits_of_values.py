@@ -415,8 +415,11 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         negated = condition_of_tensors(ast.UnaryOp(ast.Not(), node.test))
         if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
             negated = condition_of_tensors(node.test.operand)
-        # Statements before the raise would be lost.
-        if len(node.body) == 1:
+        # Statements before the raise are lost, so they may only make variables of its message.
+        made = [
+            n for n in node.body[:-1] if isinstance(n, ast.Assign) and all(isinstance(x, ast.Name) for x in n.targets)
+        ]
+        if len(made) + 1 == len(node.body):
             text = f"torch._assert_async({negated}, {_message_text(message)})"
             yield source.with_import(source.replace(node, text), "torch")
 

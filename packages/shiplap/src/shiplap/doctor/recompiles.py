@@ -163,7 +163,8 @@ def parse_failed_guard(reason: str) -> GuardFailure:
     # A layout is compared with sizes, as in x.stride()[0] == x.size()[1].
     if match := re.search(r"([\w.\[\]']+?)\.stride\(\)", guard):
         return GuardFailure("stride", plain_source(match[1]))
-    if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
+    # A module may have an attribute called shape itself.
+    if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard) and not re.match(r"(L\['self'\]|self)\.shape\b", guard):
         sized = re.search(r"([\w.\[\]']+?)\.(?:size\(\)|shape)\[(\d+)\]", guard)
         subject = f"{plain_source(sized[1])}, dim {sized[2]}" if sized else guard
         # A size that leaves a range may be below or above it, and torch does not say which.
