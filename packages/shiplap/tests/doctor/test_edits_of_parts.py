@@ -13,7 +13,9 @@ from shiplap.doctor import edits_of_calls, edits_of_parts, edits_of_values
 from shiplap.doctor.diagnosis import Diagnosis
 from shiplap.doctor.edits import Case
 from shiplap.doctor.laboratory import Run
+from shiplap.doctor.recompiles import parse_failed_guard
 from shiplap.doctor.remedies import REMEDIES
+from shiplap.doctor.scratch import apply_edits
 from shiplap.doctor.trial import _reason_by_remedy
 from tests.doctor.programs import proposals
 
@@ -156,6 +158,86 @@ def test_most_operations_stay_compiled(kept: int, refused: bool) -> None:
     assert not _reason_by_remedy(replace(remedy, parts=False), now, after, (), set())
 
 
+ROUNDS = """
+import torch
+
+
+@torch.compile(backend="eager")
+def f(x, w, most=5):
+    n = 0
+    frames = []
+    for i in range(most):
+        old = x
+        x = torch.tanh(x @ w) + old
+        frames.append(x)
+        n += 1
+        if x.sum() > 3:  # HERE
+            break
+    return x, n
+"""
+
+
+def test_the_rounds_of_a_loop_are_compiled(tmp_path: Path) -> None:
+    (changed,) = proposals(tmp_path, ROUNDS, edits_of_parts.compile_part)
+    part = "def f_part(x, w):\n    old = x\n    x = torch.tanh(x @ w) + old\n    return x\n"
+    assert part in changed
+    assert "        x = f_part(x, w)\n        frames.append(x)\n        n += 1\n        if x.sum() > 3:" in changed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("old = x\n", "old = x if i else z\n        z = x.sin()\n"),  # z is of an earlier round
+        ("x = torch.tanh(x @ w) + old", "if i:\n            z = torch.tanh(x @ w)\n        x = z"),
+        ("x = torch.tanh(x @ w) + old", "x = torch.tanh(x @ w)\n        if i == most:\n            break"),
+    ],
+)
+def test_a_round_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str) -> None:
+    assert old in ROUNDS
+    found = proposals(tmp_path, ROUNDS.replace(old, new), edits_of_parts.compile_part)
+    assert all("z" not in text.partition("def f(")[0] and "break" not in text.partition("def f(")[0] for text in found)
+
+
+HELPER = """
+import torch
+
+
+def masked(x, w):
+    y = torch.tanh(x @ w)
+    n = int(y.sum())  # HERE
+    return y.cos() * n
+
+
+@torch.compile(backend="eager")
+def f(x, w):
+    return masked(x, w)
+"""
+
+
+def test_parts_of_a_function_that_is_called_are_compiled(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(HELPER)
+    line = HELPER.splitlines().index("    n = int(y.sum())  # HERE") + 1
+    case = Case(tmp_path, "program.py", "program.py", line, "masked", "", "", callers=(("program.py", line + 6),))
+    case = replace(case, frames=(("program.py", line + 5),), compiled_at=(("program.py", line + 4, -1),))
+    found = [apply_edits({}, tmp_path, edits) for edits in edits_of_parts.compile_part(case)]
+    first = found[0]["program.py"] if found and found[0] else ""
+    assert "    y = masked_part(x, w)\n    n = int(y.sum())  # HERE\n    return masked_part_(y, n)\n" in first
+    assert '@torch.compile(backend="eager", disable=True)\ndef f(x, w):' in first
+
+
+@pytest.mark.parametrize(
+    ("guard", "cause", "subject"),
+    [
+        ("L['n'].item() == 3", "value", "n.item()"),
+        ("L['self'].shape[2] == 8", "attribute", "self.shape[2]"),
+        ("L['self'].x.shape[2] == 8", "size", "self.x, dim 2"),
+    ],
+)
+def test_a_number_is_no_attribute_and_an_attribute_no_size(guard: str, cause: str, subject: str) -> None:
+    failure = parse_failed_guard(f"0/0: {guard}  # y = g(x)  # program.py:5 in f")
+    assert (failure.cause, failure.subject) == (cause, subject)
+
+
 LOOP = """
 import torch
 @torch.compile
@@ -209,6 +291,15 @@ def test_python_decides_what_it_can(tmp_path: Path, choice: str, expected: str) 
     source = f"import torch\ndef f(a, b):\n    return {choice}  # HERE\n"
     found = proposals(tmp_path, source, edits_of_values.where_for_branch)
     assert [expected in text for text in found] == [True] * bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [("bad = torch.where(b)[0].tolist()", 1), ("log(b)", 0), ("a.bad = b", 0), ("bad = log(b)", 0)]
+)
+def test_what_only_the_message_reads_may_be_left_out(tmp_path: Path, first: str, count: int) -> None:
+    source = f"import torch\ndef f(a, b):\n    if b.any():  # HERE\n        {first}\n        raise ValueError('bad')\n"
+    found = proposals(tmp_path, source, edits_of_values.assert_on_device)
+    assert ["torch._assert_async(~b.any(), 'bad')" in text for text in found] == [True] * count
 
 
 def test_a_form_feed_ends_no_line(tmp_path: Path) -> None:

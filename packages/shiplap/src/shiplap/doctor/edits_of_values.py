@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
+from torch import Tensor
+
 from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
 from shiplap.doctor.scratch import Edit
 
@@ -415,10 +417,24 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         negated = condition_of_tensors(ast.UnaryOp(ast.Not(), node.test))
         if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
             negated = condition_of_tensors(node.test.operand)
-        # Statements before the raise would be lost.
-        if len(node.body) == 1:
+        # Statements before the raise are lost.
+        if all(map(_makes_variables, node.body[:-1])):
             text = f"torch._assert_async({negated}, {_message_text(message)})"
             yield source.with_import(source.replace(node, text), "torch")
+
+
+def _makes_variables(node: ast.stmt) -> bool:
+    """Return whether ``node`` only assigns to variables, and calls nothing but functions of torch and methods of
+    tensors that change nothing.
+    """
+    if not isinstance(node, ast.Assign) or not all(isinstance(target, ast.Name) for target in node.targets):
+        return False
+    for call in (n for n in ast.walk(node.value) if isinstance(n, ast.Call)):
+        called = ast.unparse(call.func)
+        method = isinstance(call.func, ast.Attribute) and hasattr(Tensor, call.func.attr)
+        if not (called.startswith("torch.") or method) or called.endswith("_"):
+            return False
+    return True
 
 
 def _message_text(node: ast.expr | None) -> str:

@@ -185,7 +185,7 @@ def _keys_of(case: Case, parameters: str, model: str) -> Iterator[str]:
         yield "(torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ('cpu', 'cuda')))"
         return
     known = root is not None and re.search(rf"(^|\W){root[0]}(\W|$)", parameters)
-    if known and re.fullmatch(r"[\w.\[\]']+", subject):
+    if known and re.fullmatch(r"[\w.\[\]']+(\.item\(\))?", subject):
         keys = _KEYS.get(case.cause, ())
         yield from (key.replace("{name}", subject).replace("{dim}", dim or "0") for key in keys)
     elif re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", model) and case.cause in ("attribute", "length"):

@@ -163,7 +163,8 @@ def parse_failed_guard(reason: str) -> GuardFailure:
     # A layout is compared with sizes, as in x.stride()[0] == x.size()[1].
     if match := re.search(r"([\w.\[\]']+?)\.stride\(\)", guard):
         return GuardFailure("stride", plain_source(match[1]))
-    if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
+    # A module may have an attribute called shape itself.
+    if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard) and not re.match(r"(L\['self'\]|self)\.shape\b", guard):
         sized = re.search(r"([\w.\[\]']+?)\.(?:size\(\)|shape)\[(\d+)\]", guard)
         subject = f"{plain_source(sized[1])}, dim {sized[2]}" if sized else guard
         # A size that leaves a range may be below or above it, and torch does not say which.
@@ -177,7 +178,8 @@ def parse_failed_guard(reason: str) -> GuardFailure:
         return GuardFailure("length", plain_source(re.findall(r"[\w.]+", guard)[-1]) if " in " in guard else name)
     if match := _EQUALITY_GUARD.match(guard) or _ORDER_GUARD.fullmatch(guard):
         name = plain_source(match["name"])
-        kind = "mode" if name.endswith(".training") else "attribute" if "." in name else "value"
+        owned = "." in name.removesuffix(".item()")  # a tensor's value is a number of its own
+        kind = "mode" if name.endswith(".training") else "attribute" if owned else "value"
         return GuardFailure(kind, name, (match["old"],))
     sides = [side for side in re.split(r"<=|>=|==|!=|<|>", guard) if re.search(r"[A-Za-z_]", side)]
     if len(sides) == 1 and sides[0] != guard and (match := _FORMULA_GUARD.fullmatch(sides[0])):

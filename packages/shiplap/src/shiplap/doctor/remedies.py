@@ -430,7 +430,7 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "part",
-        "compile the part of the function in front of it, or behind it",
+        "compile the parts of the function beside it",
         edits_of_parts.compile_part,
         (*(c for c in BREAK_CAUSES if c != "recompiles"), "length", "attribute", "counter", "lazy", "identity"),
         own=False,
