@@ -45,7 +45,7 @@ LEAKED_BYTES_PER_CALL = 1 << 14  # per call: less than that is not told from noi
 
 _deterministic_settings: Any = torch.utils.deterministic
 # Python 3.13 has deprecated the older name.
-_clear_attribute_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
+_clear_attribute_cache = sys._clear_internal_caches if sys.version_info >= (3, 13) else sys._clear_type_cache
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
