@@ -44,8 +44,6 @@ _BELOW_EPSILON = float("1e-17")  # less than half of what 1.0 can be told from, 
 LEAKED_BYTES_PER_CALL = 1 << 14  # per call: less than that is not told from noise
 
 _deterministic_settings: Any = torch.utils.deterministic
-# Python 3.13 has deprecated the older name.
-_clear_attribute_cache = sys._clear_internal_caches if sys.version_info >= (3, 13) else sys._clear_type_cache
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
@@ -452,6 +450,14 @@ def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) 
         if least >= limit:
             return f"{what}, {calls} times with one size, leaves {least:.0f} {kind} behind, each time again"
     return ""
+
+
+def _clear_attribute_cache() -> None:
+    """Clear Python's cache of the attributes of types. Python 3.13 has deprecated the older name of the function."""
+    if sys.version_info >= (3, 13):
+        sys._clear_internal_caches()
+    else:
+        sys._clear_type_cache()
 
 
 def _memory_in_use() -> tuple[float, float]:
