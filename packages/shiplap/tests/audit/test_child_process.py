@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -17,6 +19,8 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import child_process
 from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, run_isolated, stream_events
+from shiplap.sandbox.fork import fork_process
+from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
 from shiplap_testing.crashes import read_unmapped
 from shiplap_testing.forked import python
 
@@ -264,3 +268,31 @@ def test_threads_fork_one_after_the_other():
     done = python("-c", FORKS)
     assert (done.stdout, done.returncode) == ("[0, 1, 2]\n", 0), done.stderr
     assert "two threads" not in done.stderr
+
+
+def test_a_child_without_an_end_ends_with_the_process_that_started_it():
+    reading, writing = os.pipe()
+
+    def wait_for_ever(send):
+        os.write(writing, b"%d" % os.getpid())
+        time.sleep(60)
+
+    parent = fork_process()
+    if parent == 0:
+        try:
+            run_isolated(wait_for_ever, ChildLimits(idle_s=60))
+        finally:
+            os._exit(1)
+    child = int(os.read(reading, 20))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    try:
+        latest = time.monotonic() + 10
+        while (stat := stat_fields(child)) and not has_ended(stat) and time.monotonic() < latest:
+            time.sleep(0.01)
+        assert not stat or has_ended(stat)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)

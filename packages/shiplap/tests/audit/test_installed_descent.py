@@ -124,3 +124,19 @@ def test_a_call_formats_no_stack(monkeypatch):
     monkeypatch.setattr("traceback.format_stack", lambda *a: pytest.fail("a stack takes longer than a small call"))
     first, second = (call_op(torch.ops.aten.rand.default, {"size": [3]}) for _ in range(2))
     assert torch.equal(first, second)
+
+
+def test_members_of_other_types_in_a_list_stay():
+    x = TensorRecipe("float32", (2,), 1)
+    call = CallRecipe({"xs": (x, None, 1.5, x)})
+    for kind, value in ((Property.DTYPE, "int64"), (Property.RANK, 2), (Property.SIZE, 3)):
+        first, *others, last = Place("xs", kind).with_value(call, value).arguments["xs"]
+        assert (first == last, first != x, others) == (True, True, [None, 1.5])
+
+
+@pytest.mark.parametrize("condition", ["x.numel() == 100000000000", "x.size(0) > 65536", "n == 9999999999"])
+def test_a_condition_demands_no_huge_tensor(condition):
+    call = CallRecipe({"x": TensorRecipe("float32", (2,), 1), "n": 2})
+    assert not list(calls_that_meet(f"Expected {condition} to be true, but got false", call))
+    possible = condition.replace(condition.split()[-1], "7")
+    assert list(calls_that_meet(f"Expected {possible} to be true, but got false", call))

@@ -143,6 +143,9 @@ BESIDE = {
     "another.py": "[exec(p.read_text()) for p in HERE.iterdir()]",
     "ab.py": "import_module('\\x61\\u0062')",
     "cd.py": "import_module('\\143\\U00000064')",
+    "ef.py": "import_module('\\N{LATIN SMALL LETTER E}f')",
+    "gh.py": "import_module('g\\\nh')",
+    "evaluated.py": "[eval(p.read_text()) for p in HERE.glob('*')]",
 }
 
 
@@ -153,15 +156,17 @@ def test_a_source_beside_a_candidate_may_have_any_name_or_none(kernel: Path, fil
     beside.touch()
     kernel.write_text(BESIDE[file])
     assert gather_sources(str(kernel)) == [kernel, beside]
-    for other in ("import torch\nx = glob\n", "exec('1')\n", "import site_\nrunpy_ = main\n", "x = '\\x61c'"):
+    texts = ["import torch\nx = glob\n", "exec('1')\n", "import site_\nrunpy_ = main\n", "x = '\\x61c'"]
+    for other in (*texts, "x = glob('*.cu')\nmodel.eval( )\n", "x = '\\N{NO LETTER}'"):
         kernel.write_text(other)
         assert gather_sources(str(kernel)) == [kernel]
 
 
 def test_code_that_python_runs_in_place_of_a_source_is_named(kernel: Path) -> None:
-    kernel.write_text("import sys, helper\nsys.pycache_prefix = 'cache'\n")
-    for name in ("helper.py", "helper.abi3.so", "helper.so", "other.so"):
-        (kernel.parent / name).touch()
+    kernel.write_text("import sys, helper\nsys.pycache_prefix = 'cache'\ny = self._get_cached(relu)\n")
+    for name in ("helper.py", "helper.abi3.so", "helper.so", "other.so", "relu.py"):
+        (kernel.parent / name).write_bytes(b"PyInit_" if name.endswith("so") else b"")
+    (kernel.parent / "relu.so").write_bytes(b"\x7fELF")  # which ``relu.py`` loads by ``ctypes``
     assert find_suspicious_names(str(kernel)) == [
         "line 2: pycache_prefix runs other code than the source",
         "helper.abi3.so takes the place of helper.py",

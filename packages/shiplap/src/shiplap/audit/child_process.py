@@ -9,6 +9,7 @@ thread do not exist there.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
@@ -35,6 +36,7 @@ ChildEvent = dict[str, Any]
 SendEvent = Callable[[ChildEvent], None]
 # Short enough for a prompt end, long enough not to take time from the child.
 POLL_SECONDS = 0.02
+PR_SET_PDEATHSIG = 1  # of prctl of Linux: the signal that a process gets when the thread that forked it ends
 LONGEST_POLL_SECONDS = 1.0  # of a longer sleep of the watcher no more counts: the whole machine may have stood still
 SLOW_SHARE = 8  # times the processor time between two events, after which calls that end are too slow for a check
 STACK_BYTES = 64 << 20  # bytes: as much as a main thread usually has, and some
@@ -164,7 +166,7 @@ def stream_events(
         try:
             output = stack.enter_context(tempfile.TemporaryFile())
             reading, writing = ends = os.pipe()
-            child = fork_process()
+            parent, child = os.getpid(), fork_process()
         except OSError as e:
             for end in ends:
                 os.close(end)
@@ -172,7 +174,7 @@ def stream_events(
             return
         if child == 0:
             os.close(reading)
-            _run_child(work, writing, output)
+            _run_child(work, writing, output, parent)
         # The reader only sees the end of the pipe once every copy of its writing end is closed.
         os.close(writing)
         try:
@@ -197,14 +199,18 @@ def run_isolated(
     return ChildDeath("no answer came")
 
 
-def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes]) -> None:
+def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes], parent: int) -> None:
     """Run ``work`` in the forked child and end the process, so that this function never returns. Events are written to
-    the file descriptor ``writing`` of a pipe. What the process prints is written to the file ``output``.
+    the file descriptor ``writing`` of a pipe. What the process prints is written to the file ``output``. The child ends
+    with the thread of the process ``parent`` that has forked it.
     """
     status = 1
     try:
         gc.freeze()  # garbage of the program stays: a destructor could wait for a thread that the fork does not have
         os.setsid()  # its own children end with it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a call without an end must not stay
+        if os.getppid() != parent:  # which was killed before that call
+            return
         # Crashes are expected here, and a core file of each would take space.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for stream_ in (sys.stdout, sys.stderr):

@@ -31,8 +31,11 @@ FILES, ENTRIES, PACKAGE = 64, 20_000, "__init__"  # the most sources that are re
 UNNAMED = {"__main__": "runpy", "sitecustomize": "site", "usercustomize": "site"}
 # Functions that list the files of a folder, and functions that run a file of any name.
 LISTING = {"iter_modules", "walk_packages", "listdir", "scandir", "iterdir", "glob", "rglob", "walk"}
-RUNNING = {"import_module", "__import__", "exec", "eval", "spec_from_file_location", "runpy", "load_module"}
-ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3}))")
+RUNNING = {"import_module", "__import__", "exec", "spec_from_file_location", "runpy", "load_module"}
+EVALUATING = re.compile(r"\beval\b(?!\s*\(\s*\))")  # not ``model.eval()``, which runs no text
+ESCAPED = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|N\{([^{}\n]{1,99})\}|\r?\n)"
+)
 MOST_NAMES = 20_000  # names of a folder among which sources are looked for
 SANDBOX_TEXT = re.compile(
     r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
@@ -63,7 +66,8 @@ PLAIN_ENCODINGS = re.compile(
 """Encodings of sources in which each letter of ASCII is one byte, as in ASCII. Others, such as UTF-7, write a name in
 several ways, or take hours to decode."""
 COMPILED = ".pyc"
-CACHED_CODE = {"pycache_prefix", "cache_from_source", "check_hash_based_pycs", "SourcelessFileLoader", "_get_cached"}
+CACHED_CODE = {"pycache_prefix", "cache_from_source", "check_hash_based_pycs", "SourcelessFileLoader"}
+CACHED_CODE |= {"_bootstrap_external", "_frozen_importlib_external"}
 """Names by which Python runs compiled code from another place than the source that it is said to belong to."""
 NATIVE_COMPARED = re.compile(r"(?:[=!<>]=|(?<![<>-])[<>])\s*(\d{1,7})\b|\b(\d{1,7})\s*(?:[=!<>]=|[<>](?![<>]))")
 
@@ -89,7 +93,9 @@ def gather_sources(file: str) -> list[Path]:
         sources[at] = None
         text = _read_source_text(at)
         words, letters = _words_of(text), letters + len(text)
-        left += [p for p in beside if _is_named(p, text, words) and _is_source_in(first.parent, p)]
+        runs_all = _runs_listed_files(text, words)
+        named = (p for p in beside if _is_named(p, text, words) or (runs_all and p.suffix == ".py"))
+        left += [p for p in named if _is_source_in(first.parent, p)]
     return list(sources)
 
 
@@ -101,23 +107,33 @@ def _words_of(text: str) -> set[str]:
     return {word for each in {text, plain, unicodedata.normalize("NFKC", text)} for word in re.findall(r"\w+", each)}
 
 
-def _escaped_letter(*numbers: str | None) -> str:
-    """Return the letter of an escape, of which ``numbers`` are the groups of ``ESCAPED``. The last one is octal."""
-    *hexadecimal, octal = numbers
-    number = int(octal, 8) if octal else int(next(filter(None, hexadecimal)), 16)
+def _escaped_letter(*groups: str | None) -> str:
+    """Return the letter of an escape, of which ``groups`` are those of ``ESCAPED``: hexadecimal numbers, an octal one
+    and a name. An escaped end of a line is no letter.
+    """
+    *hexadecimal, octal, name = groups
+    if name:
+        with suppress(KeyError):
+            return unicodedata.lookup(name)
+        return ""
+    digits = octal or next(filter(None, hexadecimal), "")
+    number = int(digits or "110000", 8 if octal else 16)
     return chr(number) if number < 0x110000 else ""
 
 
+def _runs_listed_files(text: str, words: set[str]) -> bool:
+    """Return whether code with the text ``text`` and these ``words`` may list a folder and run what it finds there."""
+    return not words.isdisjoint(LISTING) and (not words.isdisjoint(RUNNING) or bool(EVALUATING.search(text)))
+
+
 def _is_named(source: Path, text: str, words: set[str]) -> bool:
-    """Return whether code with the text ``text`` and these ``words`` may run the file ``source`` beside it: by its
-    name, or as one of the files of a folder. A name that is no word, such as ``my-kernels``, may stand anywhere.
+    """Return whether code with the text ``text`` and these ``words`` may run the file ``source`` beside it by its name.
+    A name that is no word, such as ``my-kernels``, may stand anywhere.
     """
     name = source.stem
     if name in words or (not name.isidentifier() and name in text) or not words.isdisjoint({UNNAMED.get(name)}):
         return True
-    if name in (PACKAGE, "__main__") and source.parent.name in words:
-        return True
-    return source.suffix == ".py" and not words.isdisjoint(LISTING) and not words.isdisjoint(RUNNING)
+    return name in (PACKAGE, "__main__") and source.parent.name in words
 
 
 def _list_sources_beside(folder: Path) -> list[Path]:
@@ -217,8 +233,16 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
         elif other.suffix == COMPILED:
             reasons.append(f"{other.name} is a compiled module without a source, which cannot be scanned")
         natives = [other.with_suffix(suffix) for suffix in EXTENSION_SUFFIXES] if other.suffix == ".py" else []
-        reasons += [f"{each.name} takes the place of {other.name}" for each in natives if each.exists()]
+        reasons += [f"{each.name} takes the place of {other.name}" for each in natives if _is_extension(each)]
     return reasons
+
+
+def _is_extension(file: Path) -> bool:
+    """Return whether Python can import the shared library ``file``, unlike one beside its wrapper that ``ctypes``
+    loads. That of a module exports a function ``PyInit_NAME``. Return True for a library that is not read to its end.
+    """
+    content = read_source(file)
+    return b"PyInit" in content or len(content) > MAX_SOURCE_BYTES
 
 
 def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:

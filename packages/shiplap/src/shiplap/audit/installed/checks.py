@@ -7,6 +7,7 @@ script contains the text of this module and of ``tensors``, so that both import 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -351,11 +352,17 @@ def check_rows(op: Any, make: Make) -> str:
 def check_reference(op: Any, make: Make) -> str:
     """Call a function and its plain version on the arguments that ``make()`` returns. Return a message that says how
     the results differ, or an empty string if they are close. Raise ``NotApplicable`` if the package ships no plain
-    version, or if that refuses the arguments or returns another number of tensors.
+    version, if that refuses the arguments or returns another number of tensors, or if an argument that it does not take
+    has another value than its default.
     """
     if not isinstance(op, PythonFunction) or op.reference is None:
         raise NotApplicable("no plain version")
-    result = call_op(op, make())
+    arguments = make()
+    for name, parameter in inspect.signature(op.function).parameters.items():
+        own = name in arguments and name not in op.shared and parameter.default is not parameter.empty
+        if own and (tensors_in((arguments[name], parameter.default)) or arguments[name] != parameter.default):
+            raise NotApplicable(f"the plain version does not take {name}")
+    result = call_op(op, arguments)
     plain = call_op(PythonFunction(op.reference, op.shared), {n: v for n, v in make().items() if n in op.shared})
     if len(tensors_in(plain)) != len(tensors_in(result)):
         raise NotApplicable("the plain version returns another number of tensors")

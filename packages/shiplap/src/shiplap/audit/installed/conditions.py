@@ -34,6 +34,7 @@ _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
+_MOST = 1 << 16  # of a size or a number that a condition demands
 # The number next to the other side of a comparison that makes it true, relative to that side.
 _NEXT = {ast.Eq: 0, ast.GtE: 0, ast.LtE: 0, ast.Gt: 1, ast.Lt: -1, ast.NotEq: 1}
 _MIRRORED: dict[type, type] = {ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE}
@@ -70,7 +71,9 @@ def _with_side(side: ast.expr, kind: type, other: ast.expr, call: CallRecipe) ->
     if place is None or wanted is None or kind not in _NEXT:
         return
     value = wanted + _NEXT[kind] if isinstance(wanted, int) else wanted
-    possible = isinstance(value, str) if place.kind is Property.DTYPE else isinstance(value, int) and value >= 0
+    possible = (
+        isinstance(value, str) if place.kind is Property.DTYPE else isinstance(value, int) and 0 <= value <= _MOST
+    )
     if possible and value != place.value(call):
         yield place.with_value(call, value)
 

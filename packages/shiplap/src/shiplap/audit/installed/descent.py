@@ -52,10 +52,10 @@ class Descent:
         """Return a call that differs from ``call`` in one property that its ``refusal`` is about, and the refusal of
         that call, or None if no change leads to a new one.
         """
-        for made in calls_that_meet(refusal, call):
-            text = self.attempt(made, call)
+        for meeting in calls_that_meet(refusal, call):
+            text = self.attempt(meeting, call)
             if text is not None and (not text or without_time(text) not in self._seen):
-                return made, text
+                return meeting, text
         loose = []
         for place in self._ordered(call, refusal):
             mark = place.mark(call, refusal)

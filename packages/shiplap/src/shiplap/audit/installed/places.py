@@ -77,7 +77,10 @@ class Place:
             Property.NUMEL: lambda t: t.reshaped((int(value),)),
         }
         change = changes[self.kind]
-        return call.with_argument(self.name, tuple(map(change, old)) if isinstance(old, tuple) else change(old))
+        if not isinstance(old, tuple):
+            return call.with_argument(self.name, change(old))
+        # A list may also have members of other types, such as None.
+        return call.with_argument(self.name, tuple(change(m) if type(m) is type(old[0]) else m for m in old))
 
     def mark(self, call: CallRecipe, refusal: str) -> str | int | None:
         """Return a value of the property that neither ``call`` nor the message ``refusal`` has, or None."""
