@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from jaxtyping import Float, Int64
@@ -10,6 +12,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap import torch_private
 from shiplap.audit import capture
+from shiplap.audit.check import Observation
 from shiplap.audit.checks import cuda_graph
 from shiplap.torch_private.dynamo import cudagraph_inputs, cudagraph_skips
 from shiplap_testing.zoo import gpu
@@ -96,6 +99,23 @@ def test_a_declared_tag_keeps_an_op_out():
     observation = cuda_graph.observe_uncapturable(waits)
     assert observation is not None
     assert "tagged cudagraph_unsafe" in observation.skip
+
+
+@pytest.mark.parametrize("wrong", ["", "_observe_side_stream", "_observe_two_streams"])
+def test_an_op_with_the_tag_is_called_without_a_graph(wrong, monkeypatch):
+    """The tag is no excuse for work on another stream."""
+    called = []
+
+    def stand_in(name):
+        return lambda trial: called.append(name) or Observation("wrong values" if name == wrong else "")
+
+    for name in [name for name in vars(cuda_graph) if name.startswith("_observe_")]:
+        monkeypatch.setattr(cuda_graph, name, stand_in(name))
+    monkeypatch.setattr(cuda_graph._GraphTrial, "of", lambda op, case: None)
+    observation = cuda_graph.observe_cuda_graph(waits, SimpleNamespace(device="cuda:0"))
+    eager = ["_observe_eager", "_observe_side_stream", "_observe_two_streams", "_observe_other_device"]
+    assert called == eager[: eager.index(wrong) + 1 if wrong else None]
+    assert (observation.problem, "tagged" in observation.skip) == (("wrong values", False) if wrong else ("", True))
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shiplap.kernels.native import binding, build, gradient_recorder
+from shiplap.kernels.native import binding, build
 from shiplap.kernels.native.packed_kernel import PackedKernel
 
 
@@ -98,10 +98,6 @@ def test_the_notice_that_says_how_to_build(monkeypatch):
 def test_the_messages_of_a_compiler_are_read_up_to_a_mebibyte():
     status, output = build._run_compiler([sys.executable, "-c", "print('a' * ((1 << 20) + 5)); raise SystemExit(3)"])
     assert (status, len(output)) == (3, 1 << 20)
-
-
-def test_from_which_call_on_something_is_done():
-    assert (binding.HOT_CALLS, gradient_recorder.HOT_RECORDINGS, build.KEY_BYTES) == (32, 32, 32)
 
 
 def test_what_native_code_can_take_over_goes_into_a_package():

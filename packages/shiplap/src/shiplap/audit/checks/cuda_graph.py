@@ -137,14 +137,16 @@ class _GraphTrial:
 
 def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
     """Capture the op in a CUDA graph and replay it under different conditions of memory and streams. The returned
-    observation has the first problem that is found.
+    observation has the first problem that is found. An op that a tag keeps out of graphs is not captured.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip=NO_CAPTURE)
-    if observation := observe_uncapturable(op):
-        return observation
+    uncapturable = observe_uncapturable(op)
+    if uncapturable is not None and op.spec.dynamic:  # its sizes change with its values
+        return uncapturable
     torch.cuda.empty_cache()  # what lies free from now on is of this trial
     trial, notes = _GraphTrial.of(op, case), []
+    eager = _observe_eager, _observe_side_stream, _observe_two_streams, _observe_other_device
     # The order matters: eager steps find faults that would make a later capture crash.
     for step in (
         _observe_eager,
@@ -156,11 +158,13 @@ def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
         _observe_cuda_calls,
         _observe_other_device,
     ):
+        if uncapturable is not None and step not in eager:
+            continue
         observation = step(trial)
         if observation.problem:
             return observation
         notes += [observation.note] if observation.note else []
-    return Observation(note="; ".join(notes))
+    return uncapturable or Observation(note="; ".join(notes))
 
 
 def observe_uncapturable(op: Op) -> Observation | None:
