@@ -198,6 +198,51 @@ def test_a_round_that_could_be_noticed_stays(tmp_path: Path, old: str, new: str)
     assert all("z" not in text.partition("def f(")[0] and "break" not in text.partition("def f(")[0] for text in found)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("old = x\n", "old = x\n        g = lambda: x.sin()\n"),  # the rounds have one variable x
+        ('backend="eager"', 'mode="reduce-overhead"'),  # the frames would be overwritten
+    ],
+)
+def test_rounds_that_depend_on_each_other_stay(tmp_path: Path, old: str, new: str) -> None:
+    assert old in ROUNDS
+    assert not proposals(tmp_path, ROUNDS.replace(old, new, 1), edits_of_parts.compile_part)
+
+
+def test_a_part_gets_no_variable_that_another_part_keeps(tmp_path: Path) -> None:
+    source = ROUNDS.replace("            break\n", "            break\n        if i:\n            old = x.sin()\n")
+    (changed,) = proposals(tmp_path, source, edits_of_parts.compile_part)
+    assert "        x = f_part(x, w)\n" in changed
+    assert "        if i:\n            old = x.sin()\n" in changed
+
+
+BRANCHES = """
+import torch
+
+
+@torch.compile(backend="eager")
+def f(x, w, items):
+    for v in items:
+        x = x + v
+    else:
+        if x.sum() > 3:  # HERE
+            x = torch.tanh(x @ w) * w
+        elif w is None:
+            x = torch.sin(x @ w) * v
+        elif len(x):
+            x = torch.cos(x @ w) * w
+    return x
+"""
+
+
+def test_branches_of_elif_are_parts(tmp_path: Path) -> None:
+    """``v`` is missing in the second one if there are no items."""
+    changed = proposals(tmp_path, BRANCHES, edits_of_parts.compile_part)[0]
+    assert "        elif w is None:\n            x = torch.sin(x @ w) * v\n        elif len(x):\n" in changed
+    assert [f"def f_part{end}(x, w):" in changed for end in ("", "_", "__")] == [True, True, False]
+
+
 HELPER = """
 import torch
 
@@ -223,6 +268,19 @@ def test_parts_of_a_function_that_is_called_are_compiled(tmp_path: Path) -> None
     first = found[0]["program.py"] if found and found[0] else ""
     assert "    y = masked_part(x, w)\n    n = int(y.sum())  # HERE\n    return masked_part_(y, n)\n" in first
     assert '@torch.compile(backend="eager", disable=True)\ndef f(x, w):' in first
+
+
+def test_a_function_that_calls_itself_is_edited_once(tmp_path: Path) -> None:
+    source = HELPER.replace("    n = int", "    y = masked(y, w) if len(y) > 9 else y\n    n = int")
+    (tmp_path / "program.py").write_text(source)
+    line = source.splitlines().index("    n = int(y.sum())  # HERE") + 1
+    callers = (("program.py", line - 1), ("program.py", line + 6))
+    case = Case(tmp_path, "program.py", "program.py", line, "masked", "", "", callers=callers)
+    case = replace(case, frames=(("program.py", line + 5),), compiled_at=(("program.py", line + 4, -1),))
+    found = [apply_edits({}, tmp_path, edits) for edits in edits_of_parts.compile_part(case)]
+    assert found
+    assert None not in found
+    assert len({str(each) for each in found}) == len(found)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from shiplap.doctor.edits_of_compilation import find_compile_sites, with_option
 from shiplap.doctor.edits_of_values import assigned_names, enclosing_function
 from shiplap.doctor.scratch import Edit
 
+# Modes and backends that capture CUDA graphs: each call of a compiled function overwrites what an earlier one returned.
+_CAPTURING = ("reduce-overhead", "max-autotune", "cudagraphs")
 # What reads the variables or the callers of the function in which it stands.
 _OF_FRAME = re.compile(
     r"(?<![\w.])(locals|vars|super|eval|exec)\(|__class__|stacklevel|_getframe|\b(inspect|traceback)\b"
@@ -94,6 +96,7 @@ def _choices(
     for choice, more in choices:
         parts = [_part_of(function, nodes) for nodes in choice if _weight(nodes)]
         parts = [p for p in parts if _passes(source, function, p)]
+        parts = [p for p in parts if all(_gets(function, p, other) for other in parts if other is not p)]
         if parts:
             yield parts, more, looped
 
@@ -110,7 +113,8 @@ def _find_functions(case: Case) -> Iterator[tuple[Source, ast.FunctionDef]]:
         function = node if isinstance(node, ast.FunctionDef) else enclosing_function(source, node) if node else None
         if function is None or enclosing_function(source, function) is not None:
             continue
-        found.append((source, function))
+        if all((source.file, function.lineno) != (s.file, f.lineno) for s, f in found):  # it may call itself
+            found.append((source, function))
         if is_outermost(case, source, function.body[0]) or is_compiled_itself(case, source, function):
             yield from reversed(found)
             return
@@ -130,9 +134,20 @@ def _blocks_at_fault(
         node = block[first] if first == last else None
         inner = [node.body, node.orelse] if isinstance(node, ast.For | ast.While | ast.If) else []
         inner = [node.body] if isinstance(node, ast.With) and _are_settings(node) else inner
+        inner = [block for each in inner for block in _without_elif(source, each)]
         block = next((each for each in inner if _statements_at_fault(case, source, each)[1] >= 0), [])
         # The head of the statement is at fault, such as a condition on values, and all of its body stands beside it.
         yield from ((each, 0, -1) for each in inner if each and not block)
+
+
+def _without_elif(source: Source, block: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """Yield the blocks of an ``elif``, and of those behind it, if ``block`` is one, and else ``block`` itself."""
+    node = block[0] if block else None
+    if isinstance(node, ast.If) and source.code(node).startswith("elif"):
+        yield node.body
+        yield from _without_elif(source, node.orelse)
+    else:
+        yield block
 
 
 # Context managers that compiled code finds as it would have entered them.
@@ -214,6 +229,12 @@ def _passes(source: Source, function: ast.FunctionDef, part: _Part) -> bool:
     return passed is not None and (ends or nested or bool(left)) and _is_separable(source, function, part)
 
 
+def _gets(function: ast.FunctionDef, part: _Part, other: _Part) -> bool:
+    """Return whether the part ``other`` leaves each variable that it assigns and that ``part`` gets."""
+    passed, (_, left) = _names_passed(function, part)[0], _names_passed(function, other)
+    return set(passed or []) & set(_bound(other.nodes)) <= set(left)
+
+
 def _is_last(function: ast.FunctionDef, part: _Part) -> bool:
     """Return whether ``function`` ends with ``part``."""
     return part.nodes[-1] is function.body[-1]
@@ -235,6 +256,9 @@ def _split(
         given = site.keywords if isinstance(site, ast.Call) else []
         fixed = all(isinstance(k.value, ast.Constant) and k.arg not in (None, "disable") for k in given)
         if _is_optional(place, site) or not fixed or any(o.startswith(f"{k.arg}=") for k in given for o in more):
+            return
+        once = [len(parts) == 1 and parts[0].nodes[0] in function.body for _, function, parts in groups]
+        if once != [True] and any(isinstance(k.value, ast.Constant) and k.value.value in _CAPTURING for k in given):
             return
         options = ", ".join([*(f"{k.arg}={place.code(k.value)}" for k in given), *more])
         edits, inserted = [with_option(place, site, "disable", "True")], ""
@@ -310,7 +334,8 @@ def _certain_names(function: ast.FunctionDef, part: _Part) -> list[str]:
     while part.nodes[0] not in block:
         around = next(n for n in block if any(each is part.nodes[0] for each in ast.walk(n)))
         found += _always_assigned(block[: block.index(around)])
-        found += _names([around.target], ast.Store) if isinstance(around, ast.For) else []
+        if isinstance(around, ast.For) and any(each is part.nodes[0] for each in _walk(around.body)):
+            found += _names([around.target], ast.Store)
         found += _names(around.items, ast.Store) if isinstance(around, ast.With) else []
         inner = [getattr(around, name, []) for name in ("body", "orelse")]
         block = next(b for b in inner if any(each is part.nodes[0] for each in _walk(b)))
@@ -406,6 +431,10 @@ def _is_separable(source: Source, function: ast.FunctionDef, part: _Part) -> boo
         captured = _names([n for n in _walk(one) if isinstance(n, lazy)], ast.Load)
         if captured & _names(other, ast.Store):
             return False
+    # The functions that the rounds of a loop make have the variables of the last one in common.
+    made = [n for n in _walk(nodes) if isinstance(n, ast.Lambda)]
+    if part.rounds > 1 and _names(made, ast.Load) & _names(nodes, ast.Store):
+        return False
     of_frame = _OF_FRAME.search(source.code(function))
     return is_movable(source, nodes) and not declared & {*assigned_names(nodes)} and of_frame is None
 
