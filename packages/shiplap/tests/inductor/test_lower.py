@@ -132,9 +132,11 @@ def test_a_package_that_lacks_memory_for_a_proof_says_so(monkeypatch, tmp_path):
 
 def test_a_package_says_why_no_template_is_used_where_none_was_tried():
     choice = FusionChoice("inductortest::qmm", "qmm", "m=2", "x float32", REFERENCE, "m may be any size", ())
-    call: Any = SimpleNamespace(op=qmm, dtypes={}, device=torch.device("cpu"))
-    with pytest.raises(sl.ShiplapError, match=r"SL307(.|\n)*the reference, run by Python on cpu; m may be any size"):
+    sizes = SimpleNamespace(problem=choice.reason)
+    call: Any = SimpleNamespace(op=qmm, dtypes={}, device=torch.device("cpu"), sizes=sizes)
+    with pytest.raises(sl.ShiplapError, match=r"SL307(.|\n)*by Python on cpu; m may be any size") as caught:
         lower._refuse_python(call, choice)
+    assert "torch.export.Dim('rows', max=4096)" in str(caught.value)
 
 
 def test_a_package_takes_a_template_where_the_reference_was_measured_as_the_fastest(monkeypatch, tmp_path):

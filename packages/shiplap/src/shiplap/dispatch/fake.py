@@ -27,7 +27,6 @@ BOUND_FIX = (
     'if a size of the result depends on data, remove fake="reference", and bound the size: '
     '@sl.op(..., bounds={"m": "n"}). In all other cases, ' + VALUE_FIX
 )
-MEMORY_FIX = "free memory of the device, where other processes or tensors may hold it, and make the package again"
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
@@ -141,14 +140,12 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
         raise symbolic_sizes.unknown_size_error()(None, str(wrong)) from e
 
 
-def refuse_python_in_package(
-    op: OpState, call: Binding, *, templates: Sequence[str] = (), lacks_memory: bool = False
-) -> None:
+def refuse_python_in_package(op: OpState, call: Binding, *, templates: Sequence[str] = (), fix: str = "") -> None:
     """Raise ``SL307`` if this call, compiled into a package (a ``.pt2`` file), would have to run Python there. A
     package holds only native code.
 
-    ``templates`` says why each template of the op is not used. If ``lacks_memory`` is true, one of them could not be
-    tested in the free memory of the device, and the error says to free some.
+    ``templates`` says why each template of the op is not used. ``fix``, if it is not empty, is the action of the error
+    that makes a template usable.
     """
     device = call.device.type
     kernels, native = op.native_kernels(device), op.native_choices(device)
@@ -160,7 +157,7 @@ def refuse_python_in_package(
         if not got or kernel not in native:
             break
     if got:
-        more = {"fix": MEMORY_FIX} if lacks_memory else {}
+        more = {"fix": fix} if fix else {}
         raise error(
             "SL307",
             where=op.spec.name,

@@ -41,6 +41,8 @@ from shiplap.torch_private import dynamo, inductor_lowering
 from shiplap.tuning.choice import Choice
 
 UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
+MEMORY_FIX = "free memory of the device, where other processes or tensors may hold it, and make the package again"
+LIMIT_FIX = "export with a smaller upper end for each size that varies, as in torch.export.Dim('rows', max=4096)"
 
 
 def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
@@ -279,12 +281,12 @@ def _refuse_python(call: LoweredCall, choice: FusionChoice | None) -> None:
     why = [f"{v.candidate} is {v.status} ({v.detail})" for v in verdicts]
     if choice is not None:  # it may be another reason than what is wrong with each of them, such as a size without end
         why.insert(0, choice.reason)
-    refuse_python_in_package(
-        call.op,
-        Binding((), {}, dtypes, call.device),
-        templates=why,
-        lacks_memory=any(v.detail.startswith(NO_MEMORY) for v in verdicts),
-    )
+    fix = ""
+    if any(v.detail.startswith(NO_MEMORY) for v in verdicts):
+        fix = MEMORY_FIX
+    elif choice is not None and choice.reason == call.sizes.problem:
+        fix = LIMIT_FIX
+    refuse_python_in_package(call.op, Binding((), {}, dtypes, call.device), templates=why, fix=fix)
 
 
 def _choose_untried(call: LoweredCall, choice: FusionChoice | None) -> FusionChoice:
