@@ -272,7 +272,7 @@ def test_tuning_shows_times_drops_what_is_wrong_broken_or_crashes_and_is_done_on
     }
     assert "off by" in why[json.dumps(FAST_AND_WRONG)]
     assert "CppCompileError" in why[json.dumps(BROKEN)]
-    assert "ended the process (SIGSEGV)" in why[json.dumps(CRASHING)]
+    assert "ended by SIGSEGV" in why[json.dumps(CRASHING)]
     assert made.reason.startswith("fastest with ")
     assert "3 dropped" in made.reason
     assert not explanation.ok
