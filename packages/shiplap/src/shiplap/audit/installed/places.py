@@ -9,8 +9,9 @@ from enum import IntEnum
 
 from shiplap.audit.installed.recipes import ArgumentRecipe, CallRecipe, TensorRecipe
 from shiplap.audit.installed.refusals import dtypes_in, numbers_in, ranks_in
+from shiplap.dtypes import floating, integers, preferred
 
-_COMMON_DTYPES = ("float32", "int64", "int32", "uint8", "float64", "bool", "float16", "int8")
+_DTYPES = tuple(dict.fromkeys((*floating()[:1], *integers(), *preferred())))  # in the order in which they are tried
 _MOST_SIZE = 128  # of a dim that is set to a number in a message
 _MOST_MEMBERS = 16
 
@@ -93,7 +94,7 @@ class Place:
         near = [n + d for d in (0, 1, -1) for n in numbers]
         sizes = [n for _, t in call.tensors() for n in t.shape]
         values: dict[Property, list[str | int]] = {
-            Property.DTYPE: [*dtypes_in(refusal), *_COMMON_DTYPES],
+            Property.DTYPE: [*dtypes_in(refusal), *_DTYPES],
             Property.RANK: [*ranks_in(refusal), *(n for n in numbers if n < 5), 1, 2, 3, 0, 4],
             Property.SIZE: [n for n in (*near, *sizes, *_small_numbers(call), 1, 2, 4) if 0 < n <= _MOST_SIZE],
             Property.COUNT: [n for n in (*near, *_counts(call), 1, 2, 3) if 0 < n <= _MOST_MEMBERS],
