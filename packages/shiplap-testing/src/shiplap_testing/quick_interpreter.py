@@ -22,7 +22,8 @@ from typing import Any
 
 def quicken() -> None:
     """Replace two functions of Triton's interpreter, ``_patch_builtin`` and ``_get_np_dtype``, by faster ones that give
-    the same results, and let it compute no conditions for assertions that it leaves out.
+    the same results, and let it compute no conditions for assertions that it leaves out. Correct its conversions of a
+    scalar to an index and of a condition to a mask, which it refuses with some releases of NumPy and Triton.
 
     Call this function before any kernel runs, in a process with the environment variable ``TRITON_INTERPRET=1``. In a
     version of Triton without these functions, nothing is changed.
