@@ -1,6 +1,6 @@
 """Packages with native code: SL308 to SL310. Models for other runtimes: SL321, SL322. Plain sources: SL323.
 
-Programs that no file can hold: SL324.
+Programs that no file can hold: SL324, SL325.
 """
 
 from __future__ import annotations
@@ -94,6 +94,15 @@ register(
                 "pass the number as a tensor without dims, such as x.new_full((), x.shape[0]) / 2, to an op that takes "
                 "one; or export with a fixed size, without this dim in dynamic_shapes"
             ),
+        ),
+        (
+            "SL325",
+            "the compiled program takes fewer sizes than were declared",
+            (
+                "Inductor compiled code for a part of the declared range of a size, and the package would refuse other "
+                "sizes. Nothing was written."
+            ),
+            "export the program with the range that 'got' names in dynamic_shapes, such as Dim('n', min=65, max=4096)",
         ),
     ],
 )

@@ -39,7 +39,7 @@ from shiplap.packaging.tags import DAMAGED, shares_cxx_runtime
 from shiplap.safe_io.work_folders import work_folder
 from shiplap.torch_private.dynamo import compile_package, processor_features
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
-from shiplap.torch_private.symbolic_sizes import concrete_calls
+from shiplap.torch_private.symbolic_sizes import concrete_calls, size_bounds
 
 MODELS = "/data/aotinductor/"  # where an archive has its models
 ALIGNMENT = 64  # bytes, as in torch's own archives, whose files may be mapped
@@ -95,7 +95,8 @@ def package_model(
         LaunchError: ``SL620`` for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
         LibraryError: ``SL408`` if the compiler links the C++ runtime into libraries and such a library ends the
             process.
-        ShippingError: ``SL324`` if a float that follows from a size that varies is fixed in the program.
+        ShippingError: ``SL324`` if a float that follows from a size that varies is fixed in the program. ``SL325`` if
+            Inductor compiles it for fewer sizes than it was exported for.
         CommandError: ``SL602`` if the file cannot be written.
     """
     if not isinstance(program, torch.export.ExportedProgram):
@@ -116,6 +117,7 @@ def package_model(
         made = make_on_demand_library(ops, str(target)) if ops else None
         plain = scratch / target.name
         compile_package(program, plain, {**options, "aot_inductor.metadata": _describe(program, ops, options)})
+        _refuse_narrowed(program, target)
         _refuse_broken(plain, target)
         checked = _input_checks(program) if checks else None
         plain = _add_front_libraries(plain, made, scratch, {"checks": checks, "inputs": checked})
@@ -124,6 +126,16 @@ def package_model(
             safe_io.copy_whole(plain, target)
     size = sum(file.stat().st_size for file in (made.library, *made.kernels.values())) if made is not None else 0
     return PackedModel(target, tuple(op.spec.name for op in ops), size)
+
+
+def _refuse_narrowed(program: torch.export.ExportedProgram, target: Path) -> None:
+    """Raise ``SL325`` if a size of the compiled ``program`` has narrower bounds than it was exported with. An upper
+    bound where the program has none is Inductor's limit of 32-bit indices, and is kept.
+    """
+    for name, ((least, most), (low, high)) in size_bounds(program).items():
+        if low > least or (most is not None and high != most):
+            got, expected = f"{name} in {low}..{high or ''}", f"{least}..{most or ''}"
+            raise error("SL325", where=str(target), got=got, expected=expected)
 
 
 def _describe(

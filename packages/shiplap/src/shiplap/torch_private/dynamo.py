@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from shiplap.torch_private import triton_internals
+from shiplap.torch_private.symbolic_sizes import computed_sizes_unguarded
 
 VECTOR_MODULE = "torch._inductor.cpu_vec_isa"  # finds out which vector instructions Inductor can use
 _CACHE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -146,10 +147,13 @@ def is_packaging() -> bool:
 
 
 def compile_package(program: torch.export.ExportedProgram, path: Path, options: Mapping[str, object]) -> None:
-    """Compile an exported program into an AOTInductor package at ``path``, with these options of Inductor."""
+    """Compile an exported program into an AOTInductor package at ``path``, with these options of Inductor. Computed
+    sizes may be 1.
+    """
     import torch._inductor as inductor
 
-    inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(options))
+    with computed_sizes_unguarded():
+        inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(options))
 
 
 def processor_features() -> tuple[str, ...]:

@@ -34,6 +34,35 @@ def guards_of_program(program: torch.export.ExportedProgram) -> list[str]:
     return list(getattr(program, "_guards_code", None) or [])
 
 
+Bounds = tuple[int, int | None]  # the least and the greatest size, or None for no greatest one
+
+
+def size_bounds(program: torch.export.ExportedProgram) -> dict[str, tuple[Bounds, Bounds]]:
+    """Return the bounds of each input size that varies in an exported program, by a name such as ``x.shape[0]``: those
+    for which the program was exported, and those that are left by the guards of compilations since.
+    """
+    from torch.utils._sympy.value_ranges import bound_sympy
+
+    inputs = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    sizes: dict[str, Any] = {
+        f"{name}.shape[{dim}]": n
+        for name, held in inputs.items()
+        if isinstance(held, torch.Tensor)
+        for dim, n in enumerate(held.shape)
+        if not isinstance(n, int)
+    }
+    exported = program.range_constraints
+    return {
+        name: (_bounds(bound_sympy(n.node.expr, exported)), _bounds(n.node.shape_env.bound_sympy(n.node.expr)))
+        for name, n in sizes.items()
+    }
+
+
+def _bounds(found: Any) -> Bounds:
+    """Return a range of torch's as integers. Torch writes infinity and the greatest integer for no upper bound."""
+    return int(found.lower), None if found.upper >= sys.maxsize - 1 else int(found.upper)
+
+
 def size_in_call(size: int | torch.SymInt) -> int | None:
     """Return the value of a size in the call for which a graph is made. Return None for a size that depends on data."""
     if isinstance(size, int):
@@ -288,10 +317,11 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
 
 
 def computed_sizes_unguarded() -> AbstractContextManager[None]:
-    """Return a context in which ``torch.export`` adds no guard that a computed size is not 1.
+    """Return a context in which ``torch.export`` and Inductor add no guard that a computed size is not 1.
 
     Torch adds such a guard to find out whether a result is contiguous. The guard may contradict the declared range of
     an input size, from 2 on. It does so, for example, if a result has one element for every 64 rows of the input.
+    Inductor's guards make a package refuse sizes at both ends of the range.
     """
     from torch.fx.experimental import _config
 
