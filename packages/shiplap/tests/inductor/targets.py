@@ -63,3 +63,19 @@ def sized(flaw: str) -> dict[str, Any]:
 
 
 twice.template("cpu", "sized.cpp.jinja", configs=[sized("none")])
+
+
+@sl.op("fusetest::scale_blocks")
+def scale_blocks(x: Float[Tensor, "m n"], scales: Float[Tensor, "b"]) -> Float[Tensor, "m n"]:
+    """``x`` times one scale for each 64 rows."""
+    return x * scales.repeat_interleave(64)[: len(x), None]
+
+
+@scale_blocks.samples
+def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """The number of blocks follows from that of rows, whatever ``sizes`` has for it."""
+    rows, scales = torch.randn(sizes["m"], sizes["n"], generator=rng), torch.rand(-(-sizes["m"] // 64), generator=rng)
+    return rows.to(device, dtype), scales.to(device, dtype)
+
+
+scale_blocks.template("cpu", "blocks.cpp.jinja", configs=[{"BM": 4, "BN": 64}])

@@ -24,7 +24,7 @@ from shiplap.inductor.size_range import SizeRange, size_range
 from shiplap.sampling.code_constants import CodeConstants, find_template_constants
 from shiplap.torch_private import inductor_lowering
 from shiplap.torch_private.inductor_lowering import SizeSymbol, bounds_of, largest_value
-from tests.inductor.targets import sized, twice
+from tests.inductor.targets import scale_blocks, sized, twice
 
 pytestmark = pytest.mark.filterwarnings("ignore::shiplap.errors.ShiplapNotice")
 M, N = (sympy.Symbol(name, integer=True, positive=True) for name in "mn")
@@ -81,6 +81,20 @@ def test_a_dynamic_graph_has_a_template_that_is_right_in_its_range_and_is_guarde
     assert [m.sizes.partition("any ")[2] for m in made[1:]] == ["m 2..1024, n 2..4096"]
     same(compiled, (100, 128))
     assert len(fusion_choices("fusetest::twice")) == 2
+
+
+def test_a_size_that_a_sampler_computes_from_another_has_a_symbol_of_its_own():
+    """As the blocks of sorted tables, which follow from the rows, where a layer is given its tables."""
+
+    def blocks(x, scales):
+        return torch.relu(scale_blocks(x, scales))
+
+    compiled = torch.compile(blocks, fullgraph=True, dynamic=True)
+    for rows in (200, 129, 1000):
+        x, scales = torch.randn(rows, 9), torch.rand(-(-rows // 64))
+        torch.testing.assert_close(compiled(x, scales), blocks(x, scales))
+    (made,) = fusion_choices("fusetest::scale_blocks")
+    assert (made.chosen, [v.status for v in made.verdicts]) == ("blocks(BM=4, BN=64)", ["ok"])
 
 
 @pytest.mark.long

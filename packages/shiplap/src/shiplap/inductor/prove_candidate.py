@@ -15,7 +15,7 @@ from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.fusion_choice import CandidateVerdict
 from shiplap.inductor.size_range import Sizes
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, arguments_by_name
 from shiplap.sampling.code_constants import find_template_constants, threshold_value_kind
 from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
 from shiplap.sampling.recipe import SampleRecipe
@@ -23,6 +23,7 @@ from shiplap.sampling.run import needs_builder, reference_effects, reference_eff
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import on_one_thread
 from shiplap.settings import settings
+from shiplap.torch_private.inductor_lowering import evaluate_size, size_expression
 from shiplap.tuning.key import Key
 from shiplap.tuning.proof_cache import keep_proof, proof_key, read_proof
 
@@ -181,6 +182,21 @@ def _make_sample(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
         return None
 
 
+def _drawn_sizes(call: LoweredCall, case: SampleCase, sizes: Sizes) -> Sizes | None:
+    """Return the values of the size symbols of ``call`` in ``case``, a sample for ``sizes``. They are other ones if the
+    op's builder computes one size from another, such as a number of blocks from a number of rows, and the graph has a
+    symbol for each. Return None if the graph does not run at such sizes.
+    """
+    args = arguments_by_name(call.op, case.args)
+    dims = [
+        (size_expression(size), n)
+        for name, tensor in call.tensors.items()
+        for size, n in zip(tensor.shape, args[name].shape, strict=True)
+    ]
+    drawn = call.sizes.complete({**sizes, **{size: n for size, n in dims if size in sizes}})
+    return drawn if drawn is not None and all(evaluate_size(size, drawn) == n for size, n in dims) else None
+
+
 class _Cases:
     """The test inputs of a candidate, as pairs of a sample and sizes.
 
@@ -206,9 +222,10 @@ class _Cases:
         samples = Samples(call.op, SEEDS[0], str(call.device))
         tiles = [v for _, v in self.candidate.config.items if type(v) is int and v > 1]
         for sizes in call.sizes.points(mined, tiles):
-            if (case := _make_sample(samples, call.recipe_at(sizes))) is not None:
+            case = _make_sample(samples, call.recipe_at(sizes))
+            if case is not None and (drawn := _drawn_sizes(call, case, sizes)) is not None:
                 self.others += 1
-                yield case, sizes
+                yield case, drawn
         # Once more the first sizes: a kernel may have kept something of the others.
         yield draw_sample(call, SEEDS[0]), {}
 

@@ -114,6 +114,14 @@ class SizeRange:
                     seen.append(sizes)
                     yield laid
 
+    def complete(self, sizes: Sizes) -> Sizes | None:
+        """Return ``sizes``, values of the size symbols, with values for the symbols of strides. Return None if they are
+        outside of the range, or if the graph does not run at them.
+        """
+        own = {s.symbol: sizes[s.symbol] for s in self.symbols}
+        within = all(s.lower <= own[s.symbol] <= (s.upper or own[s.symbol]) for s in self.symbols)
+        return self._with_strides(own) if within and self._admits(own) else None
+
     def _admits(self, sizes: Sizes) -> bool:
         """Return whether the graph may run at ``sizes``, values of size symbols. Its conditions must hold for them, and
         tensors of such sizes must fit in memory without elements that share an address.
