@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -222,6 +223,25 @@ def test_operators_of_the_candidate_that_cannot_be_listed_are_a_missing_check(ca
     answers[:] = [uses, [*uses, OperatorUse("aten::mul", [[3]])]]
     with pytest.raises(CandidateError, match="a second call on the same values runs other operators"):
         _compare_operators(case, witness, twin, forms)
+
+
+def test_operators_of_candidate_and_reference_are_listed_side_by_side() -> None:
+    both, listed = Barrier(2), []
+
+    def list_operators(name: str) -> list[OperatorUse]:
+        listed.append(name)
+        if len(listed) < 3:  # the candidate's second call comes later
+            both.wait(timeout=10)
+        return [OperatorUse(f"aten::{name}", [[3]])]
+
+    case: Any = SimpleNamespace(problem=SimpleNamespace(), options=JudgeOptions(device="cpu"), missing={}, unchecked=[])
+    case.problem.draw = case.problem.expect_effects = lambda *args: ()
+    witness: Any = SimpleNamespace(list_operators=lambda *args: list_operators("add"), check_interpreter=lambda: None)
+    twin: Any = SimpleNamespace(list_operators=lambda *args, trusted: list_operators("mul"))
+    forms: Any = [SimpleNamespace(timed=True)]
+    _compare_operators(case, witness, twin, forms)
+    assert sorted(listed[:2]) == ["add", "mul"]
+    assert listed[2:] == ["add"]
 
 
 def judge_session() -> JudgeSession:
