@@ -164,6 +164,19 @@ def test_honest_candidates_leave_the_device_usable(launcher, tmp_path, reference
     assert torch.ones(2, device="cuda").sum().item() == 2
 
 
+@pytest.mark.parametrize("on_default", [True, False])
+def test_a_kernel_on_the_default_stream_is_noticed(launcher, tmp_path, on_default: bool) -> None:
+    """As one that is launched without a stream. Where another one is current, it reads what is not there yet."""
+    inner = "    with torch.cuda.stream(torch.cuda.default_stream()):\n    " if on_default else ""
+    home, it = tmp_path / "ref.py", tmp_path / "candidate" / "it.py"
+    it.parent.mkdir()
+    home.write_text(REFERENCE)
+    it.write_text(f"import torch\ndef candidate(x):\n{inner}    return torch.nn.functional.silu(x)\n")
+    result = sl.judge(home, it, device="cuda", seconds=60, launcher=launcher)
+    assert not result.reasons
+    assert ("stream" in dict(result.missing)) == on_default, result.missing
+
+
 def test_copies_to_look_for_indices_lie_in_memory_that_is_used_again(monkeypatch) -> None:
     t = torch.arange(64, device="cuda").reshape(8, 8).t()
     copies = [to_host(t) for _ in range(2)]
