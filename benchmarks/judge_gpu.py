@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from _judged_kernels import CAP, KERNELS, PRODUCT, SLOW_TO_COMPILE
+from _judged_kernels import CAP, KERNELS, PRODUCT, SLOW_TO_COMPILE, WRONG
 
 import shiplap as sl
 from shiplap.judge import JudgeResult
@@ -221,9 +221,9 @@ def candidate(x, w):
 
 def cases() -> Iterator[tuple[str, str, str, bool]]:
     """Name, source of the reference, source of the candidate, and whether it is honest."""
-    for name, (args, inputs, body, candidate) in (KERNELS | SLOW_TO_COMPILE).items():
+    for name, (args, inputs, body, candidate) in (KERNELS | SLOW_TO_COMPILE | WRONG).items():
         triton = TRITON if "@triton" in candidate else "import torch\n"
-        yield name, _reference(args, inputs, body), triton + candidate, True
+        yield name, _reference(args, inputs, body), triton + candidate, name not in WRONG
     sys.path.insert(0, str(ROOT / "packages" / "shiplap"))
     from tests.judge.cheats import CHEATS, HEAD
     from tests.judge.fifth import HIDDEN, REPLACED, STATE

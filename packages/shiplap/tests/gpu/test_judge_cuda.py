@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import shiplap as sl
+from shiplap.judge import index_bounds
+from shiplap.judge.index_bounds import to_host
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch, release_block
 from shiplap.sandbox.candidate import CandidateError, TargetProcess
@@ -160,6 +162,28 @@ def test_honest_candidates_leave_the_device_usable(launcher, tmp_path, reference
     result = sl.judge(home, it, device="cuda", seconds=60, launcher=launcher)
     assert result.verdict == "accepted", (result.reasons, result.missing)
     assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+@pytest.mark.parametrize("on_default", [True, False])
+def test_a_kernel_on_the_default_stream_is_noticed(launcher, tmp_path, on_default: bool) -> None:
+    """As one that is launched without a stream. Where another one is current, it reads what is not there yet."""
+    inner = "    with torch.cuda.stream(torch.cuda.default_stream()):\n    " if on_default else ""
+    home, it = tmp_path / "ref.py", tmp_path / "candidate" / "it.py"
+    it.parent.mkdir()
+    home.write_text(REFERENCE)
+    it.write_text(f"import torch\ndef candidate(x):\n{inner}    return torch.nn.functional.silu(x)\n")
+    result = sl.judge(home, it, device="cuda", seconds=60, launcher=launcher)
+    assert not result.reasons
+    assert ("stream" in dict(result.missing)) == on_default, result.missing
+
+
+def test_copies_to_look_for_indices_lie_in_memory_that_is_used_again(monkeypatch) -> None:
+    t = torch.arange(64, device="cuda").reshape(8, 8).t()
+    copies = [to_host(t) for _ in range(2)]
+    assert all(copy.is_pinned() and torch.equal(copy, t.cpu()) for copy in copies)
+    assert copies[0].data_ptr() != copies[1].data_ptr()
+    monkeypatch.setattr(index_bounds, "MOST_LOCKED", 8)
+    assert not to_host(t).is_pinned()
 
 
 def test_a_block_serves_several_batches(launcher, tmp_path) -> None:

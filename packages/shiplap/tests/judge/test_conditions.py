@@ -49,6 +49,7 @@ def judged(
     problem: FunctionProblem = PRODUCT,
     form: InputForm = FORM,
     file: str = "",
+    device: str = "cpu",
 ) -> Any:
     until = time.monotonic() + left
     case: Any = SimpleNamespace(
@@ -60,7 +61,7 @@ def judged(
         missing={},
         candidate=SimpleNamespace(file=file),
         calls=0,
-        options=SimpleNamespace(device="cpu"),
+        options=SimpleNamespace(device=device),
     )
 
     @contextlib.contextmanager
@@ -80,6 +81,30 @@ def test_one_call_is_made_under_each_of_the_conditions() -> None:
     case = judged(witness)
     assert witness.conditions == ["thread", "gradient mode", "parameters", "autocast"]
     assert (case.calls, case.reasons, case.unchecked) == (4, [], [])
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_wrong_result_on_another_stream_of_a_gpu_is_a_missing_check() -> None:
+    """What was compared before was right, as it is for every caller on the default stream."""
+
+    class Late(Witness):
+        def call(self, args: Any, expected: ExpectedEffects, *, conditions: str) -> None:
+            self.answer = 0.0 if conditions == "stream" else 1.0
+            super().call(args, expected, conditions=conditions)
+
+    witness = Late()
+    case = judged(witness, device="cuda")
+    assert witness.conditions == ["thread", "stream"]
+    assert case.reasons == []
+    assert "torch's current stream" in case.missing["stream"]
+    right = Witness()
+    assert judged(right, device="cuda").missing == {}
+    assert right.conditions == ["thread", "stream", "gradient mode", "parameters", "autocast"]
+    changing = FunctionProblem("in place", lambda x: x.add_(1), lambda: [torch.randn(8, 12)], 0.0)
+    form = InputForm("8x12 drawn", shapes=((8, 12),))
+    other = Witness()
+    judged(other, problem=changing, form=form, device="cuda")
+    assert other.conditions[:2] == ["thread", "gradient mode"]
 
 
 @pytest.mark.parametrize(("left", "first_call", "made", "left_out"), [(1.0, 0.6, [], 5), (100.0, 9.0, ["thread"], 4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import shiplap as sl
-from shiplap.judge import engine, index_bounds, new_shapes
+from shiplap.judge import engine, index_bounds, new_shapes, processes
 from shiplap.judge.checks import JudgeSession
 from shiplap.judge.engine import _compare_operators
 from shiplap.judge.index_bounds import IndexTrials, TrialTooLong
@@ -20,9 +21,11 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import StageClock, StageTime
 from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import InputForm
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, TargetProcess
-from shiplap.sandbox.protocol import OperatorUse
-from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap.sandbox.protocol import LoadTarget, OperatorUse
+from shiplap.sandbox.request_errors import Timeout
+from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
 
@@ -224,6 +227,25 @@ def test_operators_of_the_candidate_that_cannot_be_listed_are_a_missing_check(ca
         _compare_operators(case, witness, twin, forms)
 
 
+def test_operators_of_candidate_and_reference_are_listed_side_by_side() -> None:
+    both, listed = Barrier(2), []
+
+    def list_operators(name: str) -> list[OperatorUse]:
+        listed.append(name)
+        if len(listed) < 3:  # the candidate's second call comes later
+            both.wait(timeout=10)
+        return [OperatorUse(f"aten::{name}", [[3]])]
+
+    case: Any = SimpleNamespace(problem=SimpleNamespace(), options=JudgeOptions(device="cpu"), missing={}, unchecked=[])
+    case.problem.draw = case.problem.expect_effects = lambda *args: ()
+    witness: Any = SimpleNamespace(list_operators=lambda *args: list_operators("add"), check_interpreter=lambda: None)
+    twin: Any = SimpleNamespace(list_operators=lambda *args, trusted: list_operators("mul"))
+    forms: Any = [SimpleNamespace(timed=True)]
+    _compare_operators(case, witness, twin, forms)
+    assert sorted(listed[:2]) == ["add", "mul"]
+    assert listed[2:] == ["add"]
+
+
 def judge_session() -> JudgeSession:
     problem = FunctionProblem("double", lambda x: 2 * x, lambda: [torch.ones(4)], 0.0)
     subject = JudgeSubject(problem, "function", [], {}, 1, False)
@@ -289,6 +311,32 @@ def test_a_size_that_the_candidate_compares_is_never_left_out(monkeypatch: pytes
     engine._check_inputs(case, witness, forms)  # type: ignore[arg-type]
     assert checked == [0, 1, 2, 3, 20, 21, 30, 31]
     assert [each.partition(":")[0] for each in case.unchecked] == ["25 inputs of further shapes"]
+
+
+@pytest.mark.parametrize("most", [60.0, 0.0], ids=["it counts for nothing", "up to a limit"])
+def test_the_time_of_programs_that_build_a_candidate(launcher, tmp_path, monkeypatch, most: float) -> None:
+    """A compiler takes half a minute for the headers of torch, which is no time of the candidate's calls."""
+    monkeypatch.setattr(processes, "BUILDING_S", most)
+    (tmp_path / "it.py").write_text("import subprocess\nsubprocess.run(['sleep', '1'])\ndef it(): ...\n")
+    prisoner = launcher.start([str(tmp_path)], Bounds(seconds=0.4), until=time.monotonic() + 60)
+    witness, case, clock = TargetProcess(prisoner), judge_session(), processes._BuildingClock(prisoner)
+    case.clock.prisoners.append(prisoner)
+    target, until, began = (
+        LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1),
+        prisoner.until,
+        case.budget.began,
+    )
+    if not most:
+        with pytest.raises(Timeout, match="no answer for"):
+            witness.load(target, ArgumentArena(), clock)
+        return
+    witness.load(target, ArgumentArena(), clock)
+    clock.finish(case)
+    assert prisoner.bounds.seconds == 0.4
+    assert 0.3 < clock.seconds < 10
+    assert prisoner.until - until == pytest.approx(case.budget.began - began) == pytest.approx(clock.seconds)
+    assert case.clock.times() == (StageTime("building", clock.seconds, clock.seconds),)
+    prisoner.kill()
 
 
 def test_a_process_that_cannot_be_killed_leaves_the_others_closed(monkeypatch: pytest.MonkeyPatch) -> None:

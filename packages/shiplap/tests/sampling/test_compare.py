@@ -318,6 +318,17 @@ def test_a_common_factor_of_narrow_numbers_is_found(dtype, count):
     assert not describe_common_factor(own[:0], own[:0], wide[:0])
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_no_common_factor_is_sought_among_numbers_that_are_not_finite(factor):
+    """Whether the reference in its own precision stands for that in float64, or comes as another tensor."""
+    own = (torch.rand(100, generator=torch.Generator().manual_seed(3)) + 1).bfloat16()
+    got = (own.double() * factor).bfloat16()
+    got[:4] = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0])
+    own[2:6] = torch.tensor([-torch.inf, 0.0, torch.inf, torch.nan])
+    texts = {describe_common_factor(got, own, same) for same in (own, own.clone())}
+    assert [bool(text) for text in texts] == [factor > 1]
+
+
 @pytest.mark.parametrize("off", [0.0, 1e-8, 3e-7, 1e-3, float("nan")])
 def test_parts_of_a_large_result_agree_as_the_whole_does(monkeypatch, off):
     own = 1 + torch.rand(200, generator=torch.Generator().manual_seed(3))

@@ -199,7 +199,7 @@ def process_of(target: Callable[..., object]) -> TargetProcess:
     """Return a process in which ``target`` is loaded."""
     host = child.Child(watched=False)
     host.target = target
-    host._watch = type("Watch", (), {"read_observations": lambda self: {"left": []}})()
+    host._watch = type("Watch", (), {"read_observations": lambda self, **rest: {"left": []}})()
     host._intact = type("Intact", (), {"threads": lambda self: 0})()
     made = TargetProcess(FakePrisoner(host))  # type: ignore[arg-type]
     made.pieces = lambda at: []  # type: ignore[method-assign]

@@ -2,8 +2,9 @@
 
 import functools
 import os
+from types import ModuleType
 
-from shiplap.sandbox.patched_functions import FunctionParts, PlainFunctions
+from shiplap.sandbox.patched_functions import FunctionParts, _FunctionOwner, _OwnerBlock
 
 
 def kept(a, b=1, *, c=2):
@@ -47,16 +48,47 @@ def test_what_a_function_holds_is_a_part():
     assert not FunctionParts.of(functools.lru_cache(kept).__wrapped__).changed_part()
 
 
-def test_functions_of_code_and_defaults_are_compared_together(monkeypatch):
-    def scaled(value, by=2):
-        return value * by
+def test_modules_and_classes_are_compared_together(monkeypatch):
+    """A block of them is intact until any part of any of them is another object."""
 
-    plain = PlainFunctions.of([FunctionParts.of(each) for each in (scaled, kept, wrapped(), os.path.join)])
-    assert plain.functions == (scaled, os.path.join), "the others have a keyword or hold a function"
-    assert plain.intact
-    monkeypatch.setattr(scaled, "__defaults__", (3,))
-    assert not plain.intact
-    monkeypatch.undo()
-    assert plain.intact
-    monkeypatch.setattr(scaled, "__code__", (lambda value, by=2: by).__code__)
-    assert not plain.intact
+    first, second = (type(name, (), {}) for name in ("First", "Second"))
+
+    class Scaled(first):
+        by = 2
+
+        def times(self, value, by=2):
+            return value * by
+
+    module = ModuleType("scaling")
+    vars(module).update(kept=kept, outer=wrapped(), table={"kept": kept})
+    block = _OwnerBlock([_FunctionOwner.of(each.__name__, each) for each in (module, Scaled)])
+    assert block.intact
+    for change in (
+        lambda: monkeypatch.setattr(module, "outer", kept),
+        lambda: monkeypatch.setattr(module, "new", 1, raising=False),
+        lambda: monkeypatch.delattr(module, "table"),
+        lambda: monkeypatch.setitem(module.table, "kept", wrapped),
+        lambda: monkeypatch.setitem(module.table, "other", kept),
+        lambda: monkeypatch.setattr(module, "__class__", type("Other", (ModuleType,), {})),
+        lambda: monkeypatch.setattr(module.outer.__closure__[0], "cell_contents", os.path.split),
+        lambda: monkeypatch.setattr(kept, "__defaults__", (3,)),
+        lambda: monkeypatch.setitem(kept.__kwdefaults__, "c", 3),
+        lambda: monkeypatch.setattr(kept, "__kwdefaults__", dict(kept.__kwdefaults__)),
+        lambda: monkeypatch.setattr(Scaled.times, "__code__", (lambda self, value, by=2: by).__code__),
+        lambda: monkeypatch.setattr(Scaled, "by", 3),
+    ):
+        change()
+        assert not block.intact
+        monkeypatch.undo()
+        assert block.intact
+    Scaled.__bases__ = (second,)
+    assert not block.intact
+
+
+def test_an_empty_cell_is_a_change():
+    outer = wrapped()
+    module = ModuleType("holding")
+    module.outer = outer
+    block = _OwnerBlock([_FunctionOwner.of("holding", module)])
+    del outer.__closure__[0].cell_contents
+    assert not block.intact

@@ -167,3 +167,18 @@ def test_a_finder_of_an_installed_library_may_stay_and_no_other(kind: str) -> No
         finder.names = [lambda: None]
     left = left_by(lambda: sys.meta_path.append(finder), lambda: sys.meta_path.remove(finder))
     assert left == ([] if kind == "library" else ["sys.meta_path or sys.path_hooks"])
+
+
+def test_what_a_known_finder_holds_is_looked_at_with_the_functions_and_not_at_each_call(monkeypatch) -> None:
+    """That takes longer than most calls. A finder of others that comes later is found at each of them."""
+    finder = object.__new__(DistutilsMetaFinder)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    looked, real = [], interpreter_state._is_trusted_finder
+    monkeypatch.setattr(interpreter_state, "_is_trusted_finder", lambda each: looked.append(each) or real(each))
+    seen = InterpreterWatch()
+    looked.clear()
+    finder.find_spec = lambda *args: None
+    assert seen.read_observations(thorough=False)["left"] == [] == looked
+    assert seen.read_observations()["left"] == ["sys.meta_path or sys.path_hooks"]
+    sys.meta_path.append(object.__new__(OwnFinder))
+    assert seen.read_observations(thorough=False)["left"] == ["sys.meta_path or sys.path_hooks"]

@@ -19,7 +19,7 @@ from shiplap.sandbox.forked_launcher import START_S, ForkedLauncher
 from shiplap.sandbox.proc_filesystem import list_descendants, thread_states
 from shiplap.sandbox.protocol import BrokenMessage, Fork, ImportModule
 from shiplap.sandbox.request_errors import ProcessEnded
-from shiplap.sandbox.supervisor import SandboxedProcess, SandboxLauncher
+from shiplap.sandbox.supervisor import Bounds, SandboxedProcess, SandboxLauncher
 from shiplap_testing.launchers import ordinary_launchers
 from tests.sandbox.supervised import KILLED, plain, run_candidate, what_is_left
 
@@ -133,7 +133,7 @@ def test_the_first_reply_of_a_fork_of_the_program_is_awaited(monkeypatch: pytest
 def test_a_connection_that_another_thread_closes_while_a_reply_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     process = object.__new__(SandboxedProcess)  # one that never ran: only its connection is looked at
-    process.connection = ours
+    process.connection, process.bounds = ours, Bounds()
 
     def close(*_: float) -> None:
         if ours.fileno() < 0:
@@ -142,7 +142,7 @@ def test_a_connection_that_another_thread_closes_while_a_reply_is_awaited(monkey
 
     monkeypatch.setattr(process, "_keep_within", close, raising=False)
     with theirs, pytest.raises((OSError, BrokenMessage)):
-        process._receive(60.0)
+        process._receive()
 
 
 def test_a_fork_that_is_not_listed_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from shiplap.sandbox import trusted_objects
+from shiplap.sandbox import patched_functions, trusted_objects
 from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.trusted_objects import (
     is_harmless_value,
@@ -342,3 +342,43 @@ def test_a_class_of_a_library_may_hold_a_method_of_an_object_that_it_holds() -> 
 def test_a_class_of_python_stands_in_place_of_no_function(before) -> None:
     assert not trusted_objects.is_trusted_replacement(before, float)
     assert trusted_objects.is_trusted_replacement(int, float)
+
+
+def test_the_file_at_an_address_is_found_without_reading_all_that_is_mapped(monkeypatch) -> None:
+    """A process that uses a GPU maps thousands of files and pieces of memory, and looks up hundreds of addresses."""
+    rows = [(4096 * n, 4096 * n + 2048, f"/file{n}") for n in range(2000)]
+    read, seen = [], []
+
+    class Row(tuple):
+        def __getitem__(self, at):
+            seen.append(at)
+            return super().__getitem__(at)
+
+    monkeypatch.setattr(trusted_objects, "_read_mapped_files", lambda: read.append(1) or [Row(row) for row in rows])
+    monkeypatch.setattr(trusted_objects, "_mapped", [])
+    found = [trusted_objects._file_at(4096 * n + at) for n in (0, 700, 1999) for at in (0, 2047)]
+    assert found == ["/file0"] * 2 + ["/file700"] * 2 + ["/file1999"] * 2
+    assert (len(read), len(seen) < 100) == (1, True)
+    assert trusted_objects._file_at(2048) == trusted_objects._file_at(4096 * 2000) == ""  # between files, behind all
+    assert len(read) == 3, "a file may have been mapped since"
+
+
+def test_a_snapshot_may_be_extended_by_modules_of_python_alone(baseline, monkeypatch) -> None:
+    """Otherwise all that they hold is looked at in each comparison. What a candidate may import itself is left out."""
+    import wave
+
+    modules = patched_functions.sys.modules
+    monkeypatch.delitem(modules, "wave", raising=False)
+    snapshot = FunctionSnapshot(baseline)
+    other = types.ModuleType("transformers_of_mine")
+    other.__file__, other.load = torch.__file__, wave.open
+    monkeypatch.setitem(modules, "wave", wave)
+    monkeypatch.setitem(modules, other.__name__, other)
+    extended, visited = FunctionSnapshot(snapshot, standard=True), []
+    monkeypatch.setattr(patched_functions, "is_harmless_value", lambda value: visited.append(value) or True)
+    assert extended.changed() == [] == visited
+    assert snapshot.changed() == []
+    assert wave.open in visited
+    monkeypatch.setattr(wave, "open", mine)
+    monkeypatch.setattr(other, "load", mine)
+    assert extended.changed() == ["wave.open"]

@@ -117,13 +117,18 @@ class JudgeSession:
         try:
             yield
         finally:
-            waited = time.monotonic() - began
-            self.budget = replace(self.budget, began=self.budget.began + waited)
-            for prisoner in self.clock.prisoners:
-                prisoner.until += waited
-            self.clock.waited += waited
-            for pace in paces:
-                pace.last += waited
+            self.grant(time.monotonic() - began, *paces)
+
+    def grant(self, seconds: float, *paces: StepDeadline) -> None:
+        """Move the deadlines of the judgement, of its processes and of the stages ``paces`` by ``seconds``, which are
+        part of no stage.
+        """
+        self.budget = replace(self.budget, began=self.budget.began + seconds)
+        for prisoner in self.clock.prisoners:
+            prisoner.until += seconds
+        self.clock.waited += seconds
+        for pace in paces:
+            pace.last += seconds
 
     def note_always_alike(self, name: str, why: str) -> None:
         """Record under ``name``, with the reason ``why``, that an argument has the same value in every draw.

@@ -27,6 +27,7 @@ CANCELLED = 0.1  # of the mean size of a result: what rounding leaves of its ele
 ROUNDED = 1e-2  # of the largest argument: what is left of a difference of equal numbers
 NAMES = {
     "thread": "in another thread, inference mode, deterministic algorithms and another number of threads",
+    "stream": "on another stream than the default one",
     "gradient mode": "where gradients are recorded and no argument requires one",
     "parameters": "on parameters",
     "one tensor": "on one tensor for two arguments",
@@ -37,17 +38,20 @@ NAMES = {
 
 def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
     """Compare one call of the candidate on inputs of ``form`` in another thread, in inference mode, with deterministic
-    algorithms and another number of threads, as a server may call it. Then compare calls where gradients are recorded,
-    on parameters, on one tensor in the place of two arguments, and under autocast, unless the candidate seems to
-    compile for each way of a call. A fault is recorded in ``case``.
+    algorithms and another number of threads, as a server may call it. Then compare calls on another stream of a GPU,
+    where gradients are recorded, on parameters, on one tensor in the place of two arguments, and under autocast, unless
+    the candidate seems to compile for each way of a call. A fault is recorded in ``case``.
     """
     usual: dict[str, Callable[[tuple[object, ...]], ExpectedEffects | None]] = {
         "thread": lambda args: case.problem.expect_effects(form, args),
+        "stream": lambda args: _effects_on_copies(case, form, args),
         "gradient mode": lambda args: case.problem.expect_effects(form, args),
         "parameters": lambda args: case.problem.expect_effects(form, args),
         "one tensor": lambda args: _effects_of_equal_arguments(case, form, args),
         "autocast": lambda args: _effects_under_autocast(case, form, args),
     }
+    if case.options.device == "cpu":
+        del usual["stream"]
     for conditions, expect in usual.items():
         named = NAMES[conditions]
         if case.first_call > COMPILES_S and conditions != "thread":
@@ -64,8 +68,20 @@ def call_elsewhere(case: JudgeSession, witness: TargetProcess, form: InputForm) 
             # It may take what an operator of torch returns for float32, which is right everywhere else.
             evidence, advice = case.reasons.pop().evidence, "switch autocast off in it, or convert what it reads"
             case.missing[conditions] = f"{evidence}; it reads memory by addresses: {advice}"
+        if conditions == "stream" and case.reasons:  # what was compared before was right, on the default stream
+            evidence = case.reasons.pop().evidence
+            case.missing[conditions] = f"{named}: {evidence}; launch its kernels on torch's current stream"
+            return
         if case.reasons:
             return
+
+
+def _effects_on_copies(case: JudgeSession, form: InputForm, args: tuple[object, ...]) -> ExpectedEffects | None:
+    """Return the effects of the reference on ``args``, of which the candidate gets copies, or None if the reference
+    changes one of them.
+    """
+    expected = case.problem.expect_effects(form, args)
+    return expected if not expected.changed else None
 
 
 def _reads_addresses(file: str) -> bool:

@@ -21,6 +21,7 @@ from shiplap.sandbox.device_memory import lies_on_device
 
 OUT_OF_RANGE = re.compile(r"out of (range|bounds)", re.IGNORECASE)
 ROOM_SHARE = 16  # other draws may have indices that are larger by the inverse of this
+MOST_LOCKED = 256 << 20  # bytes of a tensor from which on its copy is not page-locked
 TRIAL_S = 2.0  # seconds of one trial, from which on trials of as many elements are left out
 
 
@@ -123,8 +124,15 @@ def _index_tensors(given: Sequence[Tensor]) -> list[Tensor]:
 
 
 def to_host(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` on the processor, so that a reference that changes its arguments does not change ``t``."""
-    return t.detach().cpu() if lies_on_device(t) else t.detach().clone()
+    """Return a copy of ``t`` on the processor, so that a reference that changes its arguments does not change ``t``.
+
+    A copy from a GPU lies in page-locked memory, which torch keeps for the next one: most of the time of a copy to new
+    memory is that of its pages. A large tensor would take too much of such memory.
+    """
+    t = t.detach()
+    if t.is_cuda and t.layout is torch.strided and t.numel() * t.itemsize <= MOST_LOCKED:
+        return torch.empty_like(t, device="cpu", pin_memory=True).copy_(t)
+    return t.cpu() if lies_on_device(t) else t.clone()
 
 
 def _is_refused(call: Callable[..., Any], args: tuple[Any, ...], until: float) -> bool:

@@ -23,7 +23,8 @@ class JudgeOptions:
     Attributes:
         seconds: the time of the whole judgement, 60 s by default. The verdict comes within it, whatever the candidate
             does. Comparisons that are not made in this time make the verdict incomplete. The time in which a launcher
-            imports for the first time what the candidate uses of torch, such as its compiler, does not count.
+            imports for the first time what the candidate uses of torch, such as its compiler, does not count, nor that
+            in which programs of the candidate, such as compilers, run while it is imported, up to two minutes.
         rounds: the largest number of timed batches of calls for each shape, 12 by default. Batches of 16 calls or more
             are timed 5 times. If time is short, there are at least 5 batches, or 3 for calls of more than 10 ms. Calls
             that are queued on a GPU are timed less often if their batches agree. Each call has new values.

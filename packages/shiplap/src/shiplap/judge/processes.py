@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,12 +25,42 @@ from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget
 from shiplap.sandbox.request_errors import ProcessEnded, Timeout
 from shiplap.sandbox.source_scan import gather_sources
-from shiplap.sandbox.supervisor import SandboxLauncher
+from shiplap.sandbox.supervisor import SandboxedProcess, SandboxLauncher
 from shiplap.torch_private.dynamo import VECTOR_MODULE
 
 DECLARATIONS = "shiplap.dispatch"
+BUILDING_S = 120.0  # seconds for which programs such as compilers may run while the candidate is imported
 PREPARING_S = 300.0  # seconds in which the launcher has to import what a candidate uses of torch
 COMPILING_SHARE = 0.5  # share of the remaining time for torch.compile of the reference
+
+
+class _BuildingClock:
+    """The time in which programs that a candidate has started run while it is imported. It does not count for the
+    judgement, since a compiler takes half a minute for the headers of torch.
+    """
+
+    def __init__(self, prisoner: SandboxedProcess) -> None:
+        """Start for the process ``prisoner``, whose limit on a request is raised by the time that does not count."""
+        self._prisoner, self._bounds = prisoner, prisoner.bounds
+        self._seen, self.seconds = 0.0, 0.0
+
+    def __call__(self, waited: float) -> None:
+        """Look whether such a program runs, ``waited`` seconds after the request. Do not count the time since the last
+        look if it does, up to ``BUILDING_S`` in all.
+        """
+        since, self._seen = waited - self._seen, waited
+        if self.seconds + since <= BUILDING_S and self._prisoner.strays():
+            self.seconds += since
+            self._prisoner.until += since
+            self._prisoner.bounds = replace(self._bounds, seconds=self._bounds.seconds + self.seconds)
+
+    def finish(self, case: JudgeSession) -> None:
+        """Grant the time to the judgement ``case``, and set the limit on a request back."""
+        self._prisoner.bounds = self._bounds
+        if self.seconds:
+            self._prisoner.until -= self.seconds  # which is granted to all processes
+            case.grant(self.seconds)
+            case.clock.note_building(self.seconds)
 
 
 class JudgedProcesses:
@@ -71,7 +102,8 @@ class JudgedProcesses:
             self._twin: Callable[[], TargetProcess] = self._pool.submit(self._load_reference, twin).result
         else:
             self._twin = lambda: self._load_reference(self._start(case.reference))
-        self._witness = self._pool.submit(self._load_candidate, witness)
+        self._building: _BuildingClock | None = _BuildingClock(witness.prisoner)
+        self._witness = self._pool.submit(self._load_candidate, witness, self._building)
         if case.options.device != "cpu" and not torch.cuda.is_initialized():
             self.candidate()  # of another device it is not known yet whether anything can run there
 
@@ -79,7 +111,12 @@ class JudgedProcesses:
         """Return the process of the candidate, once the candidate is loaded. Raise ``CandidateError`` if that fails, or
         if the import of the candidate has changed the interpreter.
         """
-        return self._witness.result()
+        try:
+            return self._witness.result()
+        finally:
+            building, self._building = self._building, None
+            if building is not None:
+                building.finish(self._case)
 
     def reference(self) -> TargetProcess:
         """Return the process of the reference, with the parameters that the judgement uses at the first call. Raise
@@ -103,11 +140,12 @@ class JudgedProcesses:
         made.prisoner.until = case.budget.last
         return made
 
-    def _load_candidate(self, witness: TargetProcess) -> TargetProcess:
-        """Load the candidate into the process ``witness`` and return that process. Raise ``CandidateError`` if the
-        candidate cannot be loaded, or if its import has changed the interpreter.
+    def _load_candidate(self, witness: TargetProcess, building: _BuildingClock) -> TargetProcess:
+        """Load the candidate into the process ``witness`` and return that process. ``building`` is the clock of the
+        programs that it starts. Raise ``CandidateError`` if the candidate cannot be loaded, or if its import has
+        changed the interpreter.
         """
-        self._load(witness, self._case.candidate, "function")
+        self._load(witness, self._case.candidate, "function", building=building)
         witness.check_interpreter()
         return witness
 
@@ -159,12 +197,20 @@ class JudgedProcesses:
         except ProcessEnded as e:
             raise not_started(e) from None
 
-    def _load(self, witness: TargetProcess, target: JudgeTarget, kind: str, *, compiled: bool = False) -> TargetProcess:
+    def _load(
+        self,
+        witness: TargetProcess,
+        target: JudgeTarget,
+        kind: str,
+        *,
+        compiled: bool = False,
+        building: _BuildingClock | None = None,
+    ) -> TargetProcess:
         """Load ``target`` into the sandboxed process ``witness``, and return that process.
 
         ``kind`` says how the target is called, such as ``"function"`` or ``"reference"`` of a declared op. If
-        ``compiled`` is true, the target is compiled with ``torch.compile``. Raise ``CandidateError`` if the target
-        cannot be loaded.
+        ``compiled`` is true, the target is compiled with ``torch.compile``. ``building`` is the clock of programs whose
+        time does not count. Raise ``CandidateError`` if the target cannot be loaded.
         """
         case = self._case
         if case.options.device != "cpu":
@@ -182,7 +228,7 @@ class JudgedProcesses:
             compile=compiled,
             thorough=target is case.candidate,
         )
-        witness.load(message, arena)
+        witness.load(message, arena, building)
         return witness
 
 

@@ -231,6 +231,10 @@ class StageClock:
         """
         return time.monotonic() - self.waited, sum(prisoner.answering for prisoner in self.prisoners)
 
+    def note_building(self, seconds: float) -> None:
+        """Record that programs which the candidate started built it for ``seconds``, beside the time of the stages."""
+        self._taken["building"] = seconds, seconds
+
     def times(self) -> tuple[StageTime, ...]:
         """Return the time of each stage so far, in the order in which they first ended."""
         return tuple(StageTime(name, *taken) for name, taken in self._taken.items())

@@ -49,15 +49,21 @@ def describe_common_factor(got: Tensor, own: Tensor, wide: Tensor, tolerance: fl
 
 
 def _counting_numbers(got: Tensor, own: Tensor, wide: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the numbers of ``got``, ``own`` and ``wide`` in float64, in parts. Numbers that do not count are 0."""
+    """Yield the numbers of ``got``, ``own`` and ``wide`` in float64, in parts. Numbers that do not count are 0. If
+    ``own`` and ``wide`` are one tensor, so are their numbers.
+    """
     info = torch.finfo(got.dtype)
-    for part in zip(*(t.detach().reshape(-1).split(PART) for t in (got, own, wide)), strict=True):
-        g, o, w = (t.to(torch.float64) for t in part)
-        # A number of the range of 16 bits where the last place means something, and not subnormal.
-        normal = torch.isfinite(g) & torch.isfinite(o) & torch.isfinite(w) & (w.abs() > SMALLEST * info.tiny)
-        counts = normal & ((g - w).abs() <= SINGLE * info.eps * w.abs())
-        g, o, w = (torch.where(counts, t, 0.0) for t in (g, o, w))
-        yield g, o, w
+    others = [own] if own is not wide else []
+    for part in zip(*(t.detach().reshape(-1).split(PART) for t in (got, wide, *others)), strict=True):
+        g, w, *rest = (t.to(torch.float64) for t in part)
+        # A number of the range of 16 bits where the last place means something, and not subnormal. One that is not
+        # finite is within no distance of another, and no distance of an infinite one is a number.
+        near = (g - w).abs() <= SINGLE * info.eps * w.abs()
+        counts = near & (w.abs() > SMALLEST * info.tiny) & (w.abs() < torch.inf)
+        for other in rest:
+            counts &= torch.isfinite(other)
+        g, w, *rest = (torch.where(counts, t, 0.0) for t in (g, w, *rest))
+        yield g, rest[0] if rest else w, w
 
 
 def _share_of_one(got: Tensor, own: Tensor, wide: Tensor) -> float:

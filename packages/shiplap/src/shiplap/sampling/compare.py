@@ -179,7 +179,8 @@ def agrees_without_float64(
     ``got`` is within the tolerance, as long as ``growth`` is at most 1. The rms is left out for ``near="none"``.
 
     ``errors`` has a number for each result that is at most E, if some is known. The difference may then be larger by
-    that number, since E is left of the 3 E.
+    nearly twice that number. Of the 3 E, one is the distance of ``wide`` from ``own``, and ``2 * growth`` are for the
+    magnitude and the rms of ``own``, which may exceed those of ``wide`` by E each.
     """
     if len(got) != len(own):
         return False
@@ -214,7 +215,7 @@ def _tensor_agrees(
         return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
     growth: float = SURE_SHARE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
     common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5 if near == "all" else 0.0
-    common += error
+    common += max(0.0, 2.0 * (SURE_SHARE - growth)) * error
     # ``agrees_without_float64`` argues for a growth of at most 1.
     if not (math.isfinite(common) and growth <= 1):
         return False

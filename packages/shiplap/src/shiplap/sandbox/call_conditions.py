@@ -14,6 +14,8 @@ from shiplap.sandbox.equal_bits import bits_are_equal
 from shiplap.sandbox.protocol import tree_leaves
 from shiplap.torch_private.process_state import set_deterministic
 
+DELAYING_BYTES, DELAYS = 256 << 20, 100  # bytes that are written so many times, which takes a GPU some milliseconds
+
 
 def call_in_other_thread(target: Callable[..., Any], *args: Any) -> Any:
     """Return what ``target`` returns for ``args`` in another thread, in inference mode, with deterministic algorithms
@@ -44,6 +46,27 @@ def call_in_other_thread(target: Callable[..., Any], *args: Any) -> Any:
     if failed:
         raise failed[0]
     return outcome[0]
+
+
+def call_on_other_stream(target: Callable[..., Any], *args: Any) -> Any:
+    """Return what ``target`` returns for ``args`` on another stream of a GPU than the default one, with copies in the
+    place of the tensors among them that lie there. Tensors inside lists and dicts stay as they are.
+
+    The values of the copies arrive on that stream behind work of some milliseconds, and are zeros before. A kernel that
+    is launched on the default stream, which does not wait for other streams of torch, reads these zeros.
+    """
+    given = [torch.zeros_like(a) if isinstance(a, Tensor) and lies_on_device(a) else a for a in args]
+    room, stream = torch.empty(DELAYING_BYTES, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for value in range(DELAYS):
+            room.fill_(value)
+        for to, source in zip(given, args, strict=True):
+            if to is not source:
+                to.copy_(source)
+        result = target(*given)
+    torch.cuda.synchronize()
+    return result
 
 
 def call_under_autocast(target: Callable[..., Any], *args: Any) -> Any:
@@ -88,6 +111,7 @@ def _look_alike(a: Tensor, b: Tensor) -> bool:
 
 CONDITIONS = {
     "thread": call_in_other_thread,
+    "stream": call_on_other_stream,
     "gradient mode": call_in_gradient_mode,
     "autocast": call_under_autocast,
     "parameters": call_on_parameters,

@@ -43,9 +43,8 @@ COMPARED_BYTES = 1 << 20  # bytes of a result that are read at once to be compar
 MAX_RESULT_SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the result if that is more
 ReplyT = TypeVar("ReplyT", bound=Reply)
-
-
 MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
+Waiting: TypeAlias = Callable[[float], None] | None  # called with the seconds waited so far
 
 
 class CandidateError(Exception):
@@ -161,17 +160,21 @@ class TargetProcess:
         if not same:
             raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
 
-    def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
-        """Import ``target``, whose arguments lie in ``arena``, in the process. Raise ``CandidateError`` if it fails."""
-        self._request_with_arena(target, arena, "import")
+    def load(self, target: protocol.LoadTarget, arena: ArgumentArena, waiting: Waiting = None) -> None:
+        """Import ``target``, whose arguments lie in ``arena``, in the process. ``waiting`` is that of ``request``.
+        Raise ``CandidateError`` if the import fails.
+        """
+        self._request_with_arena(target, arena, "import", waiting)
 
-    def _request_with_arena(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
+    def _request_with_arena(
+        self, message: Request[ReplyT], arena: ArgumentArena, check: str, waiting: Waiting = None
+    ) -> ReplyT:
         """Send ``message``, whose arguments lie in ``arena``, and return the reply. ``check`` is the name of the check
-        that fails if the process reports an error. The errors raised are those of ``request``.
+        that fails if the process reports an error. The errors raised and ``waiting`` are those of ``request``.
         """
         handle = arena.write()
         try:
-            return self.request(message, check, *arena.files(handle))[0]
+            return self.request(message, check, *arena.files(handle), waiting=waiting)[0]
         finally:
             self.use_block(arena.block)
             os.close(handle)
@@ -198,7 +201,7 @@ class TargetProcess:
         message: Request[ReplyT],
         check: str = "raised",
         *files: int,
-        waiting: Callable[[float], None] | None = None,
+        waiting: Waiting = None,
     ) -> tuple[ReplyT, RequestTime]:
         """Send ``message`` and the descriptors ``files``. Return the reply and the time of the request. ``waiting`` is
         called meanwhile with the seconds waited so far. Raise ``CandidateError`` if the process reports an error (with

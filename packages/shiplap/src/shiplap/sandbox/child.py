@@ -40,7 +40,12 @@ from shiplap.sandbox.device_memory import (
     lies_on_device,
 )
 from shiplap.sandbox.gpu_call import call_in_queue
-from shiplap.sandbox.interpreter_state import InterpreterWatch, changed_interpreter_state, read_interpreter_state
+from shiplap.sandbox.interpreter_state import (
+    InterpreterWatch,
+    changed_interpreter_state,
+    import_hooks,
+    read_interpreter_state,
+)
 from shiplap.sandbox.landlock import SandboxPolicy, lock_process
 from shiplap.sandbox.load_candidate import load_parameters, load_requested
 from shiplap.sandbox.patched_functions import FunctionSnapshot
@@ -105,13 +110,15 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
     return register
 
 
-def take_baseline() -> None:
+def take_baseline(*, standard: bool = False) -> None:
     """Store a snapshot of the functions of all trusted modules that are imported. All processes that are forked later
     share it. The launcher does this at its start and after each import that a request makes.
+
+    If ``standard`` is true, only modules of Python's library are added to the snapshot that exists.
     """
     global _baseline
     import_unshown_modules()
-    _baseline = FunctionSnapshot(_baseline)
+    _baseline = FunctionSnapshot(_baseline, standard=standard)
 
 
 def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
@@ -306,7 +313,7 @@ class Child:
         # Reading the state takes longer than most calls, so that of many calls some are looked at.
         self._calls += 1
         looked = self._calls <= LOOKED_AT or self._calls % LOOKED_AT == 0
-        state = (self._watch.read_observations()["left"], self._intact.threads()) if looked else ([], 0)
+        state = (self._watch.read_observations(thorough=False)["left"], self._intact.threads()) if looked else ([], 0)
         traces = protocol.CallTraces(call.raced, state[0], state[1], altered)
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
@@ -540,13 +547,13 @@ def _ops(
 
     config = all_threads_config()
     with torch.no_grad(), profile(use_cpu=True, record_shapes=True, experimental_config=config) as seen:
-        before = read_interpreter_state()
+        before = read_interpreter_state(hooks := import_hooks())
         result = flatten_results(target(*args))
         gc.collect()
         # A kernel that runs after the profile has ended would not be listed.
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
-        left, threads = changed_interpreter_state(before), intact.threads()
+        left, threads = changed_interpreter_state(before, hooks), intact.threads()
     uses: list[tuple[str, list[Any]]] = []
     for event in seen.function_events or ():
         # An operator that calls others is listed by those.

@@ -21,7 +21,7 @@ import traceback
 import tracemalloc
 import typing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from operator import is_
@@ -110,6 +110,7 @@ LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
 WATCHED_FUNCTIONS = LOOKING_NAMES | HIDING_NAMES
 WATCHED_NAMES = LOOKING_NAMES | FRAME_ATTRIBUTES
 RESOURCE_LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
+HOOKS = "sys.meta_path or sys.path_hooks"
 SUBNORMAL, USUAL_RECURSION = 1e-40, 1000
 BACKEND_FLAGS = (  # flags of torch.backends that select the algorithms of other code
     *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
@@ -193,9 +194,21 @@ def _is_trusted_content(value: Any) -> bool:
     return is_trusted_function(value if callable(value) else type(value))
 
 
-def read_interpreter_state() -> dict[str, Any]:
+def import_hooks() -> list[Any]:
+    """Return the import finders and path hooks of this process."""
+    return [*sys.meta_path, *sys.path_hooks]
+
+
+def _foreign_hooks(known: Sequence[Any] = ()) -> list[Any]:
+    """Return the import finders and path hooks that are neither trusted nor among the objects ``known``."""
+    return [hook for hook in import_hooks() if not any(hook is each for each in known) and not _is_trusted_finder(hook)]
+
+
+def read_interpreter_state(hooks: Sequence[Any]) -> dict[str, Any]:
     """Return, by name, the settings of this process that a call must leave unchanged. Examples are torch's default
     dtype, signal handlers and resource limits.
+
+    The import finders and path hooks ``hooks`` may stay. What they hold is not looked at, which takes long.
     """
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {
@@ -222,7 +235,7 @@ def read_interpreter_state() -> dict[str, Any]:
         "os.umask": _read_umask(),
         "locale": locale.setlocale(locale.LC_ALL),
         "decimal": (decimal.getcontext().prec, decimal.getcontext().rounding),
-        "sys.meta_path or sys.path_hooks": [f for f in (*sys.meta_path, *sys.path_hooks) if not _is_trusted_finder(f)],
+        HOOKS: _foreign_hooks(hooks),
         # Sums that round up or down reveal the rounding mode of the processor.
         "rounding": tuple(float(np.float32(1.0) + np.float32(by)) for by in (2.0**-25, -(2.0**-26))),
         "numpy.seterr": np.geterr(),
@@ -238,11 +251,11 @@ def read_interpreter_state() -> dict[str, Any]:
     }
 
 
-def changed_interpreter_state(before: dict[str, Any]) -> list[str]:
+def changed_interpreter_state(before: dict[str, Any], hooks: Sequence[Any]) -> list[str]:
     """Return the names of the settings of this process that differ from ``before``, an earlier result of
-    ``read_interpreter_state``.
+    ``read_interpreter_state`` with the same ``hooks``.
     """
-    now = read_interpreter_state()
+    now = read_interpreter_state(hooks)
     return [name for name, value in before.items() if now[name] != value]
 
 
@@ -270,7 +283,7 @@ class InterpreterWatch:
         """Record the present settings and install a Python audit hook, which cannot be removed again."""
         self._looked: dict[str, None] = {}
         self._busy = False
-        self._before = read_interpreter_state()
+        self._record_state()
         self._collected: list[None] = []  # an object that the garbage collector looks at until ``gc.freeze`` is called
         sys.addaudithook(_audit_hook(self._record_event))
 
@@ -279,7 +292,12 @@ class InterpreterWatch:
         method is called after the imports of the user's own modules, since they may change settings.
         """
         self._looked.clear()
-        self._before = read_interpreter_state()
+        self._record_state()
+
+    def _record_state(self) -> None:
+        """Record the present settings as those that later calls must not change."""
+        self._hooks, self._foreign = import_hooks(), _foreign_hooks()
+        self._before = read_interpreter_state(self._hooks)
 
     def loaded(self) -> None:
         """Record the present seed of torch as the one that later calls must not change. This method is called after the
@@ -287,14 +305,18 @@ class InterpreterWatch:
         """
         self._before["torch.initial_seed"] = torch.initial_seed()
 
-    def read_observations(self) -> dict[str, list[str]]:
+    def read_observations(self, *, thorough: bool = True) -> dict[str, list[str]]:
         """Return what the code under test has done, as a dict of lists of names.
 
         The list ``looked`` has the functions with which it has read frames or objects of other code. The list ``left``
-        has the settings that are still changed.
+        has the settings that are still changed. Unless ``thorough`` is true, what import finders hold that were there
+        before is not looked at.
         """
+        left = changed_interpreter_state(self._before, self._hooks)
+        if thorough and HOOKS not in left and _foreign_hooks() != self._foreign:
+            left.append(HOOKS)
         frozen = [] if self._is_collected() else ["gc.freeze"]
-        return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
+        return {"looked": list(self._looked), "left": left + frozen}
 
     def _is_collected(self) -> bool:
         """Return whether the garbage collector still looks at the objects that existed when this record began, which

@@ -139,8 +139,20 @@ def _import_libraries(message: protocol.ImportLibraries) -> int:
     """Import those of the modules of ``message`` that exist, and prepare Inductor and Triton if they are among them.
     Return the number of modules, or of those before the first one after whose import forked processes cannot use a GPU.
 
-    The snapshot of functions that exists is left without these modules, since a candidate may import them itself.
+    Of the modules that this adds, the snapshot of functions gets those of Python's library. In each process, all that
+    new modules of the library hold would have to be looked at otherwise. A candidate may change the other ones, since
+    it may import them itself.
     """
+    known = len(sys.modules)
+    try:
+        return _import_each(message)
+    finally:
+        if len(sys.modules) != known:
+            child.take_baseline(standard=True)
+
+
+def _import_each(message: protocol.ImportLibraries) -> int:
+    """Import the modules of ``message`` in turn, as ``_import_libraries`` says, and return its value."""
     for number, module in enumerate(message.modules):
         with contextlib.suppress(Exception), counting_by_management():  # whoever needs the module gets the error
             if not _is_installed(module):

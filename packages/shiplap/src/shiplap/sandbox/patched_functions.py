@@ -8,10 +8,11 @@ import builtins
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from copy import copy
-from itertools import islice
-from operator import attrgetter, is_
+from gc import get_referents  # bound now, since the candidate may replace ``gc.get_referents`` later
+from itertools import chain, islice
+from operator import attrgetter, is_, methodcaller
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -60,6 +61,7 @@ DESCRIPTORS = (property, staticmethod, classmethod)
 INHERITED = (*DESCRIPTORS, GetSetDescriptorType, MemberDescriptorType)
 MAX_TABLE_ENTRIES = 5000  # entries of the largest table that is compared
 PROBED_ENTRIES = 16  # entries of a dictionary that are checked for a function
+BLOCK = 64  # modules or classes that are compared at once, as long as nothing in them has changed
 
 
 class _TrustedModules:
@@ -119,8 +121,6 @@ class _FunctionOwner(NamedTuple):
     Attributes:
         held: the attributes by name.
         parts: for each attribute that is a function, its code, defaults and closure.
-        plain: those of the functions that have only code and defaults.
-        special: the parts of the other functions.
         tables: copies of those attributes that are dicts of functions.
     """
 
@@ -130,8 +130,6 @@ class _FunctionOwner(NamedTuple):
     bases: tuple[type, ...]
     held: dict[str, Any]
     parts: dict[str, FunctionParts]
-    plain: PlainFunctions
-    special: dict[str, FunctionParts]
     tables: dict[str, dict[Any, Any]]
 
     @classmethod
@@ -146,9 +144,7 @@ class _FunctionOwner(NamedTuple):
             inner = {k: v for name, of in _list_descriptors(held) for k, v in _functions_of(name, of).items()}
             parts |= {k: FunctionParts.of(v) for k, v in inner.items() if type(v) is FunctionType}
         tables = {} if is_class else {k: dict(v) for k, v in held.items() if type(v) is dict and _is_table(v)}
-        plain, special = PlainFunctions.of(parts.values()), {k: p for k, p in parts.items() if p.keywords or p.held}
-        bases = value.__bases__ if is_class else ()
-        return cls(name, value, type(value), bases, held, parts, plain, special, tables)
+        return cls(name, value, type(value), value.__bases__ if is_class else (), held, parts, tables)
 
     @property
     def untouched(self) -> bool:
@@ -172,8 +168,7 @@ class _FunctionOwner(NamedTuple):
             replaced.append(f"the class of {self.name}")
         if self.bases_now != self.bases:
             replaced.append(f"the bases of {self.name}")
-        # Thousands of functions are compared, and most have only code and defaults.
-        parts = self.special if self.plain.intact else self.parts
+        parts = self.parts
         if not self.untouched:
             now = dict(vars(self.value))
             other = {k for k, v in self.held.items() if now.get(k) is not v}
@@ -240,26 +235,77 @@ class _FunctionOwner(NamedTuple):
         return told
 
 
+_bases, _values = attrgetter("__bases__"), methodcaller("values")
+
+
+class _OwnerBlock:
+    """Modules and classes that are compared at once by calls of C functions alone, since most of them never change.
+
+    ``owners`` are the records of these modules and classes.
+    """
+
+    def __init__(self, owners: Sequence[_FunctionOwner]) -> None:
+        """Record all objects that ``owners``, which were recorded just now, consist of."""
+        self.owners = owners
+        parts = [part for owner in owners for part in owner.parts.values()]
+        self._objects = [owner.value for owner in owners]
+        self._classes = [owner.value for owner in owners if isinstance(owner.value, type)]
+        # With the cells of their closures, which hold other functions.
+        self._functions = [*(part.function for part in parts), *(cell for part in parts for cell, _ in part.held)]
+        # Each shows the items that it has at present.
+        self._tables: list[Mapping[Any, Any]] = [vars(value) for value in self._objects]
+        self._tables += [owner.held[name] for owner in owners for name in owner.tables]
+        self._tables += [part.function.__kwdefaults__ for part in parts if part.keywords]
+        self._lengths, self._held = [*map(len, self._tables)], self._read()
+
+    @property
+    def intact(self) -> bool:
+        """Whether the block consists of the same objects as at first: the attributes of each module and class, the
+        parts of each function, and the entries of each table. If not, that may be no fault.
+        """
+        now = self._read()
+        same = len(now) == len(self._held) and [*map(len, self._tables)] == self._lengths
+        return same and all(map(is_, now, self._held))
+
+    def _read(self) -> list[Any]:
+        """Return all objects of which the block consists at present.
+
+        Python raises an audit event for each read of a part of a function, and one event for all of these objects.
+        """
+        return [
+            *map(type, self._objects),
+            *map(_bases, self._classes),
+            *get_referents(*self._functions),
+            *chain.from_iterable(map(_values, self._tables)),
+        ]
+
+
 class FunctionSnapshot:
     """The functions of all trusted modules at one time. A trusted module belongs to Python, torch, an installed package
     or Shiplap.
 
     Args:
         known: an earlier snapshot, whose unchanged parts are used again.
+        standard: whether the only modules that are added to those of ``known`` are those of Python's library.
     """
 
-    def __init__(self, known: FunctionSnapshot | None = None) -> None:
+    def __init__(self, known: FunctionSnapshot | None = None, *, standard: bool = False) -> None:
         """Record the functions of all imported trusted modules. Unchanged parts of the snapshot ``known`` are used
-        again. The operators of torch are left out.
+        again. The operators of torch are left out. If ``standard`` is true, other new modules than those of Python's
+        library are left out, too.
         """
         before: list[_FunctionOwner] = known._owners if known is not None else []
-        self._modules = dict(sys.modules)
-        new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
+        present = {n: m for n, m in list(sys.modules.items()) if not standard or _is_standard(n)}
+        earlier: dict[str, Any] = known._modules if known is not None else {}
+        self._modules: dict[str, Any] = {**earlier, **present} if standard else present
+        new = {n: m for n, m in present.items() if n not in earlier}
         self._owners: list[_FunctionOwner] = [o if o.untouched else _FunctionOwner.of(o.name, o.value) for o in before]
         self._owners += [_FunctionOwner.of(n, v) for n, v in _trusted_owners(new, {id(o.value) for o in before})]
         known_before = {id(owner) for owner in before}
         made = [o for o in self._owners if id(o) not in known_before]
         remember_objects(v for o in made for v in (o.value, *o.held.values()))
+        owners = sorted(self._owners, key=lambda o: isinstance(o.value, type))  # modules change more often than classes
+        self._blocks = [_OwnerBlock(owners[at : at + BLOCK]) for at in range(0, len(owners), BLOCK)]
         self._operators: tuple[dict[str, str], dict[str, Any]] | None = None
 
     def with_operators(self) -> FunctionSnapshot:
@@ -282,7 +328,7 @@ class FunctionSnapshot:
             f"sys.modules['{n}']" for n, m in list(sys.modules.items()) if _is_replaced_module(n, m, known.get(n))
         ]
         replaced += [f"sys.modules['{n}'], which is gone" for n, m in known.items() if _is_removed_module(n, m)]
-        replaced += [name for owner in self._owners for name in owner.changed()]
+        replaced += [name for block in self._blocks if not block.intact for o in block.owners for name in o.changed()]
         if self._operators is not None:
             operators, overloads = self._operators
             replaced += [
@@ -340,6 +386,11 @@ def _is_shared(key: Any) -> bool:
     return issubclass(type(key), type) and is_trusted_function(key)
 
 
+def _is_standard(module: str) -> bool:
+    """Return whether ``module`` is the name of a module of Python's library, or of a part of one."""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
 def _is_special(name: str) -> bool:
     """Return whether a name has two underscores on both sides."""
     return name.startswith("__") and name.endswith("__")
@@ -358,7 +409,7 @@ def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
     torch or an installed package. If ``before`` is no module of theirs, the C functions of ``now`` do not count:
     compilers such as Triton's load each module that they compile under the same name.
     """
-    if now is before or (before is None and name.partition(".")[0] not in sys.stdlib_module_names):
+    if now is before or (before is None and not _is_standard(name)):
         return False
     own = [v for v in vars(now).values() if callable(v)] if hasattr(now, "__dict__") else []
     if type(now) is not ModuleType:
@@ -401,9 +452,6 @@ def _is_replaced_function(before: Any, now: Any) -> bool:
     return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_replacement(before, now)
 
 
-_code, _defaults = attrgetter("__code__"), attrgetter("__defaults__")
-
-
 class FunctionParts(NamedTuple):
     """The parts of one function at one time. All of them can be replaced while the function stays the same object.
     ``function`` is the object, ``code`` its code, and ``defaults`` and ``keywords`` its default values. ``held`` has
@@ -441,35 +489,6 @@ class FunctionParts(NamedTuple):
             return "a default"
         lost = any(not is_trusted_replacement(value, cell_content(cell)) for cell, value in self.held)
         return "what is held" if lost else ""
-
-
-class PlainFunctions(NamedTuple):
-    """Functions without keyword defaults and without functions in their closures, with their codes and default values.
-    Most functions are of this kind, and all of a class or module are compared by a few calls of C functions.
-    """
-
-    functions: tuple[FunctionType, ...]
-    codes: tuple[CodeType, ...]
-    defaults: tuple[tuple[Any, ...] | None, ...]
-
-    @classmethod
-    def of(cls, parts: Iterable[FunctionParts]) -> PlainFunctions:
-        """Return the record of those functions of ``parts`` that have neither keyword defaults nor functions in their
-        closures.
-        """
-        plain = [part for part in parts if not part.keywords and not part.held]
-        return cls(
-            tuple(part.function for part in plain),
-            tuple(part.code for part in plain),
-            tuple(part.defaults for part in plain),
-        )
-
-    @property
-    def intact(self) -> bool:
-        """Whether each function still has the same code object and the same tuple of default values."""
-        return all(map(is_, map(_code, self.functions), self.codes)) and all(
-            map(is_, map(_defaults, self.functions), self.defaults)
-        )
 
 
 def _same_objects(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:

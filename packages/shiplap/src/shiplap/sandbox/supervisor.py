@@ -385,7 +385,7 @@ class SandboxedProcess:
         self._base, self._asked, self._stood = ResourceUse(self.scratch), SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
-            locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
+            locked: protocol.Locked = parse_message(self._receive(), protocol.Locked)
         except BrokenMessage as e:
             raise self._end_with_reason(str(e)) from None
         self._base = ResourceUse.of(self.pid, self.scratch, device=self.device)
@@ -419,7 +419,7 @@ class SandboxedProcess:
             self._signal(signal.SIGCONT)
             if len(data) > SOCKET_BUFFER_BYTES:
                 send_message(self.connection, data, handles)
-            body = self._receive(self.bounds.seconds, waiting)
+            body = self._receive(waiting)
             self._signal(signal.SIGSTOP)
             wall, until = time.perf_counter() - started, read_scheduler_usage(self.pid, self.pid).ran
             at_once = self._wait_until_stopped()
@@ -444,10 +444,10 @@ class SandboxedProcess:
         assert isinstance(reply, reply_of(type(message)))
         return reply, took
 
-    def _receive(self, seconds: float, waiting: Callable[[float], None] | None = None) -> bytes:
-        """Wait at most ``seconds`` for a reply and return its body. Until then call ``waiting`` repeatedly with the
-        seconds waited. Raise ``BrokenMessage`` if the connection ends. If a limit is exceeded, ``seconds`` among them,
-        kill the process and raise ``ProcessEnded``, or ``Timeout`` if programs of the process still run.
+    def _receive(self, waiting: Callable[[float], None] | None = None) -> bytes:
+        """Wait for a reply and return its body. Until then call ``waiting`` repeatedly with the seconds waited, which
+        may raise ``bounds.seconds``. Raise ``BrokenMessage`` if the connection ends. If a limit of ``bounds`` is
+        exceeded, kill the process and raise ``ProcessEnded``, or ``Timeout`` if programs of the process still run.
         """
         began = looked = time.monotonic()
         arrived, data, wanted = select.poll(), bytearray(), MESSAGE_HEAD.size
@@ -459,7 +459,7 @@ class SandboxedProcess:
             ready = arrived.poll(POLL_S * 1e3)
             if time.monotonic() - looked >= min(POLL_S + POLL_SHARE * (looked - began), LONGEST_POLL_S):
                 looked = time.monotonic()
-                self._keep_within(began + seconds, seconds)
+                self._keep_within(began + self.bounds.seconds, self.bounds.seconds)
                 if waiting is not None:
                     waiting(looked - began)
             if ready:

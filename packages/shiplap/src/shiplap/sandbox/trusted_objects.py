@@ -15,6 +15,7 @@ import re
 import sys
 import types
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from gc import get_referents  # bound now, since the candidate may replace ``gc.get_referents`` later
 from os.path import realpath  # bound now as well
@@ -91,7 +92,8 @@ _address_of: Callable[[Any], int | None] = ctypes.PYFUNCTYPE(ctypes.c_void_p, ct
 )
 _known: dict[int, Any] = {}  # C functions, classes, modules and scripts that were there before any code under test
 _known_operators: set[str] = set()  # names of the operators that were registered by then
-_mapped: list[tuple[int, int, str]] = []
+_mapped: list[tuple[int, int, str]] = []  # by address
+_first_address = operator.itemgetter(0)
 LEN_ADDRESS = _address_of(len) or 0  # in the file of Python itself
 
 
@@ -415,14 +417,14 @@ def _file_at(address: int) -> str:
     for fresh in (False, True):
         if fresh or not _mapped:
             _mapped[:] = _read_mapped_files()
-        for first, last, file in _mapped:
-            if first <= address < last:
-                return file
+        at = bisect_right(_mapped, address, key=_first_address) - 1  # a process that uses a GPU maps thousands
+        if at >= 0 and address < _mapped[at][1]:
+            return _mapped[at][2]
     return ""
 
 
 def _read_mapped_files() -> list[tuple[int, int, str]]:
-    """Return the first address, the end and the path of each file that is mapped in this process."""
+    """Return the first address, the end and the path of each file that is mapped in this process, by address."""
     rows = []
     with open("/proc/self/maps", errors="replace") as lines:
         for line in lines:
