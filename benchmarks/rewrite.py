@@ -30,13 +30,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph from a cache is merged already: it counts nothing
 
 import torch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
-from torch._inductor.utils import run_and_get_code
+from torch._dynamo.utils import counters
+from torch._inductor.graph import GraphLowering
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,12 +145,13 @@ def of_its_own(model: nn.Module) -> nn.Module:
 
 
 def contestant(
-    case: Case, model: nn.Module, x: Tensor, rewrites: Sequence[Rewrite] = (), **patch: Any
+    case: Case, model: nn.Module, x: Tensor, rewrites: Sequence[Rewrite] = (), **options: Any
 ) -> tuple[Callable[[], Any], int, list[str]]:
     """A call that is compiled, and in how many places it was rewritten; casts that do nothing do not count. And its
     code, by graph, without what is named differently in each compilation.
     """
     run = torch.compile(of_its_own(model), mode=case.mode, dynamic=False)  # one case is no size of another
+    codes: list[str] = []
 
     def call() -> Any:
         out = run(x)
@@ -156,9 +159,9 @@ def contestant(
             out.sum().backward()
         return out
 
-    with sl.rewrites(*rewrites) as scope, inductor.patch(freezing=case.frozen, **patch):
-        _, codes = run_and_get_code(call)
-        for _ in range(2):
+    saved = patch.object(GraphLowering, "save_output_code", codes.append)
+    with saved, sl.rewrites(*rewrites) as scope, inductor.patch(freezing=case.frozen, **options):
+        for _ in range(3):
             call()
     return call, sum(isinstance(o, Match) and o.rewrite != "no_ops" for o in scope.outcomes), [*map(unnamed, codes)]
 
@@ -192,11 +195,12 @@ def measured(
             calls["sdpa"] = contestant(case, by_hand, x)[0]
         calls["again"] = calls["off"]  # how far its ratio is from 1 is the noise of the clock
         calls["eager"] = lambda: eager(x).sum().backward() if case.train else eager(x)
-        seconds, expected = time.monotonic() - started, eager(x)
+        seconds, expected, compiled = time.monotonic() - started, eager(x), counters["stats"]["unique_graphs"]
         errors = {n: apart(call(), expected) for n, call in calls.items() if n != "eager"}
         assert max(errors.values()) < (3e-2 if case.dtype.itemsize < 4 else 2e-3), (case.name, errors)
         with turn():
             times = timed(calls, device, rounds)
+    assert counters["stats"]["unique_graphs"] == compiled, f"{case.name}: compiled again, without its rewrites"
     least = {n: min(ts.values()) for n, ts in times.items()}
     medians = {n: statistics.median(times["off"][r] / t for r, t in ts.items()) for n, ts in times.items()}
     return {
